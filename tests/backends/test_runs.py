@@ -217,8 +217,8 @@ def test_a_table_of_almost_all_distances_is_repeated_to_all(rows, groups, repeat
     assert runs.num_rows == rows
     terms = terms_of(runs, query_table=torch.randn(groups, rows, D))
     x = torch.randn(B, H, T, D)
-    _, sizes, _ = blocked.choose_blocks(AttentionCall(x, x, x, terms, Mask()))
-    assert (sizes.tile == 16) == repeats  # those of a table with a row for each distance
+    expanded = blocked.expand_terms(AttentionCall(x, x, x, terms, Mask())).terms
+    assert (expanded.rows("query").runs is None) == repeats
 
 
 def test_equal_tables_stay_one_tensor_and_a_reset_stays_at_the_end():

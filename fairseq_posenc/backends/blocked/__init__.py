@@ -7,24 +7,26 @@ Calls with a single query are left to the reference, which is fast there. ``docs
 pictures.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall, CallFeatures
-from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
-from fairseq_posenc.backends.blocked.geometry import Block, Geometry
-from fairseq_posenc.backends.blocked.operands import find_tables, find_uncommon, lay_out
+from fairseq_posenc.backends.blocked.geometry import split
+from fairseq_posenc.backends.blocked.operands import hides_by_distance_and_key, lay_out
 from fairseq_posenc.backends.forward_cache import is_saving_hooked
-from fairseq_posenc.encodings.precision import no_autocast
+from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import (
     ByDistance,
     CountedRows,
+    Decay,
     NumbersByDistance,
+    NumbersByPair,
     Reset,
-    RowsByDistance,
     ScoreCap,
 )
 from fairseq_posenc.encodings.terms import Terms
@@ -69,44 +71,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return _attend_blocks(call.with_all_heads()), None
 
 
-def choose_blocks(call: AttentionCall) -> tuple[AttentionCall, Geometry, list[Block]]:
-    """Choose the blocks of a call; also return the call with expanded tables, and its sizes."""
-    call = _expand_terms(call)
-    query, terms, mask = call.query, call.terms, call.mask
-    batch, heads, tgt_len, _ = query.shape
-    src_len = call.key.size(2)
-    tables = [term for term in terms if isinstance(term, ByDistance)]
-    tile = 1  # nothing is padded, without vectors by distance or with shared ones alone
-    if any(isinstance(x, RowsByDistance) and x.runs is None for x in tables):
-        # In a tile of N, each query (or key) is multiplied with N - 1 rows that it does not need:
-        # small tiles waste little; but tiles that are too small make slow matrix products.
-        tile = 16 if src_len < 128 else 64
-    # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs work
-    # for all of its processors at once.
-    pairs_of_block = geometry.PAIRS_ON_GPU
-    if query.device.type == "cpu":
-        pairs_of_block = geometry.PAIRS_PER_THREAD * torch.get_num_threads()
-    # Only of tables with shared rows alone are products with far rows part of the content.
-    near = None
-    if tile == 1 and terms.gain is None and terms.first is None:
-        multiplied = [terms.rows("query"), terms.rows("key")]
-        starts = [x.runs.starts for x in multiplied if x is not None and x.runs is not None]
-        near = geometry.find_near(starts, src_len)
-    sizes = Geometry(
-        batch,
-        heads,
-        tgt_len,
-        src_len,
-        tile,
-        per_head=any(table.per_head for table in tables),
-        pairs_of_block=pairs_of_block,
-        near=near,
-    )
-    deps = (*mask.cache_deps, sizes, query.device)
-    return call, sizes, mask.cached("blocks", deps, lambda: sizes.split(mask, query.device))
-
-
-def _expand_terms(call: AttentionCall) -> AttentionCall:
+def expand_terms(call: AttentionCall) -> AttentionCall:
     """Repeat the rows of tables to all distances where that is needed, or faster.
 
     Gains and biases are read through views, which need a row for each distance. A table for each
@@ -123,43 +88,49 @@ def _expand_terms(call: AttentionCall) -> AttentionCall:
 
 
 def _attend_blocks(call: AttentionCall) -> Tensor:
-    call, sizes, blocks = choose_blocks(call)
-    operands = lay_out(call, sizes)
+    call = expand_terms(call)
+    operands = lay_out(call)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
-    # Hidden pairs count: a call with a window saves blocks only where one without does. Under hooks
-    # on saved tensors none does: they would not see that graphs are dropped, or offload each alone.
-    fits = _count_numbers(call, sizes, blocks) * operands.query.element_size() <= SAVED_BYTES
+    # Under hooks on saved tensors no block is saved: they would not see that graphs are dropped, or
+    # offload each alone.
+    saves = learns and _count_saved_bytes(call) <= SAVED_BYTES and not is_saving_hooked()
     work = Computation(
-        blocks,
-        sizes,
-        {name for name, table in find_tables(call.terms).items() if table.runs is not None},
-        find_uncommon(call.mask),
+        split(call),
+        call.key.size(2),
+        None if hides_by_distance_and_key(call.mask) else call.mask._replace(cache=None),
         product=call.terms.product,
         softcap=call.terms.softcap,
+        flushes=_lets_weights_vanish(call.terms),
         dropout=call.dropout,
-        saves=learns and fits and not is_saving_hooked(),
+        saves=saves,
     )
     sums: Tensor = Blocks.apply(work, *operands)
-    attended = sums[:, :, : sizes.tgt_len].flip(2)  # the last query was stored first
+    attended = sums.flip(2)  # the last query was stored first
     if call.dropout:
         attended = attended * compute_kept_factor(call.dropout)  # which blocks leave out
     if call.mask.may_hide_all:
-        visible = call.mask.count_visible(sizes.tgt_len, sizes.src_len, attended.device)
+        visible = call.mask.count_visible(sums.size(2), call.key.size(2), sums.device)
         attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]
     return attended.type_as(call.query)
 
 
-def _count_numbers(call: AttentionCall, sizes: Geometry, blocks: list[Block]) -> int:
-    """Count the numbers that the graphs of all blocks save for pairs, operation by operation."""
+def _lets_weights_vanish(terms: Terms) -> bool:
+    """Check whether scores fall with the distance until weights vanish; trained ones do not."""
+    if terms.bias is not None and not terms.bias.table.requires_grad:
+        return True
+    return terms.has(NumbersByPair, Decay)
+
+
+def _count_saved_bytes(call: AttentionCall) -> int:
+    """Count what the graphs of all blocks would save for pairs, operation by operation.
+
+    Hidden pairs count: a call with a window saves blocks only where one without does.
+    """
     terms, temperature = call.terms, call.temperature()
-    tables = [rows for of in ("query", "key") if (rows := terms.rows(of)) is not None]
+    factors = sum(terms.rows(of) is not None for of in ("query", "key")) if terms.product else 0
     numbers = 1  # of each pair: the weight
-    numbers += terms.gain is not None and not (terms.product and tables)  # the content
+    numbers += 1 + factors if factors else terms.gain is not None  # the content, and its factors
     numbers += temperature is not None and temperature.requires_grad  # the score
     numbers += terms.has(ScoreCap) + (terms.rows("value") is not None and call.dropout > 0)
-    if not (terms.product and tables):
-        return numbers * sizes.all_pairs
-    # Pairs with a factor for each table, beside the content.
-    near = sum(block.count_pairs(block.near) for block in blocks)
-    factored = sizes.all_pairs if sizes.near is None else near
-    return numbers * sizes.all_pairs + (1 + len(tables)) * factored
+    pairs = math.prod(call.query.shape[:3]) * call.key.size(2)
+    return numbers * pairs * at_least_fp32(call.query[:0]).element_size()

@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-# Tokens that are multiplied with a common run of rows. Each token needs only as many rows as there
-# are tokens on the other side, so small tiles compute few needless products.
-MAX_TILE = 64
+# Tokens that are multiplied with a common run of rows, and the smallest number of them where there
+# are few tokens.
+MAX_TILE, MIN_TILE = 64, 16
+FEW_TOKENS = 128
 
 
 def multiply_rows(x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
@@ -38,19 +40,22 @@ def multiply_rows(x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool) 
         The numbers of all pairs, ``(k, h, M, W)``; with a single row, one number for each token,
         ``(k, h, M, 1)`` or ``(k, h, 1, W)``.
     """
-    if index is not None or rows.size(1) == 1:
-        products = multiply_all_rows(x, rows, of_keys)
-        found: Tensor = products if index is None else Spread.apply(products, index, of_keys)
-        return found
-    pairs: Tensor = Band.apply(x, rows, of_keys)
-    return pairs
-
-
-def multiply_all_rows(x: Tensor, rows: Tensor, of_keys: bool) -> Tensor:
-    """Multiply tokens with all rows, ``(k, h, M, U)`` for queries, ``(k, h, U, W)`` for keys."""
+    pairs: Tensor
+    if index is None and rows.size(1) > 1:
+        # In a tile of N, each token is multiplied with N - 1 rows that it does not need: small
+        # tiles waste little; but tiles that are too small make slow matrix products.
+        tokens = x.size(2)
+        missing = -tokens % (MAX_TILE if tokens >= FEW_TOKENS else MIN_TILE)
+        if missing:
+            x, rows = (F.pad(y, (0, 0, 0, missing)) for y in (x, rows))
+        pairs = Band.apply(x, rows, of_keys)
+        return pairs.narrow(3 if of_keys else 2, 0, tokens) if missing else pairs
     if of_keys:
-        return rows.expand(*x.shape[:2], *rows.shape[1:]) @ x.mT
-    return x @ (rows[0] if len(rows) == 1 else rows).mT
+        products = rows.expand(*x.shape[:2], *rows.shape[1:]) @ x.mT  # [k, h, U, W]
+    else:
+        products = x @ (rows[0] if len(rows) == 1 else rows).mT  # [k, h, M, U]
+    pairs = products if index is None else Spread.apply(products, index, of_keys)
+    return pairs
 
 
 def sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ Shapes: k sentences and h heads of a block, M queries, W keys, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,10 @@ from fairseq_posenc.backends.blocked.bands import (
     JoinProducts,
     Multiply,
     ViewByDistance,
-    multiply_all_rows,
     multiply_rows,
     sum_rows,
 )
-from fairseq_posenc.backends.blocked.geometry import Block, Geometry
+from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.operands import HIDDEN, Operands
 from fairseq_posenc.backends.blocked.weights import Weigh
 from fairseq_posenc.backends.forward_cache import copy_if_kept
@@ -40,21 +39,21 @@ class Computation:
 
     Attributes:
         blocks: they cover all queries.
-        geometry: the sizes of the call.
-        shared: the fields of :class:`Operands` whose rows serve several distances.
-        mask: hides other pairs than the operands do.
+        src_len: the number of keys of the call.
+        mask: hides pairs that the operands do not hide; None if they hide all.
         product: whether content and rows are multiplied, not added.
         softcap: the limit of the scores.
+        flushes: whether weights may be denormal numbers, which become 0.
         dropout: the probability of dropping a weight.
         saves: whether the graphs of blocks are kept for the backward pass.
     """
 
     blocks: Sequence[Block]
-    geometry: Geometry
-    shared: Collection[str]
+    src_len: int
     mask: Mask | None
     product: bool
     softcap: float | None
+    flushes: bool
     dropout: float
     saves: bool
 
@@ -66,30 +65,47 @@ class Computation:
             block: its places in the call.
             sums: the result, if it is known and only its graph is needed.
         """
-        content, rows = self._multiply_tokens(x, block)
-        scores = equation.score(  # without a scale, which queries or rows have
+        content, rows = self._multiply_tokens(x)
+        # Without a scale, which queries or rows have; in place, as nothing else reads the content.
+        scores = equation.score(
             content,
             rows,
             product=self.product,
-            gain=self._look_up(x.gain, x.gain_reset, x, block),
-            biases=self._list_biases(x, block),
-            temperature=None if x.temperature is None else x.temperature[..., None],
-            softcap=self.softcap,
-            add=Tensor.add_,  # in place: nothing else reads the content
+            gain=_look_up(x.gain, x),
+            biases=[] if x.bias is None else [_look_up(x.bias, x)],
+            add=Tensor.add_,
             multiply=_multiply,
         )
-        scores = self._hide_pairs(scores, x, block)
+        query_at, key_at = block.list_places(self.src_len, scores.device)
+        if x.first_at is not None and x.first_query is not None and x.first_key is not None:
+            first_at = x.first_at[:, None, None, None]
+            scores = torch.where(first_at == key_at, x.first_key, scores)
+            scores = torch.where(first_at == query_at, x.first_query, scores)
+        scores = equation.score(
+            scores,
+            biases=self._list_biases(x, query_at, key_at),
+            temperature=x.temperature,
+            softcap=self.softcap,
+            add=Tensor.add_,
+        )
+        if x.hidden is not None:
+            scores = scores.add_(ViewByDistance.apply(x.hidden, scores.size(2)))
+        if x.padding is not None:
+            scores = scores.add_(x.padding[:, :, None])
+        if self.mask is not None:
+            hidden = self.mask.select_sentences(block.sentences).hides(query_at, key_at)
+            scores = scores.masked_fill_(hidden[:, None], HIDDEN)
         if x.sink is not None:
-            scores = torch.cat([scores, x.sink[..., None].expand(*scores.shape[:3], 1)], -1)
+            scores = torch.cat([scores, x.sink.expand(*scores.shape[:3], 1)], -1)
         known = sums if x.value_rows is None else None  # else they include sums of rows
         attended, kept = Weigh.apply(
-            scores, self.dropout, x.query_seeds, x.key_seeds, known, x.value
+            scores, self.flushes, self.dropout, x.query_seeds, x.key_seeds, known, x.value
         )
         if x.value_rows is not None:
             attended = attended + sum_rows(kept, x.value_rows, x.value_index)
         return attended
 
-    def _multiply_tokens(self, x: Operands, block: Block) -> tuple[Tensor, list[Tensor]]:
+    def _multiply_tokens(self, x: Operands) -> tuple[Tensor, list[Tensor]]:
         """Multiply queries with keys, and both with the rows of their pairs.
 
         Returns:
@@ -98,17 +114,9 @@ class Computation:
         """
         content, products = copy_if_kept(x.query @ x.key.mT), []
         if x.query_rows is not None:
-            pairs = multiply_rows(x.query, x.query_rows, x.query_index, of_keys=False)
-            if x.query_reset is not None:
-                lines = multiply_all_rows(x.query, x.query_reset, of_keys=False).split(1, 3)
-                pairs = self._replace_first(pairs, lines, x, block)
-            products.append(pairs)
+            products.append(multiply_rows(x.query, x.query_rows, x.query_index, of_keys=False))
         if x.key_rows is not None:
-            pairs = multiply_rows(x.key, x.key_rows, x.key_index, of_keys=True)
-            if x.key_reset is not None:
-                lines = multiply_all_rows(x.key, x.key_reset, of_keys=True).split(1, 2)
-                pairs = self._replace_first(pairs, lines, x, block)
-            products.append(pairs)
+            products.append(multiply_rows(x.key, x.key_rows, x.key_index, of_keys=True))
         if x.before_key is None:
             return content, products
         scores = equation.score(
@@ -117,70 +125,18 @@ class Computation:
         far = x.before_query, x.before_key, x.after_query, x.after_key
         return JoinProducts.apply(scores, *far), []
 
-    def _look_up(
-        self, numbers: Tensor | None, reset: Tensor | None, x: Operands, block: Block
-    ) -> Tensor | None:
-        """Look up a number by distance for each pair, ``(k or 1, 1 or h, M, W)``."""
-        if numbers is None:
-            return None
-        pairs: Tensor = ViewByDistance.apply(numbers, x.query.size(2))
-        if reset is None:
-            return pairs
-        return self._replace_first(pairs, reset[..., None].split(1, 1), x, block)
-
-    def _replace_first(
-        self, pairs: Tensor, lines: Sequence[Tensor], x: Operands, block: Block
-    ) -> Tensor:
-        """Replace the numbers of the pairs of a first token (a reset), ``(k, h, M, W)``.
-
-        Args:
-            pairs: the numbers by distance.
-            lines: those where the first token is the query, and those where it is the key of
-                another query; both broadcast to all pairs.
-            x: the tensors of the block.
-            block: its places in the call.
-        """
-        assert x.first_at is not None, "it comes with the rows of a reset"
-        at = x.first_at[:, None, None, None]
-        queries, keys = self._list_places(block, at.device)
-        of_query, of_key = lines
-        return torch.where(at == queries[:, None], of_query, torch.where(at == keys, of_key, pairs))
-
-    def _list_places(self, block: Block, device: torch.device) -> tuple[Tensor, Tensor]:
-        """List the indices of queries, ``(M,)``, and of keys, ``(W,)``, among all tokens."""
-        queries = torch.arange(block.queries.start, block.queries.stop, device=device)
-        keys = torch.arange(block.keys.start, block.keys.stop, device=device)
-        return self.geometry.src_len - 1 - queries, keys
-
-    def _list_biases(self, x: Operands, block: Block) -> list[Tensor]:
-        """List all that is added to the scaled scores."""
-        bias = self._look_up(x.bias, x.bias_reset, x, block)
-        biases = [pairs for pairs in (bias, x.pair_bias) if pairs is not None]
+    def _list_biases(self, x: Operands, query_at: Tensor, key_at: Tensor) -> list[Tensor]:
+        """List what is added to the scaled scores, but the bias by distance."""
+        biases = [] if x.pair_bias is None else [x.pair_bias]
         if x.state_rows is not None and x.states is not None:
             biases.append(multiply_rows(x.states, x.state_rows, x.state_index, of_keys=False))
         if x.query_decay is not None and x.key_decay is not None:
             decay = equation.subtract_sums(x.query_decay, x.key_decay)
             if x.later_query_decay is not None and x.later_key_decay is not None:
                 later = equation.subtract_sums(x.later_query_decay, x.later_key_decay)
-                queries, keys = self._list_places(block, decay.device)
-                decay = torch.where(keys > queries[:, None], later, decay)
+                decay = torch.where(key_at > query_at, later, decay)
             biases.append(decay.to(x.query.dtype))
         return biases
-
-    def _hide_pairs(self, scores: Tensor, x: Operands, block: Block) -> Tensor:
-        """Lower the scores of hidden pairs, in place."""
-        if x.hidden is not None:
-            scores = scores.add_(ViewByDistance.apply(x.hidden, scores.size(2)))
-        if x.padding is not None:
-            scores = scores.add_(x.padding[:, :, None])
-        if self.mask is None:
-            return scores
-        queries, keys = self._list_places(block, scores.device)
-        # Those that fill the last tile take the place of the first, or last, token.
-        queries, keys = queries.clamp(min=0), keys.clamp(max=self.geometry.src_len - 1)
-        mask = self.mask.select_sentences(block.sentences)
-        hidden = mask.hides(queries[:, None], keys[None])
-        return scores.masked_fill_(hidden[:, None], HIDDEN)
 
 
 class Blocks(torch.autograd.Function):
@@ -200,7 +156,7 @@ class Blocks(torch.autograd.Function):
                 ctx.graphs.append(_record(work, call, block))
                 attended = ctx.graphs[-1][1]
             else:
-                attended = work.attend(call.select(block, work.shared), block)
+                attended = work.attend(call.select(block, call), block)
             block.select(sums, "BHTD").copy_(attended.detach())
         ctx.work = work
         ctx.save_for_backward(sums, *tensors)
@@ -232,8 +188,7 @@ class Blocks(torch.autograd.Function):
                 learnt = [leaf for leaf, y in zip(leaves, learns) if y]
                 grads = iter(torch.autograd.grad(attended, learnt, block.select(grad, "BHTD")))
             del attended, leaves, learnt  # their memory is needed
-            parts = Operands._make(totals).select(block, work.shared)
-            for total in parts:
+            for total in call.select(block, totals):
                 if total is not None:
                     total += next(grads)  # in place: these are views of the totals
         for index in of_keys:
@@ -248,10 +203,15 @@ def _record(
     """Compute a block with a graph of its own; also return the leaves of the graph."""
     leaves = [
         None if x is None or whole is None else x.detach().requires_grad_(whole.requires_grad)
-        for x, whole in zip(call.select(block, work.shared), call)
+        for x, whole in zip(call.select(block, call), call)
     ]
     with torch.enable_grad():
         return leaves, work.attend(Operands._make(leaves), block, sums)
+
+
+def _look_up(numbers: Tensor | None, x: Operands) -> Any:
+    """View numbers by distance as those of pairs, ``(1 or h, M, W)``."""
+    return None if numbers is None else ViewByDistance.apply(numbers, x.query.size(2))
 
 
 def _transpose(x: Tensor) -> Tensor:

@@ -13,13 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.encodings.term import ByDistance
+from fairseq_posenc.encodings.terms import Terms
 
 # The sizes that were fastest in benchmarks.
 MAX_QUERIES = 512  # the most queries of a block
@@ -64,9 +66,15 @@ class Block:
             "r": slice(first + self.near.start, last + self.near.stop),
         }
 
-    def count_pairs(self, keys: slice) -> int:
-        """Count the pairs of its queries with some keys, of all its sentences and heads."""
-        places = self.sentences, self.heads, self.queries, keys
+    def list_places(self, src_len: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """List the indices of queries, ``(M, 1)``, and of keys, ``(1, W)``, among all tokens."""
+        queries = torch.arange(self.queries.start, self.queries.stop, device=device)
+        keys = torch.arange(self.keys.start, self.keys.stop, device=device)
+        return src_len - 1 - queries[:, None], keys[None]
+
+    def count_pairs(self) -> int:
+        """Count the pairs of its queries and keys, of all its sentences and heads."""
+        places = self.sentences, self.heads, self.queries, self.keys
         return math.prod(place.stop - place.start for place in places)
 
     def select(self, x: Tensor, axes: str) -> Tensor:
@@ -81,105 +89,82 @@ class Block:
         return x[tuple(y if n > 1 else slice(None) for y, n in zip(places, x.shape))]
 
 
-class Geometry(NamedTuple):
-    """The sizes of a call, which decide its blocks."""
-
-    batch: int  # B
-    heads: int  # H
-    tgt_len: int  # T
-    src_len: int  # S
-    tile: int  # T and S are padded to multiples of it, and blocks begin and end with them
-    per_head: bool  # whether tables differ by head; a block has one sentence, as tiles stack them
-    pairs_of_block: int  # about how many pairs of queries and keys make a block
-    near: tuple[int, int] | None = None  # see `find_near`
-
-    @property
-    def missing(self) -> tuple[int, int]:
-        """The numbers of queries and keys that would fill the last tiles."""
-        return -self.tgt_len % self.tile, -self.src_len % self.tile
-
-    @property
-    def padded(self) -> tuple[int, int]:
-        """T and S, padded to whole tiles."""
-        return self.tgt_len + self.missing[0], self.src_len + self.missing[1]
-
-    @property
-    def all_pairs(self) -> int:
-        """The number of pairs, hidden ones and padding included."""
-        return self.batch * self.heads * self.padded[0] * self.padded[1]
-
-    def distances(self, device: torch.device) -> Tensor:
-        """List the distances of padded queries and keys, ``(R,)``, in the order of table rows."""
-        return torch.arange(sum(self.padded) - 1, device=device) - (self.src_len - 1)
-
-    def _find_near(self, queries: slice, keys: slice) -> slice:
-        """Find the keys beyond which all distances share a row, on either side; at least one."""
-        if self.near is None:
-            return keys
-        # Key j is at i' + j - (S - 1) from query i': far from all before `low`, or from `high` on.
-        low = self.near[0] + self.src_len - queries.stop
-        high = self.near[1] + self.src_len - 1 - queries.start
-        first = min(max(low, keys.start), keys.stop - 1)
-        return slice(first, max(min(high, keys.stop), first + 1))
-
-    def split(self, mask: Mask, device: torch.device) -> list[Block]:
-        """List the blocks that hold all visible pairs of a call."""
-        groups = _find_ranges(mask, self.tgt_len, self.src_len, device)
-        blocks = []
-        for index, ranges in enumerate(groups):
-            begin, end = (index, index + 1) if len(groups) > 1 else (0, self.batch)
-            sentences, heads, queries = self._choose_sizes(end - begin, ranges, mask)
-            places = []
-            for start in range(0, self.padded[0], queries):
-                of_queries = slice(start, min(start + queries, self.padded[0]))
-                keys = self._find_keys(of_queries, ranges)
-                places.append((of_queries, keys, self._find_near(of_queries, keys)))
-            for b in range(begin, end, sentences):
-                of_sentences = slice(b, min(b + sentences, end))
-                for h in range(0, self.heads, heads):
-                    of_heads = slice(h, min(h + heads, self.heads))
-                    blocks += [Block(of_sentences, of_heads, *place) for place in places]
-        return blocks
-
-    def _choose_sizes(self, batch: int, ranges: Ranges, mask: Mask) -> tuple[int, int, int]:
-        """Choose how many sentences, heads and queries a block has, given its batch's ranges."""
-        tgt_len, keys = self.padded
-        queries = min(NEAR_QUERIES if self.near else MAX_QUERIES, tgt_len)
-        if mask.locality.limits and mask.locality.first_keys is None:
-            # A block has the keys of all its queries: the fewer queries, the fewer hidden pairs.
-            widths = [last - first + 1 for first, last in zip(*ranges)]
-            queries = min(queries, max(sum(widths) // len(widths) // KEYS_PER_QUERY, MIN_QUERIES))
-            keys = min(keys, max(widths) + queries)
-        elif mask.direction != "both":
-            queries = min(queries, FEW_QUERIES)
-        queries = max(queries // self.tile, 1) * self.tile
-        fitting_heads = max(self.pairs_of_block // (queries * keys), 1)  # of all sentences together
-        if fitting_heads < self.heads or self.per_head:
-            return 1, min(fitting_heads, self.heads), queries
-        return min(fitting_heads // self.heads, batch), self.heads, queries
-
-    def _find_keys(self, place: slice, ranges: Ranges) -> slice:
-        """Find the keys that some of the queries at a place see, in whole tiles."""
-        # The same queries from the front; padding makes `stop` greater than T in the last tile.
-        queries = slice(max(self.tgt_len - place.stop, 0), self.tgt_len - place.start)
-        first, last = min(ranges[0][queries]), max(ranges[1][queries])
-        return slice(first // self.tile * self.tile, -(-(last + 1) // self.tile) * self.tile)
+def list_distances(tgt_len: int, src_len: int, device: torch.device) -> Tensor:
+    """List the distances of queries and keys, ``(R,)``, in the order of table rows."""
+    return torch.arange(tgt_len + src_len - 1, device=device) - (src_len - 1)
 
 
-def find_near(starts: Sequence[Sequence[int]], src_len: int) -> tuple[int, int] | None:
+def split(call: AttentionCall) -> list[Block]:
+    """List the blocks that hold all visible pairs of a call."""
+    batch, heads, tgt_len, _ = call.query.shape
+    src_len, device, mask = call.key.size(2), call.query.device, call.mask
+    near = find_near(call.terms, src_len)
+    # Tables of heads are multiplied with the tokens of one sentence.
+    per_head = any(term.per_head for term in call.terms if isinstance(term, ByDistance))
+    # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs work
+    # for all of its processors at once.
+    pairs = PAIRS_PER_THREAD * torch.get_num_threads() if device.type == "cpu" else PAIRS_ON_GPU
+    deps = (*mask.cache_deps, tgt_len, src_len, device)
+    find = partial(_find_ranges, mask, tgt_len, src_len, device)
+    groups = mask.cached("ranges", deps, find)
+    blocks = []
+    for index, ranges in enumerate(groups):
+        begin, end = (index, index + 1) if len(groups) > 1 else (0, batch)
+        size = _choose_queries(ranges, mask, NEAR_QUERIES if near else MAX_QUERIES)
+        places = []
+        for start in range(0, tgt_len, size):
+            queries = slice(start, min(start + size, tgt_len))
+            of_block = slice(tgt_len - queries.stop, tgt_len - start)  # counted from the first
+            keys = slice(min(ranges[0][of_block]), max(ranges[1][of_block]) + 1)
+            places.append((queries, keys, _find_near_keys(queries, keys, near, src_len)))
+        widest = max(keys.stop - keys.start for _, keys, _ in places)
+        fitting = max(pairs // (min(size, tgt_len) * widest), 1)  # heads of all sentences together
+        sentences = 1 if per_head else max(fitting // heads, 1)
+        for b in range(begin, end, sentences):
+            of_sentences = slice(b, min(b + sentences, end))
+            for h in range(0, heads, fitting):
+                of_heads = slice(h, min(h + fitting, heads))
+                blocks += [Block(of_sentences, of_heads, *place) for place in places]
+    return blocks
+
+
+def _choose_queries(ranges: Ranges, mask: Mask, most: int) -> int:
+    """Choose how many queries a block has, at most ``most``, given the keys that they see."""
+    if mask.locality.limits and mask.locality.first_keys is None:
+        # A block has the keys of all its queries: the fewer queries, the fewer hidden pairs.
+        widths = [last - first + 1 for first, last in zip(*ranges)]
+        few = sum(widths) // len(widths) // KEYS_PER_QUERY // MIN_QUERIES * MIN_QUERIES
+        return min(most, max(few, MIN_QUERIES))
+    return min(most, FEW_QUERIES) if mask.direction != "both" else most
+
+
+def find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
     """Find the distances between which tables have different rows, if there are many others.
 
-    Args:
-        starts: of each table with shared rows, the first distance of each row but the first.
-        src_len: S.
+    Only of tables with shared rows alone are products with far rows part of the content.
 
     Returns:
         The first distance of the second row, and that of the last row, of all tables together.
     """
-    low = min((x[0] for x in starts if x), default=0)
-    high = max((x[-1] for x in starts if x), default=0)
-    few = high - low + MAX_QUERIES <= MAX_NEAR * src_len
-    return (low, high) if few and any(starts) else None
+    rows = [x for x in (terms.rows("query"), terms.rows("key")) if x is not None]
+    starts = [x.runs.starts for x in rows if x.runs is not None and x.runs.starts]
+    whole = any(x.runs is None for x in rows)
+    if not starts or whole or terms.gain is not None or terms.first is not None:
+        return None
+    low, high = min(x[0] for x in starts), max(x[-1] for x in starts)
+    return (low, high) if high - low + MAX_QUERIES <= MAX_NEAR * src_len else None
+
+
+def _find_near_keys(
+    queries: slice, keys: slice, near: tuple[int, int] | None, src_len: int
+) -> slice:
+    """Find the keys beyond which all distances share a row, on either side; at least one."""
+    if near is None:
+        return keys
+    # Key j is at i' + j - (S - 1) from query i': far from all before `low`, or from `high` on.
+    low, high = near[0] + src_len - queries.stop, near[1] + src_len - 1 - queries.start
+    first = min(max(low, keys.start), keys.stop - 1)
+    return slice(first, max(min(high, keys.stop), first + 1))
 
 
 def _find_ranges(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -> list[Ranges]:

@@ -1,4 +1,4 @@
-"""Lays out the tensors of a call as blocks use them: of one dtype, padded to whole tiles.
+"""Lays out the tensors of a call as blocks use them, all of one dtype.
 
 Queries are stored last one first. B batch, H heads, T queries, S keys, R distances, G tables (H, or
 1 for all heads), U distinct rows of a table, D head size, W width of a state.
@@ -6,19 +6,18 @@ Queries are stored last one first. B batch, H heads, T queries, S keys, R distan
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
+from collections.abc import Iterable
 from typing import Annotated, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairseq_posenc.backends import equation
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked.dropout import draw_seeds
-from fairseq_posenc.backends.blocked.geometry import Block, Geometry
+from fairseq_posenc.backends.blocked.geometry import Block, find_near, list_distances
 from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, SinkScore, States
 from fairseq_posenc.encodings.terms import Terms
@@ -32,8 +31,7 @@ class Operands(NamedTuple):
     """The tensors of a call, or, after :meth:`select`, those of a block.
 
     Each field says its axes: see :meth:`Block.select`, and D, W, U, N, 2 for all. A table whose
-    rows serve runs of distances has U rows in place of R. The two rows of a reset are for pairs of
-    a first token as the query, and as the key of another query.
+    rows serve runs of distances has U rows in place of R, and an index.
     """
 
     query: Annotated[Tensor, "BHTD"]  # scaled
@@ -54,15 +52,15 @@ class Operands(NamedTuple):
     value_index: Annotated[Tensor | None, "R"]
     gain: Annotated[Tensor | None, "HR"]
     bias: Annotated[Tensor | None, "HR"]
-    query_reset: Annotated[Tensor | None, "H2D"]
-    key_reset: Annotated[Tensor | None, "H2D"]
-    gain_reset: Annotated[Tensor | None, "H2"]
-    bias_reset: Annotated[Tensor | None, "H2"]
-    first_at: Annotated[Tensor | None, "B"]  # the first token of a reset; below 0 for none
+    # Of a reset: the first token's place, below 0 for none, its scores as the query of each key,
+    # and those as the key of each query.
+    first_at: Annotated[Tensor | None, "B"]
+    first_query: Annotated[Tensor | None, "BH1S"]
+    first_key: Annotated[Tensor | None, "BHT1"]
     pair_bias: Annotated[Tensor | None, "BHTS"]
     states: Annotated[Tensor | None, "BHTW"]
-    temperature: Annotated[Tensor | None, "BHT"]
-    sink: Annotated[Tensor | None, "BH1"]
+    temperature: Annotated[Tensor | None, "BHT1"]
+    sink: Annotated[Tensor | None, "BH11"]
     query_decay: Annotated[Tensor | None, "BHTN"]  # c of the queries, in N parts
     key_decay: Annotated[Tensor | None, "BHSN"]
     later_query_decay: Annotated[Tensor | None, "BHTN"]  # for later keys, if they have another
@@ -72,21 +70,18 @@ class Operands(NamedTuple):
     hidden: Annotated[Tensor | None, "HR"]  # HIDDEN where direction or window hide, else 0
     padding: Annotated[Tensor | None, "BHS"]  # HIDDEN for padding, else 0
 
-    def select(self, block: Block, shared: Collection[str]) -> Operands:
-        """Select the part of each tensor that a block needs, as views.
+    def select(self, block: Block, tensors: Iterable[Tensor | None]) -> Operands:
+        """Select a block's part of these tensors, or of others of their shapes, as views."""
 
-        Args:
-            block: the places.
-            shared: the fields of tables that have U rows.
-        """
+        def find_axes(name: str) -> str:
+            shares = name.endswith("_rows") and getattr(self, f"{name[:-5]}_index") is not None
+            return AXES[name].upper().replace("R", "U") if shares else AXES[name]
 
-        def select(name: str, x: Tensor | None) -> Tensor | None:
-            if x is None:
-                return None
-            axes = re.sub("[rR]", "U", AXES[name]) if name in shared else AXES[name]
-            return block.select(x, axes)
-
-        return Operands._make(map(select, self._fields, self))
+        selected = (
+            None if x is None else block.select(x, find_axes(name))
+            for name, x in zip(self._fields, tensors)
+        )
+        return Operands._make(selected)
 
 
 AXES: dict[str, str] = {
@@ -94,74 +89,65 @@ AXES: dict[str, str] = {
 }
 
 
-def lay_out(call: AttentionCall, geometry: Geometry) -> Operands:
+def lay_out(call: AttentionCall) -> Operands:
     """Lay out the tensors of a call whose terms have a bias and a gain for each distance."""
-    missing_queries, missing_keys = geometry.missing
     device, terms, mask = call.query.device, call.terms, call.mask
-    scale = terms.scale(call.query.size(-1))
+    (batch, heads, tgt_len, head_dim), src_len = call.query.shape, call.key.size(2)
+    distances = list_distances(tgt_len, src_len, device)
+    scale = terms.scale(head_dim)
     # In a sum, the scale is in the queries and in the rows of keys; in a product, in one factor.
     scaled = terms.rows("key")
     if terms.product and scaled is None:
         scaled = terms.rows("query")
-    query = _reverse(call.query, missing_queries)
+    query = _reverse(call.query)
     query = query if terms.product and scaled is not None else query * scale
-
-    def fill_tiles(x: Tensor) -> Tensor:
-        x = F.pad(at_least_fp32(x), (0, 0, 0, missing_keys)) if missing_keys else at_least_fp32(x)
-        # Sentences and heads like one dimension, so that no product has to copy them.
-        return x.reshape(-1, *x.shape[2:]).view(x.shape)
-
+    # Sentences and heads like one dimension, so that no product has to copy them.
+    key, value = (
+        at_least_fp32(x).reshape(-1, *x.shape[2:]).view(x.shape) for x in (call.key, call.value)
+    )
     found: dict[str, Tensor | None] = dict.fromkeys(Operands._fields)
-    key = fill_tiles(call.key)
-    found["query"], found["key"], found["value"] = query, key, fill_tiles(call.value)
+    found["query"], found["key"], found["value"] = query, key, value
+    resets: dict[str, Tensor] = {}
     for name, term in find_tables(terms).items():
         rows = at_least_fp32(term.table)
         rows = rows * scale if term is scaled else rows
         if terms.first is not None:
-            rows, reset = rows.split([rows.size(1) - 2, 2], 1)
-            found[f"{name.removesuffix('_rows')}_reset"] = reset
-        if term.runs is None:  # in dimension 1, rows for the distances of padded tokens
-            rows = F.pad(rows, (0, 0) * (rows.dim() - 2) + (0, missing_queries + missing_keys))
-        else:
-            index = term.runs.find(geometry.distances(device))
-            found[name.replace("rows", "index")] = index
+            rows, resets[name] = rows.split([rows.size(1) - 2, 2], 1)
+        if term.runs is not None:
+            found[name.replace("rows", "index")] = term.runs.find(distances)
         found[name] = rows.contiguous()
-    if geometry.near is not None:
+    if find_near(terms, src_len) is not None:
         for side, place in (("before", slice(1)), ("after", slice(-1, None))):
             rows_of_both = [found["query_rows"], found["key_rows"]]
             of_query, of_key = (None if x is None else x[:, place] for x in rows_of_both)
             found[f"{side}_query"], found[f"{side}_key"] = _fold_rows(
                 query, key, of_query, of_key, terms.product
             )
-    if call.dropout:
-        shape, (tgt_len, src_len) = (geometry.batch, geometry.heads), geometry.padded
-        found["query_seeds"] = draw_seeds(*shape, 2, tgt_len, device=device)
-        found["key_seeds"] = draw_seeds(*shape, src_len, device=device)
     if (first := terms.first) is not None:
         at = first.int().argmax(1)  # a tensor: reading it would wait for a GPU
-        found["first_at"] = at.masked_fill(~first.any(1), -geometry.padded[1] - 1)  # no place
+        found["first_at"] = at.masked_fill(~first.any(1), -1)
+        lines = _score_first(query, key, at.expand(batch), resets, terms.product)
+        found["first_query"], found["first_key"] = lines
+    if call.dropout:
+        found["query_seeds"] = draw_seeds(batch, heads, 2, tgt_len, device=device)
+        found["key_seeds"] = draw_seeds(batch, heads, src_len, device=device)
     if (by_pair := terms.find(NumbersByPair)) is not None:
-        found["pair_bias"] = _reverse(by_pair.numbers, missing_queries, missing_keys)
+        found["pair_bias"] = _reverse(by_pair.numbers)
     if (vectors := terms.find(States)) is not None:
-        found["states"] = _reverse(vectors.vectors, missing_queries)
+        found["states"] = _reverse(vectors.vectors)
     if (factors := call.temperature()) is not None:
-        found["temperature"] = _reverse(factors[..., None], missing_queries).squeeze(-1)
+        found["temperature"] = _reverse(factors[..., None])
     if (score := terms.find(SinkScore)) is not None:
-        found["sink"] = at_least_fp32(score.score)[None, :, None]
+        found["sink"] = at_least_fp32(score.score)[None, :, None, None]
     for prefix, decay in zip(("", "later_"), call.decay()):
         if decay is not None:
-            of_queries = decay[:, :, geometry.src_len - geometry.tgt_len :]
-            found[f"{prefix}query_decay"] = _reverse(of_queries, missing_queries)
-            found[f"{prefix}key_decay"] = F.pad(decay, (0, 0, 0, missing_keys))
-    # A window with first keys, which it does not hide, is not laid out by distance.
-    by_distance = mask.direction != "both" or mask.locality.window is not None
-    if by_distance and mask.locality.first_keys is None:
-        found["hidden"] = _hide(mask.mark_hidden(geometry.distances(device)))[None]
-    if mask.key_padding is not None or missing_keys:
-        padding = mask.key_padding
-        if padding is None:
-            padding = torch.zeros(1, geometry.src_len, dtype=torch.bool, device=device)
-        found["padding"] = _hide(F.pad(padding, (0, missing_keys), value=True))[:, None]
+            found[f"{prefix}query_decay"] = _reverse(decay[:, :, src_len - tgt_len :])
+            found[f"{prefix}key_decay"] = decay
+    if hides_by_distance_and_key(mask):
+        if mask.direction != "both" or mask.locality.window is not None:
+            found["hidden"] = _hide(mask.mark_hidden(distances))[None]
+        if mask.key_padding is not None:
+            found["padding"] = _hide(mask.key_padding)[:, None]
     return Operands._make(found.values())
 
 
@@ -172,6 +158,12 @@ def find_tables(terms: Terms) -> dict[str, ByDistance]:
         **{"gain": terms.gain, "bias": terms.bias},
     }
     return {name: term for name, term in tables.items() if term is not None}
+
+
+def hides_by_distance_and_key(mask: Mask) -> bool:
+    """Check whether a mask is a row of distances and a row of keys for each sentence."""
+    locality = mask.locality
+    return mask.pairs is None and locality.segments is None and locality.first_keys is None
 
 
 def _fold_rows(
@@ -189,9 +181,9 @@ def _fold_rows(
         key_row: K.
         product: whether the terms are multiplied, not added.
     """
-    numbers = None if key_row is None else key @ key_row.mT  # k.K, [B, H, S, 1]
+    numbers = None if key_row is None else _multiply(key, key_row)[..., None]  # k.K
     if product:
-        query = query if query_row is None else query * (query @ query_row.mT)
+        query = query if query_row is None else query * _multiply(query, query_row)[..., None]
         return query, key if numbers is None else key * numbers
     key = key if query_row is None else key + query_row
     if numbers is None:
@@ -199,14 +191,45 @@ def _fold_rows(
     return F.pad(query, (0, 1), value=1.0), torch.cat([key, numbers], -1)
 
 
-def find_uncommon(mask: Mask) -> Mask | None:
-    """Find the part of a mask that is not laid out: segments, first keys and forbidden pairs."""
-    locality = mask.locality
-    if locality.first_keys is not None:
-        return mask._replace(key_padding=None, cache=None)
-    if locality.segments is None and mask.pairs is None:
-        return None
-    return Mask(pairs=mask.pairs, locality=Locality(segments=locality.segments))
+def _score_first(
+    query: Tensor, key: Tensor, at: Tensor, resets: dict[str, Tensor], product: bool
+) -> tuple[Tensor, Tensor]:
+    """Score the pairs of first tokens: as a query, ``(B, H, 1, S)``, as a key, ``(B, H, T, 1)``.
+
+    Args:
+        query: ``(B, H, T, D)``, the last one first.
+        key: ``(B, H, S, D)``.
+        at: the first token's place among the keys, ``(B,)``; it need not be one of the queries.
+        resets: of each table by its field, the row for the query and that for the key.
+        product: whether the terms are multiplied, not added.
+    """
+    sentences = torch.arange(len(at), device=at.device)
+    query_at = (key.size(2) - 1 - at).clamp(max=query.size(2) - 1)
+    pairs = (query[sentences, :, query_at, None], key), (query, key[sentences, :, at, None])
+    lines = []
+    for index, (queries, keys) in enumerate(pairs):
+        row = {name: rows[:, index, None] for name, rows in resets.items()}  # [G, 1, D] or [G, 1]
+        products = [
+            _multiply(tokens, row[name])
+            for name, tokens in (("query_rows", queries), ("key_rows", keys))
+            if name in row
+        ]
+        lines.append(
+            equation.score(
+                _multiply(queries, keys),
+                products,
+                product=product,
+                gain=row.get("gain"),
+                biases=[row["bias"]] if "bias" in row else [],
+            )
+        )
+    of_query, of_key = lines
+    return of_query[:, :, None], of_key[..., None]
+
+
+def _multiply(x: Tensor, y: Tensor) -> Tensor:
+    """Multiply vectors; not by a matrix product, whose gradient autocast would round."""
+    return (x * y).sum(-1)
 
 
 def _hide(hidden: Tensor) -> Tensor:
@@ -215,8 +238,6 @@ def _hide(hidden: Tensor) -> Tensor:
     return zeros.masked_fill(hidden, HIDDEN)
 
 
-def _reverse(x: Tensor, missing_queries: int, missing_keys: int = 0) -> Tensor:
-    """Reverse the queries of ``(..., T, n)``, and append zeros for those missing in a tile."""
-    missing = (0, missing_keys, 0, missing_queries)
-    x = at_least_fp32(x).flip(-2)
-    return F.pad(x, missing) if any(missing) else x
+def _reverse(x: Tensor) -> Tensor:
+    """Reverse the queries of ``(..., T, n)``."""
+    return at_least_fp32(x).flip(-2)

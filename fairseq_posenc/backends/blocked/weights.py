@@ -20,6 +20,7 @@ class Weigh(torch.autograd.Function):
     def forward(
         ctx: Any,
         scores: Tensor,
+        flushes: bool,
         rate: float,
         query_seeds: Tensor | None,
         key_seeds: Tensor | None,
@@ -31,6 +32,8 @@ class Weigh(torch.autograd.Function):
         Args:
             ctx: of torch.
             scores: ``(k, h, M, W)``, or with a column more for sinks, whose weights are cut off.
+            flushes: whether denormal numbers become 0: some processors multiply them, as far keys
+                have with ALiBi, ten times slower.
             rate: probability of dropping a weight.
             query_seeds: two for each query, ``(k, h, 2, M)``; None without dropout.
             key_seeds: ``(k, h, W)``.
@@ -39,8 +42,8 @@ class Weigh(torch.autograd.Function):
             value: ``(k, h, W, D)``.
         """
         weights = copy_if_kept(scores.softmax(-1))
-        # Some processors multiply denormal numbers, as far keys have with ALiBi, ten times slower.
-        weights = torch.threshold_(weights, 1e-30, 0.0)[..., : value.size(2)]
+        weights = torch.threshold_(weights, 1e-30, 0.0) if flushes else weights
+        weights = weights[..., : value.size(2)]
         if query_seeds is not None and key_seeds is not None:
             weights = mark_dropped(weights.contiguous(), rate, query_seeds.movedim(2, 0), key_seeds)
         kept = weights.clamp(min=0) if rate and sums is None else weights
@@ -69,4 +72,4 @@ class Weigh(torch.autograd.Function):
         score_grad.mul_(kept).addcmul_(weights, mean, value=-1)
         if ctx.sinks:  # all gradients of a softmax add up to 0
             score_grad = torch.cat([score_grad, -score_grad.sum(-1, keepdim=True)], -1)
-        return score_grad, None, None, None, None, value_grad
+        return score_grad, None, None, None, None, None, value_grad
