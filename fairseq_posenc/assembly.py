@@ -134,17 +134,22 @@ class Assembly(NamedTuple):
         self._refuse_too_narrow_tables(layer, terms)
         if token.drawn is not None:  # the stack has random positions
             self._refuse_beside_random(layer, token)
-        return terms, self.limits(self.spec.whole_stack + layer)
+        limits = self._list_limits(self.spec.whole_stack + layer)
+        windows = [limit for limit in limits if limit.window is not None]
+        if len(windows) > 1 and any(limit.first_keys is not None for limit in windows):
+            raise UserError(
+                f"{self.spec}: a layer has two windows, and one hides the first keys of the other: "
+                "leave one out"
+            )
+        return terms, reduce(and_, limits, Locality())
 
-    def limits(self, items: Items | None = None) -> Locality:
-        """Combine the limits of visible keys, for a single token on "meta".
+    def limits(self) -> Locality:
+        """Combine the limits of visible keys of all layers, for a single token on "meta"."""
+        return reduce(and_, self._list_limits(self.spec.items), Locality())
 
-        Args:
-            items: the encodings whose limits are combined; by default all.
-        """
+    def _list_limits(self, items: Items) -> list[Locality]:
         token = _make_one_token()
-        drafts = map(self._build_draft, self.spec.items if items is None else items)
-        return reduce(and_, (draft.locality(token) for draft in drafts), Locality())
+        return [self._build_draft(item).locality(token) for item in items]
 
     def _project(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Shape rows that a layer's projections make queries and keys of, both ``(H, R, D)``."""
@@ -253,4 +258,4 @@ def _build_on_meta(item: Item, dims: Dims) -> Encoding:
 def _make_one_token() -> Positions:
     """Make the positions of a single token, on the device "meta"."""
     padding = torch.zeros(1, 1, dtype=torch.bool, device="meta")
-    return Positions.from_padding(padding, inspect_padding=False)  # "meta" has no values
+    return Positions.from_padding(padding)

@@ -72,9 +72,9 @@ def may_sync(device: torch.device, decoding: bool = False) -> bool:
     """Check whether a forward pass may read values of its tokens to save work.
 
     Reading waits for a GPU, which a pass can afford once, but not each step of decoding. Reading
-    would also break a graph of ``torch.compile``.
+    would also break a graph of ``torch.compile``, and a tensor on "meta" has no values.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or device.type == "meta":
         return False
     return not (decoding and reading_waits(device))
 
@@ -125,7 +125,6 @@ class Positions(NamedTuple):
         padding_idx: int,
         eos_idx: int,
         tgt_len: int,
-        inspect_padding: bool = True,
     ) -> Positions:
         """Number the real tokens of ``tokens``, ``(B, S)``.
 
@@ -134,32 +133,26 @@ class Positions(NamedTuple):
             padding_idx: symbol of padding.
             eos_idx: symbol that ends a sentence.
             tgt_len: T.
-            inspect_padding: see :meth:`from_padding`.
         """
         padding, ends = tokens.eq(padding_idx), tokens.eq(eos_idx)
-        return cls.from_padding(padding, tgt_len, inspect_padding)._replace(ends=ends)
+        return cls.from_padding(padding, tgt_len)._replace(ends=ends)
 
     @classmethod
-    def from_padding(
-        cls,
-        padding: Tensor,
-        tgt_len: int | None = None,
-        inspect_padding: bool = True,
-    ) -> Positions:
+    def from_padding(cls, padding: Tensor, tgt_len: int | None = None) -> Positions:
         """Number tokens by their padding alone, without ends of sentences.
+
+        Where values must not be read (:func:`may_sync`), every row is treated as if it may be
+        padded on the left; positions are the same.
 
         Args:
             padding: True for padding, ``(B, S)`` of bool.
             tgt_len: T; by default S.
-            inspect_padding: check whether anything is padded, and on which side, which waits for
-                a GPU. Otherwise every row is treated as if it may be padded on the left; positions
-                are the same.
         """
         real, src_len = ~padding, padding.size(1)
         ids = (real.cumsum(1) - 1).clamp(min=0)  # [B, S]
         ends = torch.zeros_like(padding)
         tgt_len = src_len if tgt_len is None else tgt_len
-        if not inspect_padding:
+        if not may_sync(padding.device, decoding=tgt_len < src_len):
             return cls(ids, padding, ends, tgt_len, left_padded=True, longest=src_len)
         indices = torch.arange(src_len, device=padding.device).unsqueeze(0)  # [1, S]
         shifted = real & ids.ne(indices)  # by padding before them

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from fairseq_posenc.backends.forward_cache import PerForwardCache, is_reentrant_recomputation
-from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.locality import Locality, NeededKeys
 from fairseq_posenc.encodings.rotation import Rotation
@@ -33,21 +33,21 @@ class LayerShared(NamedTuple):
 
     Attributes:
         positions: positions of the tokens.
+        cache: values that the first layer computes for all layers.
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
         source_rotation: rotation of the source's keys, for rotary encoder-decoder attention.
         locality: limits of the keys that a query may see.
-        cache: values that the first layer computes for all layers, or None.
         recompute_terms: computes ``terms`` again, with another autograd graph.
         rotate_ids: computes the rotation at positions ``(B or 1, S)``.
     """
 
     positions: Positions
+    cache: PerForwardCache
     terms: Terms = Terms()
     rotation: Rotation | None = None
     source_rotation: Rotation | None = None
     locality: Locality = Locality()
-    cache: PerForwardCache | None = None
     recompute_terms: Callable[[], Terms] | None = None
     rotate_ids: Callable[[Tensor], Rotation | None] | None = None
 
@@ -64,52 +64,29 @@ class LayerShared(NamedTuple):
     def needed_keys(self) -> NeededKeys:
         """Find the keys that later queries may see, once for all layers."""
         limits = self.locality
-        if self.cache is None:
-            return limits.needed_keys()
         return self.cache.get("needed", tuple(limits), limits.needed_keys)  # again for other limits
 
-    def layer_rotation(self) -> Rotation | None:
-        """Select the rotation for a layer; a trained one is computed again as terms are."""
-        is_trained = self.rotation is not None and self.rotation.is_trained
-        if self.rotate_ids is None or not is_trained or not is_reentrant_recomputation():
-            return self.rotation
-        return self.rotate_ids(self.positions.query_places)
+    def rotation_of_last(self, count: int) -> Rotation | None:
+        """Select the rotation of the last ``count`` tokens, T or all that a host caches unrotated.
 
-    def rotate_last(self, count: int) -> Rotation | None:
-        """Compute the rotation of the last ``count`` tokens, whose keys a host caches unrotated."""
-        if self.rotate_ids is None:
-            return None
-        ids = self.positions.places  # counted or given ids, or the random ones in their place
-        compute = partial(self.rotate_ids, ids[:, ids.size(1) - count :])
-        return self.cache.get("last", (ids, count), compute) if self.cache else compute()
-
-    def rotate(
-        self, query: Tensor, key: Tensor, head_dim: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Rotate query and key of the last T tokens, both ``(B, H, T, D)``.
-
-        Args:
-            query: the queries.
-            key: the keys.
-            head_dim: D, if it is to be checked.
-
-        Raises:
-            UserError: they have another shape.
+        A trained one is computed again where terms are.
         """
-        tgt_len = self.positions.tgt_len
-        for name, x in {"query": query, "key": key}.items():
-            width = x.size(-1) if head_dim is None else head_dim
-            if x.dim() != 4 or x.shape[2:] != (tgt_len, width):
-                raise UserError(
-                    f"{name} {tuple(x.shape)} must be (batch, heads, {tgt_len}, {width}), of the "
-                    "new tokens"
-                )
-        if (rotation := self.layer_rotation()) is None:
-            return query, key
-        return rotation.rotate_queries(query), rotation.rotate_keys(key)
+        if self.rotate_ids is None:  # fairseq's layers get a trained one as an argument
+            return self.rotation
+        compute = partial(self.rotate_ids, self.positions.places[:, -count:])
+        if count != self.positions.tgt_len:
+            return self.cache.get("last", (self.positions.places, count), compute)
+        is_trained = self.rotation is not None and self.rotation.is_trained
+        return compute() if is_trained and is_reentrant_recomputation() else self.rotation
 
     def mask(self, direction: str) -> Mask:
-        """Make the mask of a direction, with the padding of the tokens."""
+        """Make the mask of a direction, with the padding of the tokens.
+
+        Raises:
+            UserError: the direction is unknown.
+        """
+        if direction not in DIRECTIONS:
+            raise UserError(f"unknown direction {direction!r}: choose {', '.join(DIRECTIONS)}")
         padding = self.positions.padding
         return Mask(direction, key_padding=padding, cache=self.cache, locality=self.locality)
 
@@ -154,10 +131,10 @@ class Shared(NamedTuple):
             rotation = next((x for name in names if (x := rotations[name]) is not None), None)
             state = LayerShared(
                 positions,
+                PerForwardCache(),
                 terms=combine(names, terms.__getitem__),
                 rotation=rotation,
                 locality=reduce(and_, (limits[name] for name in names), Locality()),
-                cache=PerForwardCache(),
                 recompute_terms=partial(combine, names, terms_of),
                 rotate_ids=partial(encodings.rotation, kind=kind),
             )
@@ -175,28 +152,3 @@ class Shared(NamedTuple):
             for kind, state in enumerate(self.kinds)
         )
         return self._replace(kinds=kinds, source=source)
-
-    def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate query and key of the last T tokens, both ``(B, H, T, D)``.
-
-        Raises:
-            UserError: they have another shape, or the layers of the stack differ.
-        """
-        head_dim = None if self.stack is None else self.stack.dims.head_dim
-        return self._only_kind("rotate").rotate(query, key, head_dim)
-
-    def mask(self, direction: str) -> Mask:
-        """Make the mask of a direction, with the padding of the tokens.
-
-        Raises:
-            UserError: the layers of the stack differ.
-        """
-        return self._only_kind("mask").mask(direction)
-
-    def _only_kind(self, method: str) -> LayerShared:
-        """Return the state of all layers; refuse a call if the layers of the stack differ."""
-        if len(self.kinds) > 1:
-            raise UserError(
-                f"the layers of this stack differ: call shared.of_kind(layer.kind).{method}(...)"
-            )
-        return self.kinds[0]

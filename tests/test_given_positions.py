@@ -358,7 +358,7 @@ def test_parts_of_a_layer_take_ids(spec):
     shared = positions(x, position_ids=IDS)[1]
     query, key, value = torch.randn(3, 2, 2, 6, 8)
     expected = reference.attend(layer.make_call(query, key, value, shared.of_kind(0)))[0]
-    query, key = shared.rotate(query, key)
+    query, key = parts.rotate(query, key, shared)
     attention = torch.nn.functional.scaled_dot_product_attention
     ours = attention(query, key, value, parts.bias(shared), scale=parts.scale)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)

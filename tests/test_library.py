@@ -221,9 +221,9 @@ def test_attention_made_of_the_parts_is_the_layers(spec, padded):
     padding[0, :2] = padded
     x, shared = positions(embeddings, padding)
     value = x.unflatten(-1, (2, 8)).transpose(1, 2)
-    query, key = shared.rotate(value, value)
+    query, key = layer.rotate(value, value, shared)
     direction = "lr" if causal else "both"
-    hidden = shared.mask(direction).forbidden(7, 7, x.device)
+    hidden = layer.hidden(shared, direction)
     hidden = torch.zeros(1, 1, 7, 7, dtype=torch.bool) if hidden is None else hidden
     hidden = hidden.expand(2, 1, 7, 7) & ~torch.eye(7, dtype=torch.bool)  # no row of nothing
     expected, real = whole(x, shared)[0], ~padding

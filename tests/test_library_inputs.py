@@ -198,10 +198,12 @@ def test_the_input_of_a_layer_has_the_width_of_its_stack(x, message):
 
 @pytest.mark.parametrize("shape", [(2, 2, 4, 8), (2, 5, 2, 8), (2, 2, 5, 4), (2, 2, 5, 16)])
 def test_queries_and_keys_of_another_shape_are_not_rotated(shape):
-    shared, fits, other = stack()(X)[1], torch.randn(2, 2, 5, 8), torch.randn(shape)
+    positions = stack()
+    layer, shared = LayerPositions(positions), positions(X)[1]
+    fits, other = torch.randn(2, 2, 5, 8), torch.randn(shape)
     for name, pair in {"query": (other, fits), "key": (fits, other)}.items():
         message = f"{name} {shape} must be (batch, heads, 5, 8), of the new tokens"
-        refuse(re.escape(message), shared.rotate, *pair)
+        refuse(re.escape(message), layer.rotate, *pair, shared)
 
 
 def test_a_layer_takes_one_cache():
@@ -334,15 +336,13 @@ def test_parts_of_layers_that_differ_are_those_of_their_kind(spec, layer):
     attention, parts = SelfAttention(positions, layer=layer), LayerPositions(positions, layer=layer)
     x, shared = positions(torch.randn(2, 9, 16))
     expected = attention(x, shared)[0]
-    for use in (lambda: shared.rotate(x, x), lambda: shared.mask("lr")):
-        refuse(r"call shared.of_kind\(layer.kind\)\.", use)
-    kind = shared.of_kind(parts.kind)
+    refuse("unknown direction 'LR': choose both", parts.hidden, shared, "LR")
     query, key, value = (
         attention.split_heads(p(x)) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
-    query, key = kind.rotate(query, key)
+    query, key = parts.rotate(query, key, shared)
     bias = parts.bias(shared)
-    hidden = kind.mask("lr").forbidden(9, 9, x.device)
+    hidden = parts.hidden(shared, "lr")
     bias = torch.zeros(1, 1, 9, 9) if bias is None else bias
     bias = bias.masked_fill(hidden, -torch.inf)
     attended = scaled_dot_product_attention(query, key, value, bias, scale=parts.scale)

@@ -195,8 +195,8 @@ class StackArguments:
             starts = self._find_documents(mask)
             documents, is_uncounted = starts.cumsum(1), starts.any()
         if (ids := self.ids) is not None:
-            # Not inspected, which would wait for a GPU; `positions.ids` are the same.
-            positions = Positions.from_padding(mask.eq(0), inspect_padding=False)
+            # Without queries, as in decoding, no GPU is waited for; `positions.ids` are the same.
+            positions = Positions.from_padding(mask.eq(0), tgt_len=0)
             if documents is not None:
                 positions = positions.begin_documents(_find_changes(documents))
             counted = positions.ids[:, past:]  # [B, T]

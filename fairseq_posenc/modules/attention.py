@@ -204,14 +204,18 @@ class CrossAttention(_LayerAttention):
         check_layer_input(x, shared, cache, self.assembly)
         state = shared.of_kind(self.kind)
         self._check_source(x.size(0), source, source_padding_mask, shared, cache)
+        query = self.split_heads(self.q_proj(x))  # [B, H, T, D]
+        if self.rotates and state.rotation is not None:
+            query = state.rotation.rotate_queries(query)
         if cache is not None and cache.kept is not None:
             key, value = cache.kept.key, cache.kept.value
         else:
             assert source is not None, "it was checked"
-            key, value = self.project_source(source, state)
+            key, value = map(self.split_heads, (self.k_proj(source), self.v_proj(source)))
+            if self.rotates and state.source_rotation is not None:
+                key = state.source_rotation.rotate_keys(key)
             if cache is not None:
                 cache.kept = Kept(key, value)
-        query = self.project_query(x, state)
         dropout = self.dropout if self.training else 0.0
         mask = Mask(key_padding=source_padding_mask)
         attended, weights = attend(query, key, value, Terms([]), mask, dropout, need_weights)

@@ -22,8 +22,7 @@ class AttentionCore:
     """Mixin with the steps of attention in a layer.
 
     Self-attention calls ``project`` and ``make_call``, passes the call to a backend, and calls
-    ``merge_heads`` on the result. Attention to a source, such as an encoder's output, calls
-    ``project_query`` and ``project_source`` instead of the first two.
+    ``merge_heads`` on the result.
 
     Attributes:
         batch_first: whether inputs and outputs are ``(B, T, C)``, else ``(T, B, C)``.
@@ -31,7 +30,6 @@ class AttentionCore:
         head_dim: D.
         encodings: the layer's encodings, in self-attention.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
-        rotates: in attention to a source, whether queries and keys are rotated by their positions.
     """
 
     batch_first = True
@@ -40,7 +38,6 @@ class AttentionCore:
         head_dim: int
         encodings: Encodings
         direction: str
-        rotates: bool
         q_proj: nn.Linear
         k_proj: nn.Linear
         v_proj: nn.Linear
@@ -116,13 +113,12 @@ class AttentionCore:
 
     def _rotate(self, query: Tensor, key: Tensor, shared: LayerShared) -> tuple[Tensor, Tensor]:
         """Rotate queries ``(B, H, T, D)``, and the keys of the last tokens, T or more."""
-        if (rotation := self.rotation(shared)) is None:
-            return query, key
-        query = rotation.rotate_queries(query)
+        of_queries = of_keys = self.rotation(shared)
         if key.size(2) != query.size(2):  # keys that were cached unrotated
-            rotation = self.rotation(shared, key.size(2))
-            assert rotation is not None, "it comes from the same encoding"
-        return query, rotation.rotate_keys(key)
+            of_keys = self.rotation(shared, key.size(2))
+        if of_queries is None or of_keys is None:
+            return query, key
+        return of_queries.rotate_queries(query), of_keys.rotate_keys(key)
 
     def rotation(self, shared: LayerShared, count: int | None = None) -> Rotation | None:
         """Select the rotation of the last tokens: the stack's, this layer's, or None.
@@ -131,25 +127,11 @@ class AttentionCore:
             shared: position state of the forward pass, for this kind of layer.
             count: number of tokens; by default T.
         """
-        rotation = shared.layer_rotation() if count is None else shared.rotate_last(count)
+        count = shared.positions.tgt_len if count is None else count
+        rotation = shared.rotation_of_last(count)
         if rotation is not None or not len(self.encodings):  # encodings of this layer alone
             return rotation
-        positions = shared.positions
-        ids = positions.query_places if count is None else positions.places[:, -count:]
-        return self.encodings.rotation(ids)
-
-    def project_query(self, x: Tensor, shared: LayerShared) -> Tensor:
-        """Project tokens to queries to a source, ``(B, H, T, D)``, rotated if ``rotates``."""
-        query = self.split_heads(self.q_proj(x))
-        rotation = shared.rotation if self.rotates else None
-        return query if rotation is None else rotation.rotate_queries(query)
-
-    def project_source(self, source: Tensor, shared: LayerShared) -> tuple[Tensor, Tensor]:
-        """Project a source to keys, rotated if ``rotates``, and values, both ``(B, H, S, D)``."""
-        key = self.split_heads(self.k_proj(source))
-        value = self.split_heads(self.v_proj(source))
-        rotation = shared.source_rotation if self.rotates else None
-        return key if rotation is None else rotation.rotate_keys(key), value
+        return self.encodings.rotation(shared.positions.places[:, -count:])
 
     def collect_terms(self, shared: LayerShared) -> Terms:
         """Combine the terms of the stack and of this layer."""
@@ -173,12 +155,7 @@ class AttentionCore:
         """Project content rows ``(R, C)`` as queries and as keys, both ``(H, R, D)``."""
         projected = (self.q_proj(rows), self.k_proj(rows))
         query, key = (x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1) for x in projected)
-        return self.repeat_heads(query, dim=0), self.repeat_heads(key, dim=0)
-
-    def repeat_heads(self, x: Tensor, dim: int = 1) -> Tensor:
-        """Repeat the heads of keys or values to H: k0, k1 become k0, k0, k1, k1 for H = 4."""
-        groups = self.num_heads // x.size(dim)
-        return x if groups == 1 else x.repeat_interleave(groups, dim)
+        return query, key.repeat_interleave(len(query) // len(key), 0)  # k0, k1: k0, k0, k1, k1
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Split the last dimension of ``(B, T, C)`` or ``(T, B, C)`` into heads."""

@@ -6,14 +6,14 @@ from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Reset, ScaleFactor
-from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.modules.input_checks import check_shared
 from fairseq_posenc.modules.stack_positions import StackPositions, read_assembly
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import LayerShared, Shared
 
 
-class LayerPositions(nn.Module):
+class LayerPositions(AttentionCore, nn.Module):
     """The position encodings of one layer, for models that compute attention themselves.
 
     Rotate queries and keys, then add a bias to the scores, or pass a ``score_mod``:
@@ -24,13 +24,12 @@ class LayerPositions(nn.Module):
     >>> layer = LayerPositions(positions)
     >>> embeddings, shared = positions(torch.randn(2, 5, 64))  # once a forward pass
     >>> query, key, value = torch.randn(3, 2, 4, 5, 16)  # (batch, heads, length, head_dim) each
-    >>> query, key = shared.rotate(query, key)
+    >>> query, key = layer.rotate(query, key, shared)
     >>> bias = layer.bias(shared)
     >>> scaled_dot_product_attention(query, key, value, bias, scale=layer.scale).shape
     torch.Size([2, 4, 5, 16])
 
-    Masking is left to you: ``shared.mask("lr").forbidden(tgt_len, src_len, device)`` is True
-    where a causal query must not see a key, padding included.
+    Masking is left to you: :meth:`hidden` says which keys a query must not see.
 
     Args:
         positions: positions of the layer's stack; they do not become a part of this module.
@@ -56,6 +55,32 @@ class LayerPositions(nn.Module):
         self.scale = terms.scale(self.assembly.dims.head_dim)
         self.encodings = self.assembly.build_layer(layer)
 
+    def rotate(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
+        """Rotate queries and keys of the new tokens, both ``(batch, heads, tgt_len, head_dim)``.
+
+        Raises:
+            UserError: they have another shape.
+        """
+        state = self._select_state(shared)
+        tgt_len, head_dim = state.positions.tgt_len, self.assembly.dims.head_dim
+        for name, x in {"query": query, "key": key}.items():
+            if x.dim() != 4 or x.shape[2:] != (tgt_len, head_dim):
+                raise UserError(
+                    f"{name} {tuple(x.shape)} must be (batch, heads, {tgt_len}, {head_dim}), of "
+                    "the new tokens"
+                )
+        if (rotation := self.rotation(state)) is None:
+            return query, key
+        return rotation.rotate_queries(query), rotation.rotate_keys(key)
+
+    def hidden(self, shared: Shared, direction: str = "both") -> Tensor | None:
+        """Mark the keys that a query must not see, ``(batch or 1, 1, tgt_len or 1, src_len)``.
+
+        ``lr`` also hides later keys, ``rl`` earlier ones; None: no key is hidden.
+        """
+        mask, positions = self._select_state(shared).mask(direction), shared.positions
+        return mask.forbidden(positions.tgt_len, positions.src_len, positions.device)
+
     def bias(self, shared: Shared) -> Tensor | None:
         """Compute the bias, which is added to the scaled scores before masks and softmax.
 
@@ -68,7 +93,8 @@ class LayerPositions(nn.Module):
         Raises:
             UserError: the encodings also multiply the scores; use :meth:`score_mod`.
         """
-        terms = self._compute_terms(shared).expanded()  # a bias by ids becomes numbers by pair
+        state = self._select_state(shared)
+        terms = self.collect_terms(state).expanded()  # a bias by ids becomes numbers by pair
         if terms.gain is not None:
             raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
         numbers, bias = terms.find(NumbersByPair), terms.bias
@@ -88,12 +114,11 @@ class LayerPositions(nn.Module):
         Args:
             shared: second result of the stack's positions in this forward pass.
         """
-        terms = self._compute_terms(shared)
+        terms = self.collect_terms(self._select_state(shared))
         positions = shared.positions
         return build_score_mod(terms, positions.tgt_len, positions.src_len, positions.device)
 
-    def _compute_terms(self, shared: Shared) -> Terms:
+    def _select_state(self, shared: Shared) -> LayerShared:
+        """Select the position state of this layer's kind."""
         check_shared(shared, self.assembly)
-        positions = shared.positions
-        terms = self.encodings.terms(positions.span(), positions)
-        return shared.of_kind(self.kind).layer_terms() | terms
+        return shared.of_kind(self.kind)

@@ -6,7 +6,6 @@ from torch import Tensor
 from fairseq_posenc import backends
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.mask import DIRECTIONS
 from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
@@ -100,8 +99,6 @@ class PositionEncoding(AttentionCore, StackPositions):
             backend: ``auto``, or the name of a backend.
             inputs: as for :meth:`scores`.
         """
-        if direction not in (None, *DIRECTIONS):
-            raise UserError(f"unknown direction {direction!r}: choose {', '.join(DIRECTIONS)}")
         self.assembly.draft_terms(backend)  # refuses a backend that cannot compute them
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")

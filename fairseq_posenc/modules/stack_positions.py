@@ -20,7 +20,7 @@ from fairseq_posenc.modules.input_checks import (
     join_ids,
     read_position_ids,
 )
-from fairseq_posenc.positions import Positions, may_sync, reading_waits
+from fairseq_posenc.positions import Positions, reading_waits
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import Spec, parse
 
@@ -57,11 +57,8 @@ class StackPositions(nn.Module):
         self.id_readers = self.assembly.list_id_readers()
         # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = limits.window is not None
-        self.has_tables = any(
-            isinstance(term, ByDistance)
-            for terms in self.assembly.draft_terms(backend="auto")  # of each kind of layer
-            for term in terms
-        )
+        drafts = self.assembly.draft_terms(backend="auto")  # of each kind of layer
+        self.has_tables = any(terms.has(ByDistance) for terms in drafts)
         # Whether earlier tokens' positions matter, too: for distances, and for visible keys.
         self.reads_all_ids = (
             limits.segments is not None
@@ -254,5 +251,4 @@ def positions_from_padding(
     check_mask(name, padding, batch, src_len)
     if padding is None:
         padding = torch.zeros(batch, src_len, dtype=torch.bool, device=device)
-    inspect = may_sync(device, decoding=tgt_len < src_len)
-    return Positions.from_padding(padding.to(device), tgt_len=tgt_len, inspect_padding=inspect)
+    return Positions.from_padding(padding.to(device), tgt_len)

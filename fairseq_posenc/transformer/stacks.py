@@ -20,7 +20,7 @@ from fairseq_posenc.encodings.term import Reset
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, format_directions
 from fairseq_posenc.modules.input_checks import read_position_ids
-from fairseq_posenc.positions import Positions, may_sync
+from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.forward_context import current_context, inject_context, set_context
@@ -155,8 +155,7 @@ class _PositionalStack:
                 counted.
         """
         tgt_len = 1 if decoding else tokens.size(1)
-        inspect = may_sync(tokens.device, decoding)  # reading waits for a GPU
-        positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len, inspect)
+        positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len)
         # Documents are found in the counted tokens; random positions are drawn by a caller's ids.
         positions = self.encodings.number(positions)
         if ids is not None:
@@ -235,7 +234,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         is_first = not decoding or prev_output_tokens.size(1) == 1
         if is_first and encoder_out is not None and self.rotates_source:
             (padding,) = encoder_out["encoder_padding_mask"]  # [B, S]
-            source = Positions.from_padding(padding, tgt_len=0, inspect_padding=False)
+            source = Positions.from_padding(padding, tgt_len=0)
             shared = shared.with_source(self.encodings, source)
         with set_context(shared):
             decoded = super().extract_features(
