@@ -129,7 +129,7 @@ class Assembly(NamedTuple):
             token = self._build_draft(item).number(token)
         named = {name: self._build_draft(item) for name, item in name_modules(layer).items()}
         x = torch.empty(1, 1, self.dims.embed_dim, device="meta")  # the input of a layer
-        terms = Encodings(named).terms(token.span(), token)
+        terms = Encodings(named).terms(token)
         terms = Encodings(named).add_input_terms(terms, x, token, self.dims.num_heads)
         self._refuse_too_narrow_tables(layer, terms)
         if token.drawn is not None:  # the stack has random positions
@@ -179,7 +179,7 @@ class Assembly(NamedTuple):
             )
         for item in (*self.spec.input_items, *layer):
             reason = "counts in sentences" if item.encoding.counts_in_sentences else ""
-            terms = self._build_draft(item).terms(token.span(), token)
+            terms = self._build_draft(item).terms(token)
             if any(isinstance(term, (ByDistance, NumbersByPair)) for term in terms):
                 reason = "uses distances between tokens"
             if reason:

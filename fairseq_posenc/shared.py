@@ -112,12 +112,11 @@ class Shared(NamedTuple):
             positions: positions of the tokens.
         """
         positions = encodings.number(positions)
-        span = positions.span()
         named = encodings.as_dict()
         ids = positions.query_places
 
         def terms_of(name: str) -> Terms:
-            return named[name].combined_terms(span, positions)
+            return named[name].combined_terms(positions)
 
         def combine(names: tuple[str, ...], find_terms: Callable[[str], Terms]) -> Terms:
             return reduce(or_, map(find_terms, names), Terms([]))

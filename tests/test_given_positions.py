@@ -18,7 +18,17 @@ from fairseq_posenc.backends.flex.scores import build_score_mod
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 from tests.helpers import oracles
-from tests.helpers.formulas import EOS, IN_FLOAT32, INPUTS, PAD, awake, make, rotated, their_scores
+from tests.helpers.formulas import (
+    EOS,
+    IN_FLOAT32,
+    INPUTS,
+    PAD,
+    awake,
+    make,
+    rotated,
+    split_heads,
+    their_scores,
+)
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import COMPOSITIONS, encoding_specs, make_model, needs_causal
 
@@ -46,7 +56,7 @@ def scores_at(built, query: Tensor, key: Tensor, ids: Tensor) -> Tensor:
     query, _ = rotated(built, query[None], query[None], ids[:, ids.size(1) - tgt_len :])
     _, key = rotated(built, key[None], key[None], ids)
     positions = give(ids, tgt_len)
-    terms = built.terms(positions.span(), positions).unprojected(2)
+    terms = built.terms(positions).projected(split_heads)
     terms = built.add_input_terms(terms, INPUTS[None, : ids.size(1)].to(query.dtype), positions, 2)
     return reference.scores(query, key, terms)[0]
 

@@ -336,7 +336,6 @@ def test_parts_of_layers_that_differ_are_those_of_their_kind(spec, layer):
     attention, parts = SelfAttention(positions, layer=layer), LayerPositions(positions, layer=layer)
     x, shared = positions(torch.randn(2, 9, 16))
     expected = attention(x, shared)[0]
-    refuse("unknown direction 'LR': choose both", parts.hidden, shared, "LR")
     query, key, value = (
         attention.split_heads(p(x)) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
     )

@@ -54,7 +54,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     does_nothing = rotates and (products - plain).abs().max() < LEAST_CHANGE
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 
-    # With a row for each distance, and not by `Terms.unprojected`: a mistake there is an error.
+    # With a row for each distance, and not by `_project_rows`: a mistake there is an error.
     terms = encoding.collect_terms(shared).expanded().projected(_split_heads)
     exact = encoding.make_call(query, key, value, shared, inputs, terms=terms)
     query, key, value = map(_to_float64, exact[:3])

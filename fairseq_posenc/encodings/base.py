@@ -30,7 +30,7 @@ from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import Decay, ScaleFactor, States, Term
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 
 INIT_STD = 0.02  # the standard deviation of all of BERT's initial weights
 # Where an encoding acts, in the order of canonical specs ("positions": it numbers the tokens).
@@ -199,19 +199,18 @@ class Encoding(nn.Module):
         """
         return None
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
-        """List the terms that are added to the scores, for the distances of ``span``.
+    def terms(self, positions: Positions) -> list[Term]:
+        """List the terms that are added to the scores.
 
         Args:
-            span: the distances that the tables must hold rows for.
-            positions: the tokens' positions, for terms that are not a function of distance.
+            positions: the tokens' positions; tables must hold rows for the distances of its span.
         """
         return []
 
-    def combined_terms(self, span: Span, positions: Positions) -> Terms:
+    def combined_terms(self, positions: Positions) -> Terms:
         """Combine :meth:`terms` and the scale factor, as backends take them."""
         scale = [] if self.scale_factor is None else [ScaleFactor(self.scale_factor)]
-        return Terms([*self.terms(span, positions), *scale])
+        return Terms([*self.terms(positions), *scale])
 
     def number(self, positions: Positions) -> Positions:
         """Number the tokens differently, unless this was done before; by default change nothing."""
@@ -325,9 +324,9 @@ class Encodings(nn.ModuleDict):
             positions = encoding.number(positions)
         return positions
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
+    def terms(self, positions: Positions) -> Terms:
         """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""
-        return reduce(or_, (x.combined_terms(span, positions) for x in self.as_list()), Terms([]))
+        return reduce(or_, (x.combined_terms(positions) for x in self.as_list()), Terms([]))
 
 
 def _find_first(values: Iterable[Value | None]) -> Value | None:

@@ -14,7 +14,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import make_constant, no_autocast, split_fixed, to_fixed
 from fairseq_posenc.encodings.term import Decay, NumbersByDistance, NumbersByPair, Term
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 
 MIN_PARAMETER = 1e-2  # kerple's r1 and r2 are clamped to it, as in the authors' code
 LEAST = 1e-8  # of fire's a and L, so that no logarithm is 0
@@ -29,8 +29,9 @@ class Bias(Encoding, ABC):
     def bias(self, distances: Tensor) -> Tensor:
         """Compute the function of each head at distances j - i, ``(n,)``, as ``(H, n)``."""
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Add the function by distance, ``(H, R)``, or by pair, ``(B or 1, H, T, S)``."""
+        span = positions.span()
         if span.ids is None:
             return [NumbersByDistance(self.axes * self.bias(span.distances()))]  # same on all axes
         distances = span.differences()  # [B or 1, T, S] or [..., axes]
@@ -77,15 +78,15 @@ class Alibi(Bias):
             raise UserError("alibi(mode=causal) needs a causal model; an encoder sees later keys")
         self.mode = mode
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Subtract the penalties by distance, by pair, or by token."""
         if positions.drawn is not None:  # by the encoding `randomized`
             # Numbers that are drawn for counted tokens ascend. A caller's position ids, and the
             # numbers drawn for them, may have any order, so they are compared by pair.
             if positions.counted:
                 return [self._penalise_ascending(positions.drawn)]
-            span = span._replace(ids=positions.drawn, tgt_len=positions.tgt_len)
-        return super().terms(span, positions)
+            positions = positions._replace(ids=positions.drawn, consecutive=False)
+        return super().terms(positions)
 
     def bias(self, distances: Tensor) -> Tensor:
         """Compute minus the penalty of each head at distances ``(n,)``, ``(H, n)`` in float32."""
@@ -252,7 +253,7 @@ class Fire(Encoding):
         nn.init.constant_(self.curvature, 0.1)
         nn.init.constant_(self.length, 1.0)
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Compute the network's outputs by pair, ``(B or 1, H, T, S)``, in float32 at least."""
         dtype = torch.promote_types(self.curvature.dtype, torch.float32)
         keys = positions.common_ids().to(dtype)  # [B or 1, S]

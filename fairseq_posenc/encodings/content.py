@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import CountedRows, RowsByDistance, Term
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 
 
 @register("cope")
@@ -47,7 +47,7 @@ class Cope(Encoding):
         """Start at 0."""
         nn.init.zeros_(self.table)
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Return the table; attention counts the positions, as they depend on the scores."""
         return [CountedRows(self.table)]
 
@@ -138,9 +138,9 @@ class Inkling(Encoding):
         states: Tensor = self.projection(x)
         return states.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Select the rows, ``(1, R, rank)``, with rows of zeros for distances beyond the table."""
         rows = F.pad(self.table[None], (0, 0, 1, 1))  # one row of zeros before, one after
         starts = range(1 - self.extent, self.last_distance + 2)  # of all rows but the first
-        kept, runs = Runs.select(starts, span)
+        kept, runs = Runs.select(starts, positions.span())
         return [RowsByDistance(rows[:, kept], runs, of="state")]

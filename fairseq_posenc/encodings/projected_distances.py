@@ -18,7 +18,7 @@ from fairseq_posenc.encodings.runs import Runs, mirror
 from fairseq_posenc.encodings.t5 import find_firsts
 from fairseq_posenc.encodings.term import NumbersByDistance, RowsByDistance, Term
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 
 EPSILON = 1e-7  # the layer norm's, as in DebertaV2
 
@@ -102,11 +102,11 @@ class DebertaV2(Encoding):
         nn.init.ones_(self.norm_weight)
         nn.init.zeros_(self.norm_bias)
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Compute the normalised rows for each layer to project, ``(R, C)``."""
         # On either side of 0, buckets begin at every distance up to buckets / 2, then at `firsts`.
         starts = mirror((*range(1, self.buckets // 2 + 1), *self.firsts))
-        _, runs = Runs.select(starts, span)  # a run is a range of distances that share a row
+        _, runs = Runs.select(starts, positions.span())  # a run: distances that share a row
         bucket = self.bucket(-runs.representatives())  # of a distance i - j of each run
         index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)  # rows begin with later keys
         normed = F.layer_norm(
@@ -165,12 +165,13 @@ class TransformerXL(Encoding):
         self.v = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
         self.sinusoids = Sinusoidal(dims)
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Compute W s as query table, u as the only row for keys, and v.(W s), scaled, as bias.
 
         Raises:
             UserError: torch is compiling, so ids have no values.
         """
+        span = positions.span()
         if span.ids is not None:  # unbounded: make a row for each distance that these ids can have
             if torch.compiler.is_compiling():
                 raise UserError(

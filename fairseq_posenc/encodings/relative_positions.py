@@ -133,10 +133,10 @@ class DistanceEncoding(Encoding):
             return [NumbersByDistance(rows, runs, multiplies=self.multiplies)]
         return [RowsByDistance(rows, runs, of=of) for of in self.rows_of]
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
-        """List the terms with the rows of the span, and the reset that two more rows need."""
+    def terms(self, positions: Positions) -> list[Term]:
+        """List the terms with the rows of the distances, and the reset that two more rows need."""
         reset = [] if self.table.reset is None else [Reset(positions.is_first())]
-        return [*self.use(*self.table.select(span)), *reset]
+        return [*self.use(*self.table.select(positions.span())), *reset]
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend a loaded table to the distances of this one, by repeating the rows at its ends."""
@@ -265,10 +265,10 @@ class M1(Encoding):
         missing = max(self.table.size(1) - weight.size(1), 0)
         return torch.cat([weight, weight[:, -1:].expand(-1, missing)], dim=1)
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Multiply the dot product by the numbers of unsigned distances, ``(G, R)``."""
         # The runs of signed distances, of which two share a row of the table.
-        _, runs = Runs.select(range(1 - self.max_distance, self.max_distance + 1), span)
+        _, runs = Runs.select(range(1 - self.max_distance, self.max_distance + 1), positions.span())
         distances = runs.representatives().abs().clamp(max=self.max_distance)  # [R]
         return [NumbersByDistance(self.table[:, distances], runs, multiplies=True)]
 

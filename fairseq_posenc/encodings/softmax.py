@@ -21,7 +21,7 @@ from fairseq_posenc.encodings.term import (
     Term,
 )
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 
 
 class ByPosition(Encoding, ABC):
@@ -35,7 +35,7 @@ class ByPosition(Encoding, ABC):
     def factors(self, ids: Tensor) -> Tensor:
         """Compute the factors at positions ``ids``, ``(B or 1, T)``, from 0, in float32."""
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Multiply all scores of a query."""
         factors = self.factors(positions.queries(positions.ids).float())  # counted ones, not random
         return [Temperature(factors.unsqueeze(1))]  # [B or 1, 1, T]
@@ -204,7 +204,7 @@ class Ssmax(Encoding):
         mean = math.lgamma(length + 1) / length if self.dims.causal else math.log(length)
         nn.init.constant_(self.factor, 1 / mean)
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Return factor and offset; attention counts the keys, as they depend on the mask."""
         return [CountTemperature(self.factor, self.offset)]
 
@@ -233,7 +233,7 @@ class Softcap(Encoding):
         super().__init__(dims)
         self.cap = cap
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Return the cap of the scores."""
         return [ScoreCap(self.cap)]
 
@@ -272,7 +272,7 @@ class Sink(Encoding):
         if self.value is None:
             nn.init.zeros_(self.score)
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Return the extra score of each head."""
         if self.value is None:
             return [SinkScore(self.score)]

@@ -63,9 +63,10 @@ class T5(Encoding):
         )
         self.table = nn.Parameter(torch.empty(axes * dims.num_heads, num_buckets))
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Add the buckets' numbers, ``(H, R)``, or by pair on several axes."""
         tables = self.table.view(self.axes, self.dims.num_heads, -1)
+        span = positions.span()
         if span.has_axes:
             return [NumbersByPair.of_axes(span, tables, self.buckets.find)]
         index, runs = self.buckets.select(span)

@@ -185,22 +185,3 @@ class Terms(tuple[Term, ...]):
         of_queries = RowsByDistance(as_keys, rows.runs, of="query")  # queries meet keys
         of_keys = RowsByDistance(as_queries, rows.runs, of="key")
         return Terms([x for x in self if x is not rows]) | Terms([of_queries, of_keys])
-
-    def unprojected(self, num_heads: int) -> Terms:
-        """Split the rows of ``layer`` into heads, as if a layer's projections changed nothing.
-
-        Raises:
-            UserError: the rows cannot be split into so many heads.
-        """
-        rows = self.rows("layer")
-        if rows is not None and rows.table.size(-1) % num_heads:
-            raise UserError(
-                f"rows of width {rows.table.size(-1)} cannot be split into {num_heads} heads "
-                "without a layer's projections: take a SelfAttention"
-            )
-
-        def split_heads(rows: Tensor) -> tuple[Tensor, Tensor]:
-            heads = rows.unflatten(-1, (num_heads, -1)).transpose(0, 1)  # [H, R, D]
-            return heads, heads
-
-        return self.projected(split_heads)

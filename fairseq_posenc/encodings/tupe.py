@@ -14,7 +14,7 @@ from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.relative_positions import DistanceEncoding, make_projections
 from fairseq_posenc.encodings.t5 import Buckets
 from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Reset, Term
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 
 
 @register("tupe")
@@ -54,7 +54,7 @@ class Tupe(DistanceEncoding):
         projections = make_projections(dims.head_dim, tied=tie_projections)
         self.query_projection, self.key_projection = projections
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Add scaled products of positions, ``(B or 1, 1, T, S)``, and numbers by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
         rows = positions.common_ids()  # (1, S) if one row of ids holds for the whole batch
@@ -67,7 +67,7 @@ class Tupe(DistanceEncoding):
             queries = positions.queries(vectors) @ at_least_fp32(self.query_projection)
             keys = vectors @ at_least_fp32(self.key_projection) * self.dims.scale(self.scale_factor)
             pairs = queries @ keys.transpose(1, 2)  # [B or 1, T, S]
-        return [NumbersByPair(pairs.unsqueeze(1)), *super().terms(span, positions)]
+        return [NumbersByPair(pairs.unsqueeze(1)), *super().terms(positions)]
 
 
 @register("tupe_shared")
@@ -125,7 +125,7 @@ class TupeShared(Encoding):
         for parameter in (self.norm_bias, self.query_bias, self.key_bias):
             nn.init.zeros_(parameter)
 
-    def terms(self, span: Span, positions: Positions) -> list[Term]:
+    def terms(self, positions: Positions) -> list[Term]:
         """Add scaled products of positions, ``(B or 1, H, T, S)``, and numbers by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
         # A caller's ids may exceed the number of tokens, so they need all rows.
@@ -136,7 +136,7 @@ class TupeShared(Encoding):
         key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1  # row 0: reset
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, key_rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
-        index, runs = self.bucket_rule.select(span)  # buckets, and the distances of each
+        index, runs = self.bucket_rule.select(positions.span())  # buckets, distances of each
         bias = self.buckets[:, index]
         reset: list[Term] = []
         if self.reset:  # pairs with the first token have two numbers in place of products

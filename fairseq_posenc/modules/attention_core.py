@@ -135,10 +135,8 @@ class AttentionCore:
 
     def collect_terms(self, shared: LayerShared) -> Terms:
         """Combine the terms of the stack and of this layer."""
-        terms, positions = shared.layer_terms(), shared.positions
-        if len(self.encodings):
-            terms |= self.encodings.terms(positions.span(), positions)
-        return terms
+        terms = shared.layer_terms()
+        return terms | self.encodings.terms(shared.positions) if len(self.encodings) else terms
 
     def compute_terms(self, shared: LayerShared, rows: ProjectedRows | None = None) -> Terms:
         """Combine the terms of stack and layer, with the content rows that this layer projects.

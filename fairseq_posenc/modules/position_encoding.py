@@ -6,13 +6,11 @@ from torch import Tensor
 from fairseq_posenc import backends
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
-from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.modules.stack_positions import StackPositions, positions_from_padding
-from fairseq_posenc.shared import LayerShared, Shared
+from fairseq_posenc.shared import Shared
 
 
 class PositionEncoding(AttentionCore, StackPositions):
@@ -139,12 +137,15 @@ class PositionEncoding(AttentionCore, StackPositions):
         scores = self.scores(heads, heads, inputs=embedded)  # [B, H, T, T]
         return scores[:, :, reach].mean(0)  # of the middle query, which has all distances
 
-    def compute_terms(self, shared: LayerShared, rows: ProjectedRows | None = None) -> Terms:
-        """Override the step of :class:`AttentionCore`: there are no projections.
-
-        Rows that another layer would project are only split into heads.
-        """
-        return self.collect_terms(shared).unprojected(self.num_heads)
+    def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Split content rows ``(R, C)`` into heads ``(H, R, D)``: there are no projections."""
+        if rows.size(-1) != self.assembly.dims.heads_dim:
+            raise UserError(
+                f"rows of width {rows.size(-1)} cannot be split into {self.num_heads} heads of "
+                f"width {self.head_dim} without a layer's projections: take a SelfAttention"
+            )
+        heads = rows.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
+        return heads, heads
 
     def _build_call(
         self,

@@ -7,8 +7,7 @@ import torch
 
 from fairseq_posenc.analysis.split import split
 from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.positions import Span
-from tests.helpers.formulas import INPUTS, make, our_scores, positions_of, their_scores
+from tests.helpers.formulas import INPUTS, make, our_scores, positions_of, split_heads, their_scores
 from tests.helpers.products import some_of
 from tests.helpers.tiny_models import COMPOSITIONS, REPRESENTATIVES, encoding_specs
 
@@ -20,8 +19,7 @@ def parts(spec: str, dtype: torch.dtype = torch.float64):
     """Return the split of random scores ``(1, 2, 6, 6)``, what was split, and the encodings."""
     built = make(spec, dtype=dtype)
     query, key = torch.randn(2, 1, 2, LENGTH, 8, dtype=dtype)
-    span = Span.from_lengths(LENGTH, LENGTH, query.device)
-    terms = built.terms(span, positions_of(LENGTH, LENGTH)).unprojected(2)
+    terms = built.terms(positions_of(LENGTH, LENGTH)).projected(split_heads)
     inputs = INPUTS[None, :LENGTH].to(dtype)
     terms = built.add_input_terms(terms, inputs, positions_of(LENGTH, LENGTH), 2)
     rotation = built.rotation(torch.arange(LENGTH)[None])

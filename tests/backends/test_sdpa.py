@@ -19,7 +19,7 @@ from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 from tests.helpers.formulas import awake
 from tests.helpers.terms import terms_of
 from tests.helpers.tiny_models import needs_causal
@@ -35,7 +35,7 @@ def terms_with(name: str) -> Terms:
         torch.nn.init.normal_(parameter)
     tokens = torch.arange(LENGTH)[None] + 4
     positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
-    terms = encoding.terms(Span.from_lengths(LENGTH, LENGTH, tokens.device), positions)
+    terms = encoding.terms(positions)
     return terms
 
 

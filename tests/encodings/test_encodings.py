@@ -33,6 +33,7 @@ from tests.helpers.formulas import (
     our_scores,
     positions_of,
     rotated,
+    split_heads,
     their_scores,
 )
 from tests.helpers.products import product_of, some_of
@@ -241,9 +242,7 @@ def test_reset_applies_to_the_first_real_token_of_each_row():
     tokens = torch.tensor([[0, 7, 8, 2], [PAD, 0, 7, 2]])
     query, key = torch.randn(2, 2, 2, 4, 8, dtype=torch.float64)
     positions = Positions.from_tokens(tokens, PAD, EOS, 4)
-    both = reference.scores(
-        query, key, built.terms(Span.from_lengths(4, 4, query.device), positions)
-    )
+    both = reference.scores(query, key, built.terms(positions))
     alone = our_scores(built, query[1, :, 1:], key[1, :, 1:])
     torch.testing.assert_close(both[1, :, 1:, 1:], alone)
 
@@ -322,7 +321,7 @@ def test_one_bias_serves_all_sentences_unless_one_is_padded_on_the_left(spec):
     for row, batch in (([5, 7, 2, PAD], 1), ([PAD, 5, 7, 2], 2)):
         tokens = torch.tensor([[5, 7, 8, 2], row])
         positions = Positions.from_tokens(tokens, PAD, EOS, 4)
-        terms = built.terms(Span.from_lengths(4, 4, tokens.device), positions)
+        terms = built.terms(positions)
         assert terms.find(NumbersByPair).numbers.size(0) == batch
 
 
@@ -331,16 +330,16 @@ def test_right_padding_beyond_the_table_is_no_position():
     tokens[:, :8] = 5
     positions = Positions.from_tokens(tokens, PAD, EOS, 12)
     for spec in ("tupe", "tupe_shared"):
-        terms = make(spec).terms(Span.from_lengths(12, 12, tokens.device), positions)
+        terms = make(spec).terms(positions)
         assert terms.find(NumbersByPair).numbers.isfinite().all()
 
 
 @pytest.mark.parametrize("spec", ["alibi", "sandwich"])
 def test_fixed_biases_do_not_lose_precision_with_the_model(spec):
     built = build_encodings(specs.parse(spec), DIMS)
-    span, positions = Span.from_lengths(8, 8, torch.device("cpu")), positions_of(8, 8)
-    exact = built.terms(span, positions).bias.table
-    assert torch.equal(built.half().terms(span, positions).bias.table, exact)
+    positions = positions_of(8, 8)
+    exact = built.terms(positions).bias.table
+    assert torch.equal(built.half().terms(positions).bias.table, exact)
 
 
 def test_sinusoids_do_not_lose_precision_with_the_model():
@@ -367,8 +366,7 @@ def test_gradients_equal_differences(spec):
 
     def attended(query, key, value, states, *parameters):
         # The parameters are changed in place by gradcheck, so the modules see them.
-        terms = built.terms(Span.from_lengths(3, 3, query.device), positions_of(3, 3))
-        terms = terms.unprojected(DIMS.num_heads)
+        terms = built.terms(positions_of(3, 3)).projected(split_heads)
         if (rows := terms.rows("state")) is not None:
             terms = change_terms(terms, states=states[None, ..., : rows.table.size(-1)])
         call = AttentionCall(query[None], key[None], value[None], terms, Mask())
@@ -385,7 +383,7 @@ def test_gradients_of_values_by_distance_equal_those_of_the_formula():
     )
     leaves = [query, key, value, *built.parameters()]
     weight = torch.randn(2, 4, 8, dtype=torch.float64)
-    terms = built.terms(Span.from_lengths(4, 4, query.device), positions_of(4, 4))
+    terms = built.terms(positions_of(4, 4))
     ours, weights = reference.attend(
         AttentionCall(query[None], key[None], value[None], terms, Mask(), need_weights=True)
     )
@@ -426,13 +424,13 @@ def test_large_comparisons_of_positions_do_not_overflow_half_precision(
         for parameter in built.parameters():
             parameter.mul_(times)
     built = built if autocast else built.half()
-    span, positions = Span.from_lengths(64, 64, torch.device("cpu")), positions_of(64, 64)
+    positions = positions_of(64, 64)
     with torch.autocast("cpu", torch.float16, enabled=autocast):
-        terms = built.terms(span, positions)
+        terms = built.terms(positions)
     ours = terms.find(NumbersByPair).numbers
     assert terms.bias.table.isfinite().all()
     assert ours.isfinite().all()
-    exact = built.double().terms(span, positions).find(NumbersByPair).numbers
+    exact = built.double().terms(positions).find(NumbersByPair).numbers
     assert exact.abs().max() > 65_504
     assert (ours - exact).abs().max() < 1e-5 * exact.abs().max()
 
@@ -489,10 +487,9 @@ def test_each_distance_has_the_row_of_its_bucket(spec, causal):
     built = build_encodings(specs.parse(spec), DIMS._replace(causal=causal)).double()
     (encoding,) = built.as_list()
     torch.nn.init.normal_(encoding.table)
-    for low, high in [(-70, 70), (-5, 3), (-40, 0), (25, 60)]:
-        span = Span(low, high, torch.device("cpu"))
-        terms = encoding.combined_terms(span, positions_of(4, 4))
-        distances = torch.arange(low, high + 1)
+    for tgt_len, src_len in [(4, 6), (1, 41), (71, 71)]:
+        terms = encoding.combined_terms(positions_of(tgt_len, src_len))
+        distances = torch.arange(1 - src_len, tgt_len)
         if spec.startswith("t5"):
             expected = encoding.table[:, encoding.buckets.find(distances)]
             found = terms.bias.expand()
@@ -502,6 +499,5 @@ def test_each_distance_has_the_row_of_its_bucket(spec, causal):
             expected = normed[index]
             found = terms.rows("layer").expand()
         torch.testing.assert_close(found, expected)
-    rows = encoding.combined_terms(Span.from_lengths(70, 70, span.device), positions_of(4, 4))
-    (distinct,) = (x.table.size(x.rows_dim) for x in rows if isinstance(x, ByDistance))
+    (distinct,) = (x.table.size(x.rows_dim) for x in terms if isinstance(x, ByDistance))
     assert distinct <= 17

@@ -26,7 +26,7 @@ from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.projected_distances import DebertaV2
 from fairseq_posenc.encodings.t5 import Buckets
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 from tests.encodings import their_modules as hf
 from tests.encodings.their_modules import CASES, Case, Size, Tensors
 from tests.helpers.lone_attention import LoneAttention
@@ -105,9 +105,7 @@ def t5(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
 
 
 def bias_of(encodings: Encodings, length: int) -> Tensor:
-    positions = plain_positions(length)
-    span = Span.from_lengths(length, length, positions.device)
-    terms: Any = encodings.terms(span, positions).expanded()  # it has a bias
+    terms: Any = encodings.terms(plain_positions(length)).expanded()  # it has a bias
     return expand_by_distance(terms.bias.table, length, length)[0]
 
 

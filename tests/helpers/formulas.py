@@ -12,7 +12,7 @@ from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope_scaling import Scaling
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 from tests.helpers import oracles
 from tests.helpers.tiny_models import needs_causal
 
@@ -51,6 +51,10 @@ def positions_of(tgt_len: int, src_len: int) -> Positions:
     return Positions.from_tokens(tokens, PAD, EOS, tgt_len)
 
 
+def split_heads(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (rows.unflatten(-1, (DIMS.num_heads, -1)).transpose(0, 1),) * 2
+
+
 def rotated(built, query, key, ids):
     rotation = built.rotation(ids)
     return (
@@ -66,10 +70,8 @@ def our_scores(built, query, key):
     index = torch.arange(src_len)[None]
     rotated_query, _ = rotated(built, query[None], query[None], index[:, -tgt_len:])
     _, rotated_key = rotated(built, key[None], key[None], index)
-    terms = built.terms(
-        Span.from_lengths(tgt_len, src_len, query.device), positions_of(tgt_len, src_len)
-    )
-    terms = terms.unprojected(2)  # a layer would project content rows; here nothing does
+    terms = built.terms(positions_of(tgt_len, src_len))
+    terms = terms.projected(split_heads)  # a layer would project content rows; here nothing does
     inputs = INPUTS[None, :src_len].to(query.dtype)
     terms = built.add_input_terms(terms, inputs, positions_of(tgt_len, src_len), query.size(0))
     mask = Mask("lr" if any(each.causal_reason for each in built.as_list()) else "both")

@@ -16,7 +16,7 @@ from fairseq_posenc.backends.forward_cache import PerForwardCache
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import is_identity
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import LayerShared
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import set_context
@@ -256,10 +256,9 @@ def test_triton_can_be_required_where_it_serves(name, monkeypatch):
     model = make_model(family, position_encoding=name)
     stack = getattr(model, "encoder" if family == "masked_lm" else "decoder")
     stack = getattr(stack, "sentence_encoder", stack)
-    span = Span.from_lengths(4, 4, torch.device("cpu"))
     positions = Positions.from_tokens(make_tokens(1, 4), PAD, 2, 4)
-    terms = stack.encodings.terms(span, positions)
-    terms = terms | stack.layers[0].self_attn.encodings.terms(span, positions)
+    terms = stack.encodings.terms(positions)
+    terms = terms | stack.layers[0].self_attn.encodings.terms(positions)
     decay = stack.layers[0].self_attn.encodings.decay(torch.zeros(1, 4, 32), positions)
     without_kernels = {"pair_bias", "channel_gain", "counted_table", "state_table", "value_table"}
     if decay is None and not (without_kernels | {"reset"}) & {term.name for term in terms}:

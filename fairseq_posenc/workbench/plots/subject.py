@@ -77,11 +77,10 @@ class Subject:
         """
         length = self.dims.max_positions
         encoding = self.encodings[layer]
-        span = Span.from_lengths(length, length, torch.device("cpu"))
         positions = make_positions(length)
         # A single layer has a single kind, 0.
         shared = Shared.compute(encoding.shared, positions).of_kind(0).terms
-        return span, (shared | encoding.layer.terms(span, positions)).expanded()
+        return positions.span(), (shared | encoding.layer.terms(positions)).expanded()
 
 
 def build_subject(
