@@ -26,14 +26,13 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from itertools import chain, groupby
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from fairseq_posenc import registry
 from fairseq_posenc.encodings.base import Encoding, Place, Signed
-from fairseq_posenc.encodings.rope_scaling import Scaled, format_setting
+from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.registry import module_owner
 
@@ -77,11 +76,8 @@ class Item(NamedTuple):
         known = registry.options(self.name)
         values = {key: option.default for key, option in known.items()} | dict(self.options)
         for key, value in values.items():
-            if isinstance(value, Scaled):  # its str() leaves out settings that have their default
-                settings = ((x.name, getattr(value, x.name)) for x in fields(value))
-                # The factor comes first, without its name.
-                (_, factor), *rest = ((k, format_setting(v)) for k, v in settings if v is not None)
-                values[key] = ":".join([value.kind, factor, *(f"{k}={v}" for k, v in rest)])
+            if isinstance(value, Scaling):
+                values[key] = value.write(with_defaults=True)
         return self._replace(options=tuple(values.items()))
 
     def __str__(self) -> str:

@@ -15,7 +15,14 @@ from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import at_least_fp32, make_constant
-from fairseq_posenc.encodings.rope_scaling import KINDS, TRAINED_LENGTH, HFParameters, Ntk, Scaling
+from fairseq_posenc.encodings.rope_scaling import (
+    KINDS,
+    TRAINED_LENGTH,
+    HFParameters,
+    Ntk,
+    Scaling,
+    plain_frequencies,
+)
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.positions import reading_waits
@@ -74,16 +81,13 @@ def assign_axes(
         )
     if not interleaved:
         return [axis for axis, count in enumerate(sections) for _ in range(count)]
-    assigned = [0] * pairs  # the first axis, unless another takes its turn
-    for axis in range(1, axes):
-        turns = range(axis, pairs, axes)[: sections[axis]]
-        if len(turns) < sections[axis]:
-            raise UserError(
-                f"{name}(sections={sections},pairs=interleaved): only the first section may be "
-                "more than an equal part"
-            )
-        for pair in turns:
-            assigned[pair] = axis
+    # Pair t is the turn t // axes of the axis t % axes, or the first axis's if that is full.
+    assigned = [t % axes if t // axes < sections[t % axes] else 0 for t in range(pairs)]
+    if any(assigned.count(axis) < count for axis, count in enumerate(sections)):
+        raise UserError(
+            f"{name}(sections={sections},pairs=interleaved): only the first section may be more "
+            "than an equal part"
+        )
     return assigned
 
 
@@ -132,7 +136,7 @@ class Rope(Encoding):
         base: float = 10000.0,
         fraction: float = 1.0,
         layout: Literal["interleaved", "half"] = "interleaved",
-        scaling: Scaling = Scaling(),  # noqa: B008  (frozen)
+        scaling: Optional[Scaling] = None,
         cross_attention: bool = False,  # read by the decoder's layers, which build that attention
         axes: Optional[int] = None,
         sections: Optional[Sections] = None,
@@ -158,7 +162,6 @@ class Rope(Encoding):
         interleaved = pairs == "interleaved"
         pair_axes = assign_axes(self.name, self.rotated // 2, self.axes, sections, interleaved)
         self.pair_axes = make_constant(pair_axes, torch.device("cpu"), torch.long)
-        self.scaling.check(self.name, self._range_width)
         self.compute_constants()
 
     def rotation(self, ids: Tensor) -> PairRotation:
@@ -187,13 +190,16 @@ class Rope(Encoding):
 
     def compute_constants(self) -> None:
         """Compute frequencies and gain, as some scalings depend on the lengths in ``dims``."""
-        frequencies = self.scaling.frequencies(self.base, self._range_width, self.dims)
-        if self._range_width < self.rotated:  # each axis has all frequencies of this range
+        width, scaling = self._range_width, self.scaling
+        self.gain = 1.0 if scaling is None else scaling.gain(self.dims)
+        frequencies = plain_frequencies(self.base, width)
+        if scaling is not None:
+            frequencies = scaling.frequencies(self.base, width, self.dims)
+        if width < self.rotated:  # each axis has all frequencies of this range
             frequencies = frequencies.repeat(self.axes)
         elif self.pairs == "alternating":  # axis a has the frequencies a, a + axes, ...
             frequencies = frequencies.view(-1, self.axes).t().flatten()
         self.frequencies = frequencies
-        self.gain = self.scaling.gain(self.dims)
 
 
 @register("lerope")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Optional, get_type_hints
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.errors import UserError, shortened
 
 _MAX_FACTOR = 1_000_000  # no input is so many times as long as those of the training
@@ -29,9 +30,20 @@ def _named_in_hf(name: str, default: Any = MISSING) -> Any:
     return field(default=default, metadata={"hf": name})
 
 
+def plain_frequencies(base: float, width: int) -> Tensor:
+    """Compute the frequency of each pair without a scaling, ``(width / 2,)``, in float32.
+
+    >>> plain_frequencies(10000.0, width=4)
+    tensor([1.0000, 0.0100])
+    """
+    # On the CPU, where it is the same on every machine.
+    exponents = torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width
+    return base**-exponents
+
+
 @dataclass(frozen=True)
 class Scaling:
-    """No scaling, and the base class of all kinds.
+    """Base class of the kinds of scaling; their first setting is the factor F.
 
     The trained length L is the setting ``length``, by default that of the model. The length n of
     the input, on which ``dynamic`` and ``longrope`` depend, is the number of positions that the
@@ -39,66 +51,29 @@ class Scaling:
     and decoding equals the full pass.
     """
 
-    kind: ClassVar[str] = "none"
+    kind: ClassVar[str]
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.factor <= _MAX_FACTOR:
+            raise UserError(_FORM)
 
     @staticmethod
-    def parse(text: str) -> Scaling:
-        """Parse ``none``, or ``KIND:FACTOR`` followed by settings in any order.
+    def parse(text: str) -> Scaling | None:
+        """Parse ``KIND:FACTOR`` followed by settings in any order; None if it changes nothing.
 
         >>> Scaling.parse("llama3:8.0:high=3")
         Llama3(factor=8.0, low=1.0, high=3.0, length=None)
         >>> str(Scaling.parse("longrope:4:long=1.50/4:short=1/1"))  # lists are written with slashes
         'longrope:4:short=1/1:long=1.5/4'
         """
-        if text == Scaling.kind:
-            return Scaling()
         kind, _, rest = text.partition(":")
         written_factor, *settings = rest.split(":")
         factor = _read_number(written_factor)
         if kind not in KINDS or factor is None:
             raise UserError(_FORM)
         scaling = KINDS[kind](factor, **KINDS[kind].parse_settings(settings))
-        return Scaling() if scaling in _CHANGING_NOTHING else scaling
-
-    def __str__(self) -> str:
-        return self.kind
-
-    def check(self, name: str, width: int) -> None:
-        """Refuse a ``width``, coordinates of the encoding ``name``, that this kind cannot scale."""
-
-    def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
-        """Compute the frequency of each pair, ``(width / 2,)``, in float32 on the CPU."""
-        with torch.device("cpu"):  # where it is the same on every machine
-            exponents = torch.arange(0, width, 2, dtype=torch.float32) / width  # [width/2]
-            base = self.scaled_base(base, width, dims)
-            return self._scale(base**-exponents, base, dims)
-
-    def scaled_base(self, base: float, width: int, dims: Dims) -> float:
-        """Compute the base of the frequencies."""
-        return base
-
-    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
-        """Scale the frequencies, ``(width / 2,)``, that a base gives."""
-        return frequencies
-
-    def gain(self, dims: Dims) -> float:
-        """Compute the factor of cosines and sines."""
-        return 1.0
-
-    def to_hf(self, dims: Dims) -> HFParameters:
-        """Describe the scaling as ``rope_parameters``; empty if only :meth:`scaled_base` scales."""
-        return {}
-
-
-@dataclass(frozen=True)
-class Scaled(Scaling):
-    """Base class of the kinds of scaling; their first setting is the factor F."""
-
-    factor: float
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.factor <= _MAX_FACTOR:
-            raise UserError(_FORM)
+        return None if scaling in _CHANGING_NOTHING else scaling
 
     @classmethod
     def parse_settings(cls, written: list[str]) -> dict[str, Any]:
@@ -123,12 +98,38 @@ class Scaled(Scaling):
                 raise UserError(f"{cls.kind} needs {name}")
         return settings
 
+    def write(self, with_defaults: bool) -> str:
+        """Write the text of the scaling, with or without settings that have their default."""
+        parts = [self.kind, _format_setting(self.factor)]
+        for setting in fields(self)[1:]:
+            value = getattr(self, setting.name)
+            if value is not None and (with_defaults or value != setting.default):
+                parts.append(f"{setting.name}={_format_setting(value)}")
+        return ":".join(parts)
+
     def __str__(self) -> str:
-        values = [(setting, getattr(self, setting.name)) for setting in fields(self)[1:]]
-        settings = [
-            f"{x.name}={format_setting(value)}" for x, value in values if value != x.default
-        ]
-        return ":".join([self.kind, format_setting(self.factor), *settings])
+        return self.write(with_defaults=False)
+
+    def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
+        """Compute the frequency of each pair, ``(width / 2,)``, in float32 on the CPU.
+
+        Raises:
+            UserError: this kind cannot scale so few coordinates, or has other numbers of them.
+        """
+        base = self.scaled_base(base, width, dims)
+        return self._scale(plain_frequencies(base, width), base, dims)
+
+    def scaled_base(self, base: float, width: int, dims: Dims) -> float:
+        """Compute the base of the frequencies."""
+        return base
+
+    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
+        """Scale the frequencies, ``(width / 2,)``, that a base gives."""
+        return frequencies
+
+    def gain(self, dims: Dims) -> float:
+        """Compute the factor of cosines and sines."""
+        return 1.0
 
     @classmethod
     def hf_names(cls) -> dict[str, str]:
@@ -136,7 +137,7 @@ class Scaled(Scaling):
         return {setting.name: setting.metadata.get("hf", setting.name) for setting in fields(cls)}
 
     def to_hf(self, dims: Dims) -> HFParameters:
-        """See :class:`Scaling`."""
+        """Describe the scaling as ``rope_parameters``."""
         parameters: HFParameters = {"rope_type": self.kind}
         for name, hf_name in self.hf_names().items():
             value = getattr(self, name)
@@ -148,7 +149,7 @@ class Scaled(Scaling):
 
 
 @dataclass(frozen=True)
-class Linear(Scaled):
+class Linear(Scaling):
     """All frequencies are divided by F (Chen et al., 2023)."""
 
     kind = "linear"
@@ -158,18 +159,10 @@ class Linear(Scaled):
 
 
 @dataclass(frozen=True)
-class Ntk(Scaled):
+class Ntk(Scaling):
     """The base is multiplied by F^(d/(d-2)), so that the slowest pair turns F times as slowly."""
 
     kind = "ntk"
-
-    def check(self, name: str, width: int) -> None:
-        """See :class:`Scaling`."""
-        if width == 2:
-            raise UserError(
-                f"{name}(scaling={self.kind}:{self.factor:g}) slows all pairs of coordinates but "
-                "the first, and here a head has one: rotate at least 4 coordinates"
-            )
 
     def _slowdown(self, dims: Dims) -> float:
         """Compute how many times as slowly the slowest pair turns."""
@@ -177,12 +170,13 @@ class Ntk(Scaled):
 
     def scaled_base(self, base: float, width: int, dims: Dims) -> float:
         """See :class:`Scaling`."""
+        if width == 2:
+            raise UserError(
+                f"scaling={self.kind}:{self.factor:g} slows all pairs of coordinates but the "
+                "first, and here a head has one: rotate at least 4 coordinates"
+            )
         slowdown = self._slowdown(dims)
         return base if slowdown == 1 else base * slowdown ** (width / (width - 2))
-
-    def to_hf(self, dims: Dims) -> HFParameters:
-        """See :class:`Scaling`: only the base differs."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -200,7 +194,7 @@ class Dynamic(Ntk):
 
 
 @dataclass(frozen=True)
-class Yarn(Scaled):
+class Yarn(Scaling):
     """Slow pairs are divided by F, fast ones kept, with a ramp between (Peng et al., 2023).
 
     Slow ones turn up to ``beta_slow`` times within the trained length, fast ones at least
@@ -238,7 +232,7 @@ class Yarn(Scaled):
             low, high = math.floor(low), math.ceil(high)
         # As in transformers, though there are only width / 2 pairs; 0.001 avoids a division by 0.
         low, high = max(low, 0), min(high, width - 1)
-        pairs = torch.arange(width // 2, dtype=torch.float32)
+        pairs = torch.arange(width // 2, dtype=torch.float32, device=frequencies.device)
         ramp = (pairs - low) / max(high - low, 0.001)
         return _interpolate(frequencies, self.factor, 1 - ramp.clamp(0, 1))
 
@@ -253,7 +247,7 @@ class Yarn(Scaled):
 
 
 @dataclass(frozen=True)
-class Llama3(Scaled):
+class Llama3(Scaling):
     """Slow pairs are divided by F, fast ones kept, with a ramp between (Llama 3.1).
 
     Slow ones turn up to ``low`` times within the trained length, fast ones at least ``high`` times.
@@ -276,7 +270,7 @@ class Llama3(Scaled):
 
 
 @dataclass(frozen=True)
-class LongRope(Scaled):
+class LongRope(Scaling):
     """Each pair is divided by another number (Ding et al., 2024).
 
     The numbers are ``long`` in a model with room for more than the trained length, else ``short``.
@@ -289,21 +283,16 @@ class LongRope(Scaled):
     attention_factor: Optional[float] = None
     length: Optional[int] = _named_in_hf(TRAINED_LENGTH, default=None)
 
-    def check(self, name: str, width: int) -> None:
-        """See :class:`Scaling`."""
-        for setting, numbers in (("short", self.short), ("long", self.long)):
-            if len(numbers) != width // 2:
-                raise UserError(
-                    f"{name}(scaling=longrope): {setting} has {len(numbers)} numbers, and "
-                    f"there are {width // 2} frequencies"
-                )
-
-    def _divisors(self, dims: Dims) -> tuple[float, ...]:
-        longer = dims.max_positions > (self.length or dims.trained_length)
-        return self.long if longer else self.short
-
     def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
-        return frequencies / torch.tensor(self._divisors(dims), dtype=torch.float32)
+        for setting, numbers in (("short", self.short), ("long", self.long)):
+            if len(numbers) != frequencies.numel():
+                raise UserError(
+                    f"scaling=longrope: {setting} has {len(numbers)} numbers, and there are "
+                    f"{frequencies.numel()} frequencies"
+                )
+        longer = dims.max_positions > (self.length or dims.trained_length)
+        divisors = self.long if longer else self.short
+        return frequencies / make_constant(divisors, frequencies.device)
 
     def gain(self, dims: Dims) -> float:
         """See :class:`Scaling`."""
@@ -317,15 +306,9 @@ class LongRope(Scaled):
             )
         return math.sqrt(1 + math.log(self.factor) / math.log(length))
 
-    def to_hf(self, dims: Dims) -> HFParameters:
-        """See :class:`Scaling`. Both lists are this model's: transformers would choose by input."""
-        divisors = self._divisors(dims)
-        fixed = replace(self, short=divisors, long=divisors, attention_factor=self.gain(dims))
-        return Scaled.to_hf(fixed, dims)
-
 
 @dataclass(frozen=True)
-class Proportional(Scaled):
+class Proportional(Scaling):
     """The first pairs, a fraction ``part``, turn; others have angle 0 (Barbero et al., 2024)."""
 
     kind = "proportional"
@@ -337,16 +320,12 @@ class Proportional(Scaled):
             raise UserError("part must be at most 1")
 
     def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
-        width = 2 * frequencies.numel()
-        turning = int(self.part * width // 2)
-        return (frequencies / self.factor) * (torch.arange(width // 2) < turning)
-
-    def to_hf(self, dims: Dims) -> HFParameters:
-        """See :class:`Scaling`. An export rotates only the pairs that turn, as ``linear`` does."""
-        return {"rope_type": "linear", "factor": self.factor}
+        scaled = frequencies / self.factor
+        scaled[int(self.part * frequencies.numel()) :] = 0
+        return scaled
 
 
-KINDS: dict[str, type[Scaled]] = {
+KINDS: dict[str, type[Scaling]] = {
     cls.kind: cls for cls in (Linear, Ntk, Dynamic, Yarn, Llama3, LongRope, Proportional)
 }
 _FORM = (
@@ -363,7 +342,7 @@ def _interpolate(frequencies: Tensor, factor: float, kept: Tensor) -> Tensor:
 
 
 def _read_number(text: str) -> float | None:
-    """Read a finite number above 0, rounded to the 15 digits that :func:`format_setting` writes."""
+    """Read a finite number above 0, rounded to the 15 digits that are written."""
     try:
         number = float(f"{float(text):.15g}")
     except ValueError:
@@ -392,8 +371,8 @@ _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def format_setting(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     """Format a flag, a number, or a list of numbers as it is written in a scaling."""
     if isinstance(value, bool):
         return str(value).lower()
-    return "/".join(map(format_setting, value)) if isinstance(value, tuple) else f"{value:.15g}"
+    return "/".join(map(_format_setting, value)) if isinstance(value, tuple) else f"{value:.15g}"

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH, Dynamic, Ntk, Scaled
+from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH, Dynamic, Ntk
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
 from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, find_options, read_spec
@@ -280,8 +280,8 @@ def _write_rope(rope: dict[str, Any], layer: Items, dims: Dims) -> dict[str, Any
     written: dict[str, Any] = {"rope_type": "default"}
     if type(scaling) is Ntk:  # which transformers writes as another base
         base = scaling.scaled_base(base, int(rope["fraction"] * dims.head_dim), dims)
-    elif isinstance(scaling, Scaled):
-        written = Scaled.to_hf(scaling, dims)
+    elif scaling is not None:
+        written = scaling.to_hf(dims)
         written.pop("max_position_embeddings", None)  # a field beside `rope_parameters`
     if rope["sections"]:
         written["mrope_section"] = list(rope["sections"])

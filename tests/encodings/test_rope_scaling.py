@@ -79,7 +79,7 @@ def test_frequencies_are_those_of_transformers(scaling, room):
     expected, gain = compute(config, torch.device("cpu"), seq_len=room)
     ours = rope(scaling, room)
     torch.testing.assert_close(ours.frequencies, expected, rtol=1e-6, atol=0)
-    assert ours.scaling.gain(ours.dims) == pytest.approx(gain, rel=1e-7)
+    assert ours.gain == pytest.approx(gain, rel=1e-7)
 
 
 @pytest.mark.parametrize("room", [LENGTH, ROOM])
@@ -93,7 +93,7 @@ def test_frequencies_are_those_of_the_formulas(scaling, room):
     found = ours.frequencies.double()
     torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=2e-6, atol=0)
     gain = oracles.rope_attention_factor(options)
-    assert ours.scaling.gain(ours.dims) == pytest.approx(gain, rel=1e-12)
+    assert ours.gain == pytest.approx(gain, rel=1e-12)
 
 
 @pytest.mark.parametrize("scaling", [*THEIRS, "ntk:4", "proportional:1:part=0.25"])
@@ -146,7 +146,6 @@ def test_scalings_have_one_canonical_form(written, canonical):
 
 
 SCALINGS = [
-    ("none", Scaling()),
     ("linear:4", Linear(4.0)),
     ("linear:2.5", Linear(2.5)),
     ("ntk:4", Ntk(4.0)),
@@ -177,12 +176,12 @@ def test_a_text_is_a_dataclass_and_back(text, scaling):
 
 
 def test_the_table_has_every_kind():
-    assert {scaling.kind for _, scaling in SCALINGS} == {"none", *KINDS}
+    assert {scaling.kind for _, scaling in SCALINGS} == {*KINDS}
 
 
 @pytest.mark.parametrize("kind", ["linear", "ntk", "yarn", "llama3", "proportional"])
 def test_factor_one_is_none_unless_a_setting_is_changed(kind):
-    assert Scaling.parse(f"{kind}:1.0") == Scaling()
+    assert Scaling.parse(f"{kind}:1.0") is None
     if kind in ("yarn", "llama3"):
         assert str(Scaling.parse(f"{kind}:1:length=8")) == f"{kind}:1:length=8"
 
@@ -257,15 +256,8 @@ def test_transformers_is_given_its_own_names(scaling):
     expected = dict(THEIRS[scaling])
     if expected["rope_type"] != "linear":
         expected["original_max_position_embeddings"] = LENGTH
-    if expected["rope_type"] == "longrope":  # the list of a model with more positions
-        expected["short_factor"] = expected["long_factor"]
     assert described == {**described, **expected}
     assert None not in described.values()
-
-
-@pytest.mark.parametrize("scaling", ["none", "ntk:4", "dynamic:2"])
-def test_where_the_base_is_enough_transformers_is_given_no_scaling(scaling):
-    assert Scaling.parse(scaling).to_hf(Dims(2 * WIDTH, 2, ROOM)) == {}
 
 
 @pytest.mark.parametrize(

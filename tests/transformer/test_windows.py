@@ -12,6 +12,8 @@ from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.backends import BACKENDS, attend, blocked, planner, reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.encodings.base import ENCODINGS
+from fairseq_posenc.encodings.local_attention import Window
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -183,6 +185,12 @@ def test_first_keys_are_needed_beside_the_last_ones_of_a_window():
     other = ours._replace(segments=segments)  # the first keys were those of another segment
     assert other.needed_keys()[1].tolist() == []
     assert other.needed_keys(queries=3)[1].tolist() == [0, 1]
+
+
+def test_a_second_window_that_hides_first_keys_is_refused(monkeypatch):
+    monkeypatch.setitem(ENCODINGS, "second", type("Second", (Window,), {}))
+    with pytest.raises(UserError, match="one hides the first keys of the other"):
+        StackPositions("rope+window(size=4,first=2)+second", 16, 2)
 
 
 @pytest.mark.parametrize("other", ["rope+window(size=4)", "rope"])

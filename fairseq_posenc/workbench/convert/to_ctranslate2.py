@@ -226,7 +226,7 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
         unscaled = rope.base ** -(torch.arange(0, rope.rotated, 2) / rope.rotated)
         factors = (unscaled / rope.angles_per_position()).numpy()  # 1 without a scaling
         spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = factors
-        spec.queries_scale *= rope.scaling.gain(rope.dims) ** 2  # of queries, and of keys
+        spec.queries_scale *= rope.gain**2  # of queries, and of keys
     if keys is not None:
         spec.relative_position_keys = keys[0].numpy()
         spec.relative_position_values = model_spec.OPTIONAL if values is None else values[0].numpy()
