@@ -145,9 +145,10 @@ class AttentionCore:
             shared: position state of the forward pass, for this kind of layer.
             rows: those that earlier steps of decoding have projected; new ones are added.
         """
-        rows = ProjectedRows() if rows is None else rows
-        terms, span = self.collect_terms(shared), shared.positions.span()
-        return rows.project(terms, span, self._project_rows)
+        terms = self.collect_terms(shared)
+        if rows is None:
+            return terms.projected(self._project_rows)
+        return rows.project(terms, shared.positions.span(), self._project_rows)
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Project content rows ``(R, C)`` as queries and as keys, both ``(H, R, D)``."""
