@@ -23,66 +23,12 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 
-class DistanceTable(nn.Module):
-    """Trained rows by clipped signed distance r = j - i: row ``clip(r, -K, K) + K``.
-
-    With K = 2, row 0 is for the distances up to -2, row 1 for -1, row 2 for 0 (the query's token),
-    row 3 for 1, and row 4 for the distances from 2 on.
-
-    Args:
-        max_distance: K.
-        width: the size of a row; None for a number in place of a row.
-        groups: G, 1 if the heads share the table, else the number of heads.
-        reset: add two rows, for a query and for a key at the first token.
-
-    Shapes:
-        weight ``(G, 2K + 1, width)`` or ``(G, 2K + 1)``; reset ``(G, 2, width)`` or ``(G, 2)``.
-    """
-
-    def __init__(
-        self, max_distance: int, width: int | None = None, groups: int = 1, reset: bool = False
-    ) -> None:
-        super().__init__()
-        if max_distance < 1:
-            raise UserError(
-                f"max_distance must be at least 1, not {max_distance}: a model of one position has "
-                "no distances; raise max_positions, or set max_distance"
-            )
-        self.max_distance = max_distance
-        row_shape = () if width is None else (width,)
-        self.weight = nn.Parameter(torch.empty(groups, 2 * max_distance + 1, *row_shape))
-        # Not in `weight`, which would be a longer table than that of a checkpoint without a reset.
-        self.reset = nn.Parameter(torch.empty(groups, 2, *row_shape)) if reset else None
-
-    def select(self, span: Span) -> tuple[Tensor, Runs]:
-        """Select the rows for the distances of ``span``.
-
-        Returns:
-            The rows, ``(G, R, width)`` or ``(G, R)``, with the two rows of a reset at the end, and
-            the runs of distances that share them.
-        """
-        limit = self.max_distance
-        kept, runs = Runs.select(range(1 - limit, limit + 1), span)  # row 0: up to -limit
-        rows = self.weight[:, kept]  # [G, R, ...]
-        if self.reset is not None:
-            rows = torch.cat([rows, self.reset], dim=1)
-        return rows, runs
-
-    def extend(self, weight: Tensor) -> Tensor:
-        """Extend a shorter table to the distances of this one; return any other unchanged.
-
-        Distances beyond the ends of a table are clipped, so the rows at its ends are repeated.
-        """
-        missing = self.weight.size(1) - weight.size(1)  # half of them at either end
-        if missing <= 0 or missing % 2 or weight.shape[2:] != self.weight.shape[2:]:
-            return weight
-        before = weight[:, :1].repeat_interleave(missing // 2, dim=1)
-        after = weight[:, -1:].repeat_interleave(missing // 2, dim=1)
-        return torch.cat([before, weight, after], dim=1)  # [G, 2K+1, ...]
-
-
 class DistanceEncoding(Encoding):
-    """Base class of encodings with a trained row for each signed distance, in each layer.
+    """Base class of encodings with a trained row for each signed distance r = j - i, in each layer.
+
+    Distances are clipped: the table has the row ``clip(r, -K, K) + K``. With K = 2, row 0 is for
+    the distances up to -2, row 1 for -1, row 2 for 0 (the query's token), row 3 for 1, and row 4
+    for the distances from 2 on.
 
     Args:
         dims: the sizes of the stack.
@@ -93,6 +39,9 @@ class DistanceEncoding(Encoding):
         scale_factor: c of the scale 1 / sqrt(c * D).
         reset: give the first token two rows in place of its distances, one for its query and one
             for its key (Huang et al. 2021, equation 19).
+
+    Shapes:
+        table.weight ``(G, 2K + 1, D)`` or ``(G, 2K + 1)``; table.reset ``(G, 2, D)`` or ``(G, 2)``.
     """
 
     acts_on = "scores"
@@ -112,20 +61,39 @@ class DistanceEncoding(Encoding):
         reset: bool = False,
     ) -> None:
         super().__init__(dims, None if "scale_factor" in self.without_options else scale_factor)
-        self.table = DistanceTable(
-            dims.max_positions - 1 if max_distance is None else max_distance,
-            width=dims.head_dim if self.has_vectors else None,
-            groups=tables * (dims.num_heads if per_head else 1),
-            reset=reset,
-        )
+        self.max_distance = dims.max_positions - 1 if max_distance is None else max_distance
+        if self.max_distance < 1:
+            raise UserError(
+                f"max_distance must be at least 1, not {self.max_distance}: a model of one "
+                "position has no distances; raise max_positions, or set max_distance"
+            )
+        self.has_reset = reset
+        groups = tables * (dims.num_heads if per_head else 1)
+        row_shape = (dims.head_dim,) if self.has_vectors else ()
+        self.table = nn.ParameterDict()
+        self.table["weight"] = torch.empty(groups, 2 * self.max_distance + 1, *row_shape)
+        if reset:  # not in `weight`, which would be longer than that of a checkpoint without it
+            self.table["reset"] = torch.empty(groups, 2, *row_shape)
 
     def reset_parameters(self) -> None:
         """Set the rows to the class's initial value; draw them at random if it has none."""
         if self.initial_value is None:
             super().reset_parameters()
         else:
-            for parameter in self.table.parameters():
+            for parameter in self.table.values():
                 nn.init.constant_(parameter, self.initial_value)
+
+    def select_rows(self, span: Span) -> tuple[Tensor, Runs]:
+        """Select the rows for the distances of ``span``.
+
+        Returns:
+            The rows, ``(G, R, D)`` or ``(G, R)``, with the two rows of a reset at the end, and the
+            runs of distances that share them.
+        """
+        limit = self.max_distance
+        kept, runs = Runs.select(range(1 - limit, limit + 1), span)  # row 0: up to -limit
+        rows = self.table["weight"][:, kept]  # [G, R, ...]
+        return torch.cat([rows, self.table["reset"]], 1) if self.has_reset else rows, runs
 
     def use(self, rows: Tensor, runs: Runs) -> list[Term]:
         """List the terms with the rows that ``terms`` selected, ``(G, R, D)`` or ``(G, R)``."""
@@ -135,12 +103,21 @@ class DistanceEncoding(Encoding):
 
     def terms(self, positions: Positions) -> list[Term]:
         """List the terms with the rows of the distances, and the reset that two more rows need."""
-        reset = [] if self.table.reset is None else [Reset(positions.is_first())]
-        return [*self.use(*self.table.select(positions.span())), *reset]
+        reset = [Reset(positions.is_first())] if self.has_reset else []
+        return [*self.use(*self.select_rows(positions.span())), *reset]
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
-        """Extend a loaded table to the distances of this one, by repeating the rows at its ends."""
-        return self.table.extend(weight) if name == "table.weight" else weight
+        """Extend a loaded table to the distances of this one; return any other unchanged.
+
+        Distances beyond the ends of a table are clipped, so the rows at its ends are repeated.
+        """
+        missing = self.table["weight"].size(1) - weight.size(1)  # half of them at either end
+        other = name != "table.weight" or weight.shape[2:] != self.table["weight"].shape[2:]
+        if other or missing <= 0 or missing % 2:
+            return weight
+        before = weight[:, :1].repeat_interleave(missing // 2, dim=1)
+        after = weight[:, -1:].repeat_interleave(missing // 2, dim=1)
+        return torch.cat([before, weight, after], dim=1)  # [G, 2K+1, ...]
 
 
 def make_projections(width: int, tied: bool) -> tuple[nn.Parameter, nn.Parameter]:
@@ -213,7 +190,7 @@ class Raffel(DistanceEncoding):
     def __init__(self, dims: Dims, *, axes: int = 1, **others: Any) -> None:
         super().__init__(dims, axes, **others)
         self.axes = axes
-        if axes > 1 and self.table.reset is not None:
+        if axes > 1 and self.has_reset:
             raise UserError("raffel(reset=true) has one axis: leave out axes or reset")
 
     def use(self, rows: Tensor, runs: Runs) -> list[Term]:

@@ -61,7 +61,7 @@ class Tupe(DistanceEncoding):
         if rows.size(1) > self.dims.max_positions:  # only padding lies beyond the table
             rows = rows.clamp(max=self.dims.max_positions - 1)
         vectors = at_least_fp32(self.positions[rows])  # [B or 1, S, D]
-        if self.table.reset is not None:  # two numbers of the table replace its products
+        if self.has_reset:  # two numbers of the table replace its products
             vectors = vectors.masked_fill(positions.is_first()[..., None], 0.0)
         with no_autocast(vectors.device):
             queries = positions.queries(vectors) @ at_least_fp32(self.query_projection)

@@ -17,7 +17,7 @@ from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims, Encoding
-from fairseq_posenc.encodings.relative_positions import DistanceTable
+from fairseq_posenc.encodings.relative_positions import M4
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, ScaleFactor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -225,10 +225,10 @@ def test_longer_than_the_table_is_an_error_that_names_limit_and_option(name):
 )
 @pytest.mark.parametrize("reset", [False, True])
 def test_table_rows_are_clipped(low, high, reset):
-    table = DistanceTable(4, width=2, groups=3, reset=reset)
-    for parameter in table.parameters():
-        torch.nn.init.normal_(parameter)
-    rows, runs = table.select(Span(low, high, torch.device("cpu")))
+    encoding = M4(Dims(6, 3, 5), per_head=True, reset=reset)
+    encoding.reset_parameters()
+    rows, runs = encoding.select_rows(Span(low, high, torch.device("cpu")))
+    table = encoding.table
     expected = [table.weight[:, max(-4, min(4, r)) + 4] for r in range(low, high + 1)]
     if reset:
         expected += [table.reset[:, 0], table.reset[:, 1]]
