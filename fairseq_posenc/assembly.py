@@ -19,7 +19,7 @@ from torch import Tensor
 from fairseq_posenc import backends
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, Place
 from fairseq_posenc.encodings.locality import Locality
-from fairseq_posenc.encodings.term import ByDistance, CountedRows, NumbersByPair, RowsByDistance
+from fairseq_posenc.encodings.term import ByDistance, CountedRows, NumbersByPair, RowsOf
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
@@ -158,14 +158,11 @@ class Assembly(NamedTuple):
 
     def _refuse_too_narrow_tables(self, layer: Items, terms: Terms) -> None:
         """Refuse tables that are as wide as a head where an encoding widens queries and keys."""
-        of_heads = ("query", "key", "channel", "layer")  # all that meet queries or keys
-        has_vectors = any(
-            isinstance(term, CountedRows)
-            or (isinstance(term, RowsByDistance) and term.of in of_heads)
-            for term in terms
-        )
+        of_heads: tuple[RowsOf, ...] = ("query", "key", "channel", "layer")  # meet queries or keys
+        if not (terms.has(CountedRows) or any(terms.rows(of) for of in of_heads)):
+            return
         for item in layer:
-            if item.encoding.widens and has_vectors:
+            if item.encoding.widens:
                 raise UserError(
                     f"{self.spec}: {item.name} makes queries and keys wider, so tables of vectors "
                     "that are multiplied with them do not fit"
@@ -179,8 +176,7 @@ class Assembly(NamedTuple):
             )
         for item in (*self.spec.input_items, *layer):
             reason = "counts in sentences" if item.encoding.counts_in_sentences else ""
-            terms = self._build_draft(item).terms(token)
-            if any(isinstance(term, (ByDistance, NumbersByPair)) for term in terms):
+            if Terms(self._build_draft(item).terms(token)).has(ByDistance, NumbersByPair):
                 reason = "uses distances between tokens"
             if reason:
                 raise UserError(
