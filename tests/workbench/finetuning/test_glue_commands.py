@@ -263,13 +263,6 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
     assert not list(tmp_path.iterdir())
 
 
-def test_wrong_options_are_told(capsys):
-    message = refused(capsys, *arguments("decbert", "--learning-rates=1e-5,inf"))
-    assert message.startswith("argument --learning-rates: must be a finite number, not 'inf'")
-    message = refused(capsys, *arguments("decbert", "--on", "slurm", "gpu"))
-    assert message.startswith("--on slurm gpu: write local, or slurm with options")
-
-
 def test_what_stops_a_training_is_told_in_one_line(tmp_path, capsys):
     wrong = ["--out", tmp_path, *QUICK, *changed("+model.attention_directions=up")]
     assert main(arguments("m4m", *RATE, *wrong)) == 1

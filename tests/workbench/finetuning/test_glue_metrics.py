@@ -174,11 +174,17 @@ def test_a_recipe_may_leave_rates_seeds_and_warm_up_open(tmp_path):
         ("model.drop=1", "m4m_rte.yaml: Could not override 'model.drop'"),
         ("task.seeds=[x]", "m4m_rte.yaml: .*'x'.* Integer"),
         ("task.warmup_ratio=x", "m4m_rte.yaml: .*'x'.* Float"),
+        ("dataset.max_tokens=4000", "set optimization.max_update too"),
+        ("optimization.lr=[", "m4m_rte.yaml: "),
+        ("optimization", "m4m_rte.yaml: "),
+        ("dataset.batch_size=many", "m4m_rte.yaml: "),
+        ("dataset.batch_size=0", "m4m_rte.yaml: "),
     ],
 )
-def test_a_wrong_override_is_told(change, message):
-    with pytest.raises(UserError, match=message):
+def test_a_wrong_override_is_one_line(change, message):
+    with pytest.raises(UserError, match=message) as refusal:
         compose_recipe(CONFIGS / "m4m_rte.yaml", 10, [change])
+    assert "\n" not in str(refusal.value)
 
 
 def test_hydra_reads_values_back():
