@@ -1,17 +1,29 @@
 #!/bin/sh
-# Trains a configuration of configs/ by fairseq-hydra-train; further words change its settings.
+# Trains a configuration of configs/ as fairseq-hydra-train does; further words change its settings.
 #   train_scripts/train.sh laptop model.position_encoding=m4m
 configs=$(dirname "$0")/configs
-[ -f "$configs/${1:?say which configuration: laptop, laptop_lm, ...}.yaml" ] || {
-    echo "train.sh: error: there is no $configs/$1.yaml: name a file of that folder, without .yaml" >&2
+name=${1:-}
+[ -f "$configs/$name.yaml" ] || {
+    names=$(basename -s .yaml "$configs"/*.yaml | grep -vx -e plugin -e masked_lm)
+    similar=$(echo "$names" | grep "^$(printf %.3s "${name:--}")" | paste -sd, | sed 's/,/ or /g')
+    echo "train.sh: error: ${name:+there is no configuration $name: }${similar:+did you mean $similar? }give one of" \
+        "$(echo $names), then settings, as in model.position_encoding=m4m" >&2
     exit 2
 }
-name=$1
 shift
 PATH=$PATH:$(dirname "$0")/../.venv/bin
+program=$(command -v fairseq-hydra-train) || {
+    echo "train.sh: error: fairseq is not installed here: make install, or docs/start.md" >&2
+    exit 2
+}
 # What hydra and torch remark on fairseq's code at each start.
 quiet=ignore::UserWarning:sys,ignore::UserWarning:hydra.main,ignore::UserWarning:hydra._internal.utils
 quiet=$quiet,ignore::UserWarning:fairseq_cli.hydra_train,ignore::FutureWarning:fairseq.tasks.fairseq_task
 quiet="$quiet,ignore:'pin_memory' argument:UserWarning:torch.utils.data.dataloader"
 export PYTHONWARNINGS="$quiet${PYTHONWARNINGS:+,$PYTHONWARNINGS}"
-exec fairseq-hydra-train --config-dir "$configs" --config-name "$name" "$@"
+export PYTHONSAFEPATH=1   # the installed package runs, not a folder of its name here
+# The plugin comes first, so that it also explains errors in the settings, in one line.
+exec "$(dirname "$program")/python" -c 'from fairseq_posenc.user_dir import register
+register()
+from fairseq_cli.hydra_train import cli_main
+cli_main()' --config-dir "$configs" --config-name "$name" "$@"

@@ -4,11 +4,12 @@ The hook for exceptions (:mod:`~fairseq_posenc.host.startup`) prints the line.
 """
 
 import re
+import traceback
 import weakref
 from pathlib import Path
 
 from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException as SettingError
 
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import chain, shortened
@@ -18,6 +19,8 @@ _training: tuple[weakref.ref[PositionCheckpoints], str] | None = None
 _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
 # What to say about errors of fairseq, by how they begin; \1 is the first group of the pattern.
 _ADVICE = {
+    "\"'_name'\"|Could not infer task": "fairseq has no model._name, or task._name, of this name; "
+    "in Python, from_pretrained needs user_dir='fairseq_posenc'",
     "The dataset is empty": "no batch is left of a split: fairseq drops what does not fill a "
     "multiple of 8 samples; give --required-batch-size-multiple 1 (or more --max-tokens)",
     "Must specify batch size": "give --max-tokens, the tokens of a batch, or --batch-size",
@@ -68,15 +71,18 @@ def _explain(error: BaseException) -> str | None:
             f"{save_dir}, except crash.pt, are from before: continue from one of them with a "
             "smaller --lr, or with --clip-norm"
         )
-    if isinstance(error, HydraException):
-        return shortened(" ".join(str(error).partition("Config search path")[0].split()))
-    if isinstance(error, OmegaConfBaseException):
-        name = error.full_key or error.key
-        reason = shortened(" ".join(str(error).splitlines()[0].split()))
-        return f"the setting {name}: {reason}" if name else reason
     for start, advice in _ADVICE.items():
         if match := re.match(start, str(error)):
             return match.expand(advice)
+    if isinstance(error, SettingError):
+        name = error.full_key or error.key
+        reason = shortened(" ".join(str(error).splitlines()[0].split()))
+        return f"the setting {name}: {reason}" if name else reason
+    if isinstance(error, HydraException) and not isinstance(error.__cause__, SettingError):
+        return shortened(" ".join(re.split("Config search path|See https", str(error))[0].split()))
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, KeyError) and frames and frames[-1].name == "build_x":  # of fairseq
+        return f"fairseq has no {error}: correct the name of an optimizer, schedule or criterion"
     if not isinstance(error, FileNotFoundError) or not error.filename:
         return None
     path = Path(error.filename)

@@ -49,15 +49,12 @@ def refuse_wrong_checkpoints(checkpoint: Any) -> None:
             "--write-checkpoints-asynchronously writes no checkpoint_last.pt to resume from"
         )
     metric = checkpoint.best_checkpoint_metric
-    flag = "--maximize-best-checkpoint-metric"
-    if metric in _BETTER_HIGH and not checkpoint.maximize_best_checkpoint_metric:
+    maximizes = checkpoint.maximize_best_checkpoint_metric
+    if metric in (_BETTER_LOW if maximizes else _BETTER_HIGH):
+        kept, change = ("highest", "leave out") if maximizes else ("lowest", "add")
         raise UserError(
-            f"--best-checkpoint-metric {metric} would keep the checkpoint with the lowest {metric} "
-            f"as the best: add {flag}"
-        )
-    if metric in _BETTER_LOW and checkpoint.maximize_best_checkpoint_metric:
-        raise UserError(
-            f"{flag} would keep the checkpoint with the highest {metric} as the best: leave it out"
+            f"--best-checkpoint-metric {metric} would keep the checkpoint with the {kept} {metric} "
+            f"as the best: {change} --maximize-best-checkpoint-metric"
         )
 
 

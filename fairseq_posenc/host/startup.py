@@ -15,7 +15,6 @@ from types import SimpleNamespace, TracebackType
 from typing import NamedTuple
 
 import numpy as np
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from fairseq_posenc.checkpoints.faults import find_message
@@ -74,9 +73,8 @@ def prepare() -> None:
         lambda record: not record.getMessage().startswith("Traceback")
     )
     install_excepthook()
-    if HydraConfig.initialized():
-        # By default hydra prints an error itself and ends the program, without calling the hook.
-        os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    # By default hydra prints an error itself and ends the program, without calling the hook.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 
 def install_excepthook() -> None:

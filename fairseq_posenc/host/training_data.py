@@ -45,8 +45,7 @@ def check_shards(data: str, split: str) -> None:
 
 def check_data_bins(task: Any) -> None:
     """Refuse a task whose data-bins are damaged; a task may be set up without any."""
-    data = getattr(read_task_options(task), "data", None)
-    for folder in utils.split_paths(data or ""):
+    for folder in utils.split_paths(getattr(read_task_options(task), "data", None) or ""):
         for index in Path(folder).rglob("*.idx") if folder else ():
             check_data_bin(index)
 

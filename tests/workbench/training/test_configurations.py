@@ -197,25 +197,23 @@ def test_a_sweep_trains_a_model_for_each_value(place):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("name", "setting", "message"),
     [
-        (
-            ["b_small", "distributed_training.distributed_world_size=3"],
-            "an update of 256 sequences cannot be divided among 3 GPUs",
-        ),
-        (
-            ["laptop", "distributed_training.distributed_world_size=2"],
-            "--distributed-world-size is more than the GPUs that torch sees",
-        ),
+        ("b_small", "distributed_training.distributed_world_size=3", "divided among 3 GPUs"),
+        ("laptop", "distributed_training.distributed_world_size=2", "more than the GPUs that"),
+        ("laptop", "model.position_encodin=rope", "the setting model.position_encodin: Key"),
+        ("laptop", "optimization.max_update=x", "the setting optimization.max_update: Value 'x'"),
+        ("laptop", "model._name=robertaa", "fairseq has no model._name"),
+        ("laptop", "optimizer._name=adamm", "fairseq has no 'adamm'"),
+        ("laptopp", "common.seed=1", "no configuration laptopp: did you mean laptop or laptop_lm"),
     ],
 )
-def test_a_mistake_is_one_line(words, message, place):
-    more = ["model.position_encoding=rope", "task.data=data-bin/docs"]
-    process = start(place, *words, *more)
+def test_a_mistake_is_one_line(name, setting, message, place):
+    process = start(place, name, setting, "model.position_encoding=rope", "task.data=data-bin/docs")
     said, _ = process.communicate(timeout=300)
     assert process.returncode
     last = said.splitlines()[-1]
-    assert last.startswith("fairseq-posenc: error: ")
+    assert last.startswith(("fairseq-posenc: error: ", "train.sh: error: "))
     assert message in last
     assert "Traceback" not in said
 
@@ -225,15 +223,10 @@ def test_slurm_starts_the_script_once_on_each_node(tmp_path):
     (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     (tmp_path / "srun").chmod(0o755)
     variables = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NUM_NODES": "4", "SLURM_GPUS_ON_NODE": "8"}
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    process = start(
-        tmp_path,
-        *("a.sh", "model.position_encoding=m4m"),
-        program="slurm.sh",
-        SLURM_CPUS_PER_TASK="32",
-        PATH=path,
-        **variables,
-    )
+    variables["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    variables["SLURM_CPUS_PER_TASK"] = "32"
+    words = ("a.sh", "model.position_encoding=m4m")
+    process = start(tmp_path, *words, program="slurm.sh", **variables)
     said, _ = process.communicate(timeout=60)
     assert said == (
         "--ntasks-per-node=1|--kill-on-bad-exit=1|--cpus-per-task=32|a.sh|"
