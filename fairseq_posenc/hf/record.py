@@ -22,7 +22,7 @@ from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.derived import Derived, derive
 from fairseq_posenc.hf.families import Family, find_family
-from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD
+from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELDS
 from fairseq_posenc.identity import STATE_KEY, Identity, is_identity
 from fairseq_posenc.specs import Spec, parse
 
@@ -140,7 +140,7 @@ def record_adapters(model: PreTrainedModel, *, is_saved: bool) -> None:
         if not isinstance(config, RecordedAdapter):
             stock: Any = type(config)
             config.__class__ = derive(stock, (RecordedAdapter,))
-        config.positions = {key: spec.full() for key, spec in _list_specs(model).items()}
+        config.positions = {key: spec.full() for key, spec in _read_specs(model).items()}
         # An adapter that contains positions has a trained copy of them.
         names = [name for name, _ in model.named_parameters() if is_of_positions(name)]
         is_whole = is_saved or any("modules_to_save" in name for name in names)
@@ -165,26 +165,20 @@ def compare_loaded_adapters(model: PreTrainedModel, weights: dict[str, Any]) -> 
     words = {word for name in weights for word in name.split(".")}
     adapters = getattr(model, "peft_config", None) or {}
     records = [config.auto_mapping or {} for name, config in adapters.items() if name in words]
-    specs = _list_specs(model)
-    for recorded in records or [{}]:  # specs by key; {} for weights of no known adapter
-        for key, ours in specs.items():
-            if key in recorded and (theirs := parse(recorded[key])) != ours:
-                raise UserError(
-                    f"weights trained with {theirs}, the model has {ours}: set their positions "
-                    "before loading"
-                )
-        if not recorded.keys() & specs.keys():
-            logger.warning(
-                "nothing shows which positions these weights were trained with; this model has "
-                f"{' and '.join(map(str, specs.values()))}"
+    ours = _read_specs(model)
+    has = f"the model has {' and '.join(map(str, ours.values()))}"
+    for record in records or [{}]:  # nothing for weights of no known adapter
+        theirs = {key: parse(spec) for key, spec in record.items() if key in SPEC_FIELDS}
+        if not theirs:
+            logger.warning("nothing shows which positions these weights were trained with; %s", has)
+        elif theirs != ours:
+            trained = " and ".join(map(str, theirs.values()))
+            raise UserError(
+                f"weights trained with {trained}, {has}: set their positions before loading"
             )
 
 
-def _list_specs(model: PreTrainedModel) -> dict[str, Spec]:
-    """List the specs of the stacks in a model, by their keys in an adapter_config.json."""
-    specs = {}
-    for part in model.modules():
-        if isinstance(part, RecordedPositions):  # PEFT may have added a copy, to train it
-            is_second = part.assembly.dims.causal and model.config.is_encoder_decoder  # a decoder
-            specs[f"{SPEC_FIELD}_decoder" if is_second else SPEC_FIELD] = part.assembly.spec
-    return specs
+def _read_specs(model: PreTrainedModel) -> dict[str, Spec]:
+    """Read the specs of a model from its configuration, by their fields."""
+    present = [name for name in SPEC_FIELDS if hasattr(model.config, name)]
+    return {name: parse(getattr(model.config, name)) for name in present}

@@ -250,16 +250,8 @@ def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
         config: Any = vars(module).get("config")
         if isinstance(config, PretrainedConfig):
             module.config = copy.deepcopy(config, copies)
-    positions = plans[0].positions  # all stacks have the same `stock`
-    attention = positions.stock if is_native else OUR_ATTENTION
-    model.set_attn_implementation(attention)
-    # transformers leaves the field as it is in models that compute attention themselves.
-    if any(plan.stack.config._attn_implementation != attention for plan in plans):
-        model.set_attn_implementation(positions.stock)
-        raise UserError(
-            f"models of type {model.config.model_type!r} compute attention themselves in "
-            f"transformers {transformers.__version__}: install a later one"
-        )
+    # All stacks have the same `stock`.
+    model.set_attn_implementation(plans[0].positions.stock if is_native else OUR_ATTENTION)
     for plan in plans:
         plan.stack.neutralize()
         for owner, part in plan.list_parts():

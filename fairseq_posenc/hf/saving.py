@@ -35,7 +35,7 @@ from fairseq_posenc.hf.record import (
     stock_name_of_record,
 )
 from fairseq_posenc.hf.replacing import replace_positions
-from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
+from fairseq_posenc.hf.settings import SPEC_FIELD, SPEC_FIELDS, PositionSettings
 from fairseq_posenc.hf.stock_folders import AUTO_CLASSES, NoStockModelError, find_stock_model
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
@@ -56,7 +56,6 @@ MODEL_TYPE = "fairseq_posenc.hf"  # of folders; where it is unknown, errors of t
 _STOCK_TYPE = "base_model_type"  # key of the model type without positions, in config.json
 CLASS_PREFIX = "fairseq_posenc.hf."  # of classes in `architectures`, which are not stock
 _ATTENTION = "attn_implementation"  # key of the attention function, in config.json
-_SPECS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
 # Prefixes that wrappers of a model, unlike models around it, give the names of its weights.
 _WRAPPERS = re.compile(r"((module|_orig_mod|_fsdp_wrapped_module|base_model(\.model)?)\.)*")
 _CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-\d+")  # the folders that `Trainer` resumes from
@@ -114,7 +113,9 @@ class ConfigWithPositions(Derived):
             **stock,
             "model_type": MODEL_TYPE,
             _STOCK_TYPE: stock["model_type"],
-            **{key: parse(stock[key]).full() for key in _SPECS if key in stock},  # with defaults
+            **{
+                key: parse(stock[key]).full() for key in SPEC_FIELDS if key in stock
+            },  # with defaults
             _ATTENTION: OUR_ATTENTION,
             "architectures": [CLASS_PREFIX + name for name in classes],
             "auto_map": {"AutoConfig": f"{_LOADER}.{PositionsConfig.__name__}"},
@@ -159,7 +160,9 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
     content.pop(_ATTENTION, None)
     if not isinstance(spec := content.get(SPEC_FIELD), str):
         raise UserError(f"config.json: {SPEC_FIELD} must be a spec, not {shortened(repr(spec))}")
-    specs = {key: str(parse(content[key])) for key in _SPECS if key in content}  # the short form
+    specs = {
+        key: str(parse(content[key])) for key in SPEC_FIELDS if key in content
+    }  # the short form
     return content | specs
 
 
@@ -240,9 +243,8 @@ class ModelWithPositions(Derived):
             [key for key in info["mismatched_keys"] if is_of_positions(key[0]) or not may_resize],
         )
         # transformers would undo `ours` when it saves; `save_pretrained` renames weights itself.
-        conversions = getattr(model, "_weight_conversions", None) or []
-        kept = [x for x in conversions if not set(x.source_patterns) & set(ours)]
-        if len(kept) < len(conversions):
+        if conversions := getattr(model, "_weight_conversions", None):
+            kept = [x for x in conversions if not ours.keys() & {*x.source_patterns}]
             model._weight_conversions = kept
         return (model, info) if wants_info else model
 
@@ -279,7 +281,7 @@ class ModelWithPositions(Derived):
 
     def _validate_generation_mode(self, mode: str, config: Any, *args: Any) -> None:
         """Refuse what would generate other tokens than steps of one token after a cache do."""
-        specs = [getattr(self.config, key, "") for key in _SPECS]
+        specs = [getattr(self.config, key, "") for key in SPEC_FIELDS]
         is_stepwise = config.use_cache and mode != "assisted_generation"
         if not is_stepwise and any("prefill=true" in spec for spec in specs):
             raise UserError(

@@ -10,6 +10,7 @@ from fairseq_posenc.errors import UserError, shortened
 POSITIONS = "positions"
 # Fields of a configuration whose positions were set.
 SPEC_FIELD = "position_encoding"
+SPEC_FIELDS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
 LENGTH_FIELD = "position_encoding_max_positions"
 
 
@@ -55,7 +56,7 @@ class PositionSettings(NamedTuple):
 _FIELDS = {  # fields of a configuration, by those of `PositionSettings`
     "spec": SPEC_FIELD,
     "max_positions": LENGTH_FIELD,
-    "decoder_spec": f"{SPEC_FIELD}_decoder",
+    "decoder_spec": SPEC_FIELDS[1],
     "directions": "attention_directions",
     "boundary_id": f"{SPEC_FIELD}_boundary_id",
 }

@@ -44,7 +44,7 @@ PROMPTS = {
     "prefix tuning": peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
 }
 OTHER = r"trained with alibi\+window, the model has t5"
-NO_RECORD = "nothing shows which positions these weights were trained with; this model has"
+NO_RECORD = "nothing shows which positions these weights were trained with; the model has"
 
 
 @pytest.mark.parametrize("kind", KINDS)
