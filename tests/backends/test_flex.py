@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.backends import choose, flex, reference
@@ -151,8 +152,13 @@ def test_kernels_skip_tiles_and_serve_new_lengths():
     assert counters["stats"]["unique_graphs"] == before["unique_graphs"]
 
 
-@pytest.mark.slow
-def test_a_kernel_for_documents_and_a_reset():
+@pytest.mark.parametrize(
+    "backend",  # a kernel in C++ takes half a minute to compile
+    ["aot_eager", pytest.param("inductor", marks=pytest.mark.matrix)],
+)
+def test_functions_of_documents_and_a_reset_are_one_graph(backend, monkeypatch):
+    compiled = torch.compile(flex_attention, fullgraph=True, backend=backend)
+    monkeypatch.setattr(flex, "_compile_attention", lambda: compiled)
     call = _call("tupe+reset", 1, 260, True, False)
     segments = torch.arange(260)[None] // 90
     limits = call.mask.locality._replace(segments=segments)

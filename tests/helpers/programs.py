@@ -40,8 +40,8 @@ def _server() -> tuple[Any, Any]:
     call = shlex.join([sys.executable, "-IS", str(HERE / "fork_client.py")])
     python.write_text(f'#!/bin/sh\nexec {call} "$0" "$@"\n', encoding="utf-8")
     python.chmod(0o755)
-    for program in [*BIN.glob("fairseq-*"), BIN / "sacrebleu", BIN / "torchrun"]:
-        python.with_name(program.name).symlink_to(python)
+    for name in (*(path.name for path in BIN.glob("fairseq-*")), "hf", "sacrebleu", "torchrun"):
+        python.with_name(name).symlink_to(python)
     with socket.socket(socket.AF_UNIX) as plain, socket.socket(socket.AF_UNIX) as plugin:
         for listener, name in ((plain, "socket"), (plugin, "socket.plugin")):
             listener.bind(str(python.with_name(name)))

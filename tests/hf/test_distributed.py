@@ -1,4 +1,4 @@
-"""Several processes, and weights in shards."""
+"""Gradients over ranks, divided heads and shards are those of one process, or refused."""
 
 from __future__ import annotations
 

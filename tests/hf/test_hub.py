@@ -22,6 +22,7 @@ from fairseq_posenc.hf import read_positions, set_positions
 from tests.helpers.hf_models import MODELS
 from tests.helpers.products import some_of
 
+pytestmark = pytest.mark.slow
 REPOSITORY = "me/tiny"
 
 

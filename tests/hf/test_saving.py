@@ -35,6 +35,7 @@ from tests.helpers.hf_models import (
     redraw_positions,
 )
 from tests.helpers.products import product_of
+from tests.hf.test_families import build
 
 SPECS = ["none", "alibi", "learned+m4m", "2*rope+window(size=4),t5+sink", "own"]
 QUERIES = "model.layers.0.self_attn.q_proj.weight"
@@ -176,6 +177,7 @@ for folder, name, config_name in zip(*[iter(sys.argv[1:])] * 3):
 """
 
 
+@pytest.mark.slow
 def test_nothing_reads_a_folder_as_the_stock_model(tmp_path: Path) -> None:
     words: list[str] = []
     for name, size in {"llama": "20KB", "gpt2": "5GB", "opt": "20KB"}.items():
@@ -186,6 +188,7 @@ def test_nothing_reads_a_folder_as_the_stock_model(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_a_folder_is_loaded_by_trust_without_an_import(tmp_path: Path) -> None:
     model, inputs = make_model(), make_inputs(MODELS["llama"])
     model.save_pretrained(tmp_path)
@@ -202,10 +205,19 @@ with torch.no_grad():
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
-def test_the_names_in_a_file_are_those_of_the_stock_model(tmp_path: Path) -> None:
-    make_model(spec="alibi").save_pretrained(tmp_path)
-    stock = MODELS["llama"].build().state_dict()
-    assert load_file(tmp_path / "model.safetensors").keys() - stock.keys() == {SUFFIXED}
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_the_names_in_a_file_are_those_of_the_stock_model(kind: str, tmp_path: Path) -> None:
+    """Also once it was loaded, where transformers has joined the experts' weights."""
+    model, _ = build(kind)
+    model.save_pretrained(tmp_path / "stock")
+    set_positions(model, "alibi").save_pretrained(tmp_path / "once")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "once")
+    loaded.save_pretrained(tmp_path / "again")
+    stock, once, again = (
+        load_file(tmp_path / name / "model.safetensors").keys()
+        for name in ("stock", "once", "again")
+    )
+    assert once - stock == again - stock == {SUFFIXED}
 
 
 def test_a_changed_default_changes_no_saved_model(

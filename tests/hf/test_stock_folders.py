@@ -144,6 +144,7 @@ print(json.dumps(model.generate(ids, max_new_tokens=8, do_sample=False, pad_toke
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", some_of(["own+window(size=5),none"], ["own(scaling=yarn:4)", "own+window(size=5),none"])
 )

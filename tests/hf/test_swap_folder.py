@@ -1,4 +1,4 @@
-"""``fairseq-posenc swap`` with a folder of transformers."""
+"""``swap`` gives a folder of transformers other positions, and keeps all else, without fairseq."""
 
 import subprocess
 import sys

@@ -27,10 +27,10 @@ def draw(causal: bool, spec: str, length: int = LENGTH, dtype: torch.dtype = tor
     """Return a layer's positions, queries, keys, values, inputs, and padding on both sides."""
     torch.manual_seed(3)
     encoding = awake(PositionEncoding(spec, WIDTH, HEADS, max(length, 20), causal)).to(dtype)
-    tensors = [*torch.randn(3, 3, HEADS, length, HEAD_DIM, dtype=dtype).unbind()]
-    tensors.append(torch.randn(3, length, WIDTH, dtype=dtype))
-    padding = torch.zeros(3, length, dtype=torch.bool)
-    padding[1, :4], padding[2, -3:] = True, True
+    tensors = [*torch.randn(3, 2, HEADS, length, HEAD_DIM, dtype=dtype).unbind()]
+    tensors.append(torch.randn(2, length, WIDTH, dtype=dtype))
+    padding = torch.zeros(2, length, dtype=torch.bool)
+    padding[0, :4], padding[1, -3:] = True, True
     return encoding, tensors, padding
 
 
@@ -49,7 +49,7 @@ def test_equals_the_formula_on_every_backend(spec, monkeypatch):
                     query, key, value, padding, direction, backend=backend, inputs=inputs
                 )
         served |= found.keys()
-        for b in range(3):
+        for b in range(2):
             real = ~padding[b]
             built = torch.nn.ModuleDict({**encoding.shared.as_dict(), **encoding.layer.as_dict()})
             given = query[b, :, real], key[b, :, real], inputs[b, real]

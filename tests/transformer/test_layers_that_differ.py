@@ -111,16 +111,20 @@ def test_lists_that_cannot_be_read_are_one_line(written, message):
         specs.parse(written)
 
 
-def test_pruned_layers_keep_their_encodings():
-    whole = make_model("masked_lm", position_encoding="rope,none,m4m")
-    given = {"arch": "roberta_none_tiny", "encoder_layers_to_keep": "0,2"}
-    pruned = make_model(
-        "masked_lm", position_encoding="rope,none,m4m", encoder_layers_to_keep="0,2"
-    )
+@pytest.mark.parametrize("kept", ["0,2", "2,0"])  # fairseq keeps them in their order
+def test_pruned_layers_keep_their_encodings_directions_and_weights(kept):
+    positions = {"position_encoding": "rope,none,m4m", "attention_directions": "lr,both,rl"}
+    whole = make_model("masked_lm", **positions)
+    given = {"arch": "roberta_none_tiny", "encoder_layers_to_keep": kept}
+    pruned = make_model("masked_lm", **positions, encoder_layers_to_keep=kept)
     pruned.load_state_dict(whole.state_dict(), model_cfg=Namespace(**given))
     stack = pruned.encoder.sentence_encoder
     assert stack.identity.positions == "rope,m4m"
     assert [list(layer.self_attn.encodings) for layer in stack.layers] == [[], ["m4m"]]
+    assert [layer.self_attn.direction for layer in stack.layers] == ["lr", "rl"]
+    first, _, last = whole.encoder.sentence_encoder.layers
+    for layer, kept_layer in zip(stack.layers, (first, last)):
+        assert torch.equal(layer.fc1.weight, kept_layer.fc1.weight)
 
 
 def test_directions_are_a_list_of_their_own():

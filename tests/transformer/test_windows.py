@@ -292,11 +292,15 @@ def test_sentences_leave_out_keys_that_only_others_see():
     assert count(ids[:1].expand(4, -1), 4) == 4 * alone[0]  # equal ones are computed together
 
 
+LAST = {limits: 2 for limits in ("window(size=3)", "chunk(size=3)", BOTH_LIMITS)}
+LAST |= {"window(size=3,first=2)": 4, "window(size=6)": 5}  # limits, and the keys that are kept
+
+
 @pytest.mark.parametrize(
     ("spec", "limits", "family"),
     product_of(
         ["rope", "t5", "m4+reset", "learned+shaw", "tupe", *RUNS],
-        ["window(size=3)", "chunk(size=3)", BOTH_LIMITS, "window(size=3,first=2)"],
+        LAST,
         ["causal_lm", "translation"],
         times=2,
     ),
@@ -310,7 +314,7 @@ def test_decoding_equals_the_full_pass(spec, limits, family):
     # The layers with limits have kept what later queries will see, the others everything.
     own = [key for key, x in state.items() if isinstance(x, dict) and "prev_key" in x]
     lengths = {state[key]["prev_key"].size(2) for key in own}
-    assert lengths - {source.size(1)} == ({4, 8} if "first" in limits else {2, 8})
+    assert lengths - {source.size(1)} == {LAST[limits], 8}
 
 
 STEPS = [slice(0, 12), *(slice(i, i + 1) for i in range(12, 17)), slice(17, 20), slice(20, 30)]

@@ -1,4 +1,4 @@
-"""The command line itself: Ctrl-C, wherever a command is."""
+"""The command line itself: stops, gone readers, odd words and mistakes end in a line."""
 
 from __future__ import annotations
 

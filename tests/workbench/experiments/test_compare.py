@@ -258,17 +258,6 @@ def test_models_differ_only_in_their_positions():
     assert len(rest) == 1
 
 
-def test_each_training_has_a_folder_and_its_rate():
-    words = ["--encodings", "m4m", "--seeds", "1,2", "--lrs", "0.001,0.01"]
-    plan = command.build_plan(parse_args(*words, "--", "--encoder-layers=6"))
-    trainings = [command.build_training(plan, run, Path("out"), USER_DIR) for run in plan.runs]
-    assert len({training.folder for training in trainings}) == len(trainings) == 4
-    for run, training in zip(plan.runs, trainings):
-        *_, option, lr = training.command
-        assert (option, lr) == ("--lr", run.lr)
-        assert "--encoder-layers=6" in training.command
-
-
 @pytest.mark.parametrize(
     ("words", "folder"),
     [([], "demo"), (["--text", "x/my.txt"], "compare-my"), (["--out", "there"], "there")],
@@ -339,11 +328,6 @@ def test_a_stopped_or_killed_comparison_continues_to_the_same_bits(number, undis
     run = run_compare(out, *WORDS)
     assert "continues at update" in run.stderr
     assert read_trainings(out) == read_trainings(undisturbed)
-    logs = {path: path.stat().st_mtime_ns for path in out.glob("models/*/*/train.log")}
-    assert len(logs) == 4
-    again = run_compare(out, *WORDS)
-    assert again.stdout == run.stdout
-    assert {path: path.stat().st_mtime_ns for path in logs} == logs  # nothing was trained again
 
 
 @pytest.mark.slow
@@ -386,11 +370,11 @@ def test_more_seeds_updates_and_encodings_continue_and_others_are_refused(undist
 @pytest.mark.slow
 def test_a_training_that_diverges_is_a_result_and_ends_no_other(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    for trained in (True, False):  # what diverged is not tried again
+    for _ in range(2):  # neither what diverged nor what is finished is trained again
         run = run_compare(out, "none", 4, "--seeds", "1", "--lrs", "1e30,0.003", "--jobs", "1")
         assert run.returncode == 0, run.stderr
         logs = [path.read_text() for path in out.glob("models/none/*/train.log")]
-        assert [log.count("$ fairseq-train") for log in logs] == [1, 1], trained
+        assert [log.count("$ fairseq-train") for log in logs] == [1, 1]
     broken, whole = record.read(out / report.RECORD).figures["trainings"]
     assert (broken["lr"], broken["perplexity"]) == ("1e30", None)
     assert 1 < broken["diverged"] <= 4

@@ -1,4 +1,4 @@
-"""The attention report in a browser: Chromium without a network."""
+"""The attention report in a browser: the models' numbers, by mouse, keys and address, offline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``inspect`` on folders of Hugging Face's transformers."""
+"""``inspect`` shows weights of models of transformers, and parts that add up to their scores."""
 
 from __future__ import annotations
 

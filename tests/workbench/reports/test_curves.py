@@ -187,14 +187,6 @@ def test_the_way_back_from_a_jump_is_no_dive():
     assert find_stages(curve_of(jumped)) is None
 
 
-def test_pieces_are_no_more_than_there_are():
-    pieces = fit_segments(tuple(losses(BERT, noise=0.01)))
-    assert len(pieces) == len(BERT) - 1
-    for piece, (x, y), (x1, y1) in zip(pieces, BERT, BERT[1:]):
-        assert piece.end == pytest.approx(x1, abs=EVERY)
-        assert piece.rate == pytest.approx((y - y1) / (x1 - x), rel=0.05)
-
-
 def test_a_line_is_smoothed_with_as_many_on_either_side():
     losses = [(0, 9.0), (1, 6.0), (9, math.nan), (2, 3.0), (3, 6.0)]
     updates, nats = zip(*smooth_losses(curve_of(losses)))

@@ -1,4 +1,4 @@
-"""What all jobs run on: stamps, locks, programs, progress."""
+"""What all jobs run on: files are whole or absent, and programs end with their run and a line."""
 
 from __future__ import annotations
 

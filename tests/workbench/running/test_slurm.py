@@ -26,14 +26,14 @@ def count(path: Path, numbers: int, environment: Environment) -> None:
     for _ in range(path.read_text().count("number"), numbers):
         with open(path, "a", encoding="utf-8") as file:
             file.write("number\n")
-        time.sleep(0.2)
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
 @needs_slurm
 def test_jobs_are_requeued_and_failures_are_listed(cluster: Cluster, tmp_path: Path) -> None:
     """One job ends, one fails, and one is requeued and continues."""
-    steps = {"short": 1, "wrong": 1, "requeued": 100}
+    steps = {"short": 1, "wrong": 1, "requeued": 60}
     tasks = {name: partial(count, tmp_path / name, steps[name]) for name in steps}
     options = parse_slurm(["slurm", "time=5"])
     assert options is not None
@@ -53,7 +53,7 @@ def test_jobs_are_requeued_and_failures_are_listed(cluster: Cluster, tmp_path: P
     assert "\n" not in str(error.value)
     assert (tmp_path / "short").read_text() == "begun\nnumber\n"
     lines = (tmp_path / "requeued").read_text()
-    assert (lines.count("begun"), lines.count("number")) == (2, 100)
+    assert (lines.count("begun"), lines.count("number")) == (2, 60)
     assert not cluster.ask("squeue", "-h").strip()
 
 
