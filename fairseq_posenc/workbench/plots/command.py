@@ -156,7 +156,7 @@ def read_attention(path: Path, data: Path | None, text: str, target: str | None)
     Raises:
         UserError: the model cannot be read, or a text does not fit it.
     """
-    if path.is_dir():
+    if (path / "config.json").is_file():
         from fairseq_posenc.workbench.plots.read_folder import read_with_folder
 
         if data:

@@ -112,7 +112,6 @@ def collect_figures(trainings: Trainings) -> Tables:
 def _describe_curve(curve: Curve) -> dict[str, Any]:
     """Compute the figures of a curve; None for those that it does not have."""
     best, stages = curve.best, find_stages(curve)
-    diverged_at = next((entry.updates for entry in curve.entries if not entry.is_finite), None)
     ends = (*stages, stages.plateau - stages.start) if stages else [None] * len(_STAGES)
     return {
         "updates": curve.entries[-1].updates,
@@ -124,7 +123,7 @@ def _describe_curve(curve: Curve) -> dict[str, Any]:
         "tokens_per_second": curve.speed or None,  # 0 if the log does not say
         "loss_at_the_end_nats": last_loss(curve),
         **dict(zip(_STAGES, ends)),
-        "diverged_at": diverged_at,
+        "diverged_at": next((x.updates for x in curve.entries if not x.is_finite), None),
     }
 
 

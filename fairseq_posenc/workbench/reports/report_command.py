@@ -23,12 +23,11 @@ from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.loss_stages import last_loss
 from fairseq_posenc.workbench.results.record import Record, read
 from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, TRAIN_LOG, read_curve_file
+from fairseq_posenc.workbench.running.progress import say
 
-_TASK_COLUMNS = ("MNLI-m", "MNLI-mm", *(name for name in TASKS if name != "MNLI"))
-_GLUE_COLUMNS = (*_TASK_COLUMNS, "average", "collapsed runs")
+_GLUE_NAMES = ("MNLI-m", "MNLI-mm", *(x for x in TASKS if x != "MNLI"), "average", "collapsed runs")
 # Decimals of columns that have other than two.
 _DIGITS = {"updates": 0, "seed": 0, "train loss": 3, "valid loss": 3, "valid accuracy": 4}
-
 
 Figures = dict[str, Optional[float]]  # by column; None if unknown
 
@@ -60,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
     for path in args.results:
         found = list(_find_results(path))
         if not found:
-            raise UserError(f"{path}: holds no results of glue, squad predict or bleu, no {LAST}")
+            raise UserError(
+                f"{path}: no results yet: repeat its glue, squad predict or bleu command"
+            )
         results |= {(result.table, result.path, result.model): result for result in found}
-    if args.json:
-        print(json.dumps([result._asdict() for result in results.values()], indent=1))
-    else:
-        print(format_report(results.values()))
+    rows = results.values()
+    print(json.dumps([x._asdict() for x in rows], indent=1) if args.json else format_report(rows))
     return 0
 
 
@@ -93,6 +92,8 @@ def _read_glue(record: Record, path: Path) -> Iterator[Result]:
     figures: Figures = {**select_figures(record)}
     if collapsed := sum(bool(row["collapsed"]) for row in record.figures["runs"]):
         figures["collapsed runs"] = collapsed
+    if unfinished := record.data["unfinished"]:
+        say(f"{path}: not finished: {unfinished}; the same glue command finishes them")
     protocol = record.data["protocol"]
     title = f"GLUE, development sets, protocol {protocol} ({STATISTICS[protocol][1]})"
     yield Result(title, str(record.data["name"]), record.spec or "-", figures, str(path))
@@ -160,7 +161,7 @@ def format_report(results: Iterable[Result]) -> str:
     for title, rows in tables.items():
         found = dict.fromkeys(name for row in rows for name in row.figures)
         # GLUE's in the papers' order, whatever tasks a model lacks.
-        columns = [name for name in _GLUE_COLUMNS if name in found] or list(found)
+        columns = [name for name in _GLUE_NAMES if name in found] or list(found)
         cells = [_format_row(row, columns) for row in [*rows, *_average_seeds(rows)]]
         align = "ll" + "r" * len(columns) + "l"
         table = markdown.table(["", "positions", *columns, "path"], cells, align)

@@ -30,6 +30,7 @@ from fairseq_posenc.workbench.translation.translator import (
     Translator,
     find_pieces,
     load_translation,
+    say_cut,
 )
 
 _REPORT, _FIGURES = "bleu.md", "bleu.json"
@@ -46,10 +47,6 @@ class TrainedSystem(NamedTuple):
     def label(self) -> str:
         """Name of the training in messages."""
         return self.system if self.number == 1 else f"{self.system}, training {self.number}"
-
-    def text_file(self, out: Path) -> Path:
-        """Build the path of the training's translations."""
-        return out / self.system / f"{self.number}.txt"
 
 
 @dataclass(frozen=True)
@@ -77,27 +74,24 @@ class TestSet:
             "search": [self.beam, self.length_penalty],
             "version": __version__,
         }
-        path = training.text_file(out)
+        path = out / training.system / f"{training.number}.txt"
         figures = read_result(path.with_suffix(".json"), request)
         if figures is None:
             say(f"{training.label}: {len(self.sentences):,} sentences")
             translator = Translator.load(training.path, task.data, self.dtype)
+            say_cut(self.sentences, translator)
             found = translator.translate(self.sentences, self.beam, 1, self.length_penalty)
             figures = {"translations": [best.text for (best,) in found]}
             path.parent.mkdir(exist_ok=True)
             write_whole(path, "".join(f"{line}\n" for line in figures["translations"]))
             write_result(path.with_suffix(".json"), request, figures)
-        translations: list[str] = figures["translations"]
-        return translations
+        return list(figures["translations"])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    text = (
-        "a checkpoint; commas join trainings of one model with different seeds; the other systems "
-        "are compared with the first"
-    )
+    text = "a checkpoint; commas join seeds of a model; the first is compared with the others"
     add("systems", nargs="+", metavar="NAME=PATH[,PATH...]", help=text)
     options.add_out(parser, "bleu")
     text = "text of the test set in the {} language, may be gzipped (default: {} in the data)"
@@ -164,8 +158,8 @@ def _score(
         row = {"system": training.system, "training": training.number, "path": str(training.path)}
         row |= {"beam": test_set.beam, "length_penalty": test_set.length_penalty}
         # No references, as the metrics hold them.
-        found = {name: metric.corpus_score(lines, None).score for name, metric in metrics.items()}
-        rows.append({**row, **found})
+        row |= {name: metric.corpus_score(lines, None).score for name, metric in metrics.items()}
+        rows.append(row)
     differences, test_signatures = scores.compare(references, systems)
     tables = {
         "scores": rows,

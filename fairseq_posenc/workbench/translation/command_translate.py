@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from fairseq.dataclass.configs import GenerationConfig
-
 from fairseq_posenc.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.running.devices import choose_dtype
 from fairseq_posenc.workbench.running.options import add_count, add_data, add_precision
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.translation.translator import Translator
+from fairseq_posenc.workbench.translation.translator import Translator, say_cut
 
 _NBEST = 3  # hypotheses that are shown, or the beam size, if that is less
 
@@ -56,9 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_all(translator: Translator, sentences: list[str], args: argparse.Namespace) -> None:
-    longest = max(len(translator.encode(sentence)) for sentence in sentences)
-    if longest > (end := GenerationConfig.max_len_b):
-        say(f"a sentence has {longest:,} tokens, but a translation ends at {end}: split it")
+    say_cut(sentences, translator)
     best = translator.translate(sentences, args.beam, min(_NBEST, args.beam), args.lenpen)
     if args.plain:
         for hypothesis, *_ in best:

@@ -19,6 +19,7 @@ from fairseq_posenc.tokens.subwords import Pieces
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state
 from fairseq_posenc.workbench.loading.open_model import open_model, translates
 from fairseq_posenc.workbench.running.devices import place
+from fairseq_posenc.workbench.running.progress import say
 
 _QUOTED_CHARACTERS = 40  # of a sentence, in an error message
 _MAX_TOKENS = 12000  # source tokens translated at a time, including padding
@@ -61,6 +62,15 @@ class Hypothesis(NamedTuple):
     # natural logarithm of the probability, divided by the length (in tokens, including the end) to
     # the power of the length penalty; `fairseq-generate` prints the logarithm to base 2
     score: float
+
+
+def say_cut(sentences: Sequence[str], translator: Translator) -> None:
+    """Say how many sentences are longer than a translation may be, whose ends are therefore cut."""
+    end = GenerationConfig.max_len_b
+    if cut := sum(len(translator.encode(sentence)) > end for sentence in sentences):
+        say(
+            f"sentences of more than {end} tokens, at which a translation ends: {cut:,}; split them"
+        )
 
 
 _EMPTY = Hypothesis("", 0.0)  # translation of an empty line, without a model

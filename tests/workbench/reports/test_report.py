@@ -27,15 +27,13 @@ def glue_record(protocol: str = "m4m", best: float = 80.0) -> Record:
         {"task": "CoLA", "metric": "accuracy", "reported": False, "best": 99.0, "mean": 99.0},
     ]
     runs = [{"task": "CoLA", "collapsed": True}, {"task": "MNLI", "collapsed": False}]
-    return Record(
-        "glue", {"tasks": tasks, "runs": runs}, {"name": "a", "protocol": protocol}, "m4m"
-    )
+    data = {"name": "a", "protocol": protocol, "unfinished": "RTE, seed 1"}
+    return Record("glue", {"tasks": tasks, "runs": runs}, data, "m4m")
 
 
 def squad_record(version: str) -> Record:
-    return Record(
-        "squad", {"scores": [{"exact": 85.0, "f1": 92.0}]}, {"name": "q", "squad": version}
-    )
+    scores = [{"exact": 85.0, "f1": 92.0}]
+    return Record("squad", {"scores": scores}, {"name": "q", "squad": version})
 
 
 def bleu_record() -> Record:
@@ -49,7 +47,9 @@ def bleu_record() -> Record:
 def report(capsys: pytest.CaptureFixture[str], *paths: Path) -> str:
     capsys.readouterr()
     assert main(["report", *map(str, paths)]) == 0
-    return capsys.readouterr().out
+    said = capsys.readouterr()
+    assert ("not finished: RTE, seed 1" in said.err) == ("## GLUE" in said.out)
+    return said.out
 
 
 def row(text: str, name: str) -> list[str]:
@@ -120,8 +120,8 @@ def test_a_translation_has_its_losses_in_nats_and_its_accuracy(tmp_path, capsys)
     ("make", "message"),
     [
         (lambda path: None, "no such file or folder"),
-        (lambda path: path.mkdir(), "holds no results of glue, squad predict or bleu"),
-        (lambda path: path.write_text("x"), "holds no results"),
+        (lambda path: path.mkdir(), "no results yet: repeat its glue, squad predict or bleu"),
+        (lambda path: path.write_text("x"), "no results yet"),
     ],
 )
 def test_nothing_to_report_is_one_line(make, message, tmp_path, capsys):
