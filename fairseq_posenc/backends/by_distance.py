@@ -134,9 +134,3 @@ def _compute_row_index(
     if first is not None:
         pairs = insert_reset(pairs, rows, rows + 1, first)  # the indices of the reset's two rows
     return pairs[:, 0]  # [1 or B, T, S]
-
-
-def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Gather ``x[b, h, t, index[b, t, s]]`` from ``(B, H, T, R)``: ``(B, H, T, S)``."""
-    shape = (*x.shape[:3], index.size(-1))
-    return x.gather(-1, index.unsqueeze(1).expand(shape))

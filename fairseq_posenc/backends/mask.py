@@ -84,34 +84,23 @@ class Mask(NamedTuple):
 
     def without_dropped_keys(self, count: int) -> Mask:
         """Leave out the first ``count`` keys, which a cache has dropped."""
-        if not count:
-            return self
-
-        def drop(x: Tensor) -> Tensor:
-            # Not a slice: torch.compile would compile a graph for each start of a slice.
-            return x.narrow(1, count, x.size(1) - count)
-
-        return self._map(drop, drop)
+        # Not a slice: torch.compile would compile a graph for each start of a slice.
+        return self._map(lambda x: x.narrow(1, count, x.size(1) - count))
 
     def select_keys(self, places: Tensor) -> Mask:
         """Keep keys at ``places``, the last T are queries'; no window may see those left out."""
-        return self._map(lambda x: x[:, places], lambda x: x[:, places])
+        return self._map(lambda x: x[:, places])
 
     def select_sentences(self, places: slice) -> Mask:
         """Keep only some sentences of the batch."""
-        return self._map(lambda x: x if len(x) == 1 else x[places], lambda x: x)
+        selected = self._map(lambda x: x if len(x) == 1 else x[places])
+        return selected._replace(pairs=self.pairs)
 
-    def _map(
-        self, change: Callable[[Tensor], Tensor], change_pairs: Callable[[Tensor], Tensor]
-    ) -> Mask:
-        """Change the tensors ``(B or 1, S)``, and in another way ``pairs``."""
-        padding, segments, first_keys = (
-            None if x is None else change(x)
-            for x in (self.key_padding, self.locality.segments, self.locality.first_keys)
-        )
-        pairs = None if self.pairs is None else change_pairs(self.pairs)
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Mask:
+        """Change the tensors, ``(B or 1, S)`` and ``(T, S)``; the new ones are in no cache."""
+        tensors = (self.key_padding, self.pairs, self.locality.segments, self.locality.first_keys)
+        padding, pairs, segments, first_keys = (None if x is None else change(x) for x in tensors)
         locality = self.locality._replace(segments=segments, first_keys=first_keys)
-        # Without a cache, which compares tensors by identity: these are new ones.
         return Mask(self.direction, padding, pairs, cache=None, locality=locality)
 
     def mark_hidden(self, distances: Tensor, first_keys: Tensor | None = None) -> Tensor:

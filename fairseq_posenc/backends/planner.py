@@ -33,7 +33,7 @@ NO_LIMITS = Locality()
 SHORT = 48  # number of keys below which setting up blocks takes too long on a CPU
 # Keys up to which the reference is faster than blocks on an H100, and needs no more memory.
 SHORT_ON_GPU = 512
-_logged: set[tuple[object, ...]] = set()  # kinds of calls whose plan has been logged
+_logged: set[str] = set()
 
 # Where `triton` won a benchmark of layers with dropout on a GPU (`make gpu`). Only earlier kernels
 # did, on an H100. Today's have not run on a GPU yet, so they are taken only where requested.
@@ -44,15 +44,10 @@ RECORDED_TERMS: tuple[set[str], ...] = ()
 
 
 class BackendChoice(NamedTuple):
-    """The backend of a call, and the reason for the choice."""
+    """The name of a call's backend, and the reason for the choice."""
 
     name: str
     reason: str
-
-    @property
-    def backend(self) -> Backend:
-        """The backend itself."""
-        return BACKENDS[self.name]
 
 
 def available() -> dict[str, str]:
@@ -111,16 +106,16 @@ def choose(requested: str, terms: Terms, call: CallFeatures) -> BackendChoice:
         UserError: the requested backend cannot compute the call.
     """
     if requested == "auto":
-        plan = _choose_fastest(terms, call)
+        choice = _choose_fastest(terms, call)
     else:
         backend = _find_backend(requested)
         _refuse_if(backend.refuses(terms, call._replace(need_weights=False)), requested)
-        plan = BackendChoice(requested, "requested")
+        choice = BackendChoice(requested, "requested")
         if call.need_weights:
-            plan = BackendChoice("reference", "the attention weights are requested")
+            choice = BackendChoice("reference", "the attention weights are requested")
     if not torch.compiler.is_compiling():  # logging would break the compiled graph
-        _log_once(plan, terms, call)
-    return plan
+        _log_once(choice, terms, call)
+    return choice
 
 
 def attend(
@@ -140,63 +135,59 @@ def attend(
     """
     mask = mask.without_needless_window(key.size(2))
     call = AttentionCall(query, key, value, terms, mask, check_dropout(dropout), need_weights)
-    return choose(requested, terms, call.features).backend.attend(call)
+    return BACKENDS[choose(requested, terms, call.features).name].attend(call)
 
 
 def _choose_fastest(terms: Terms, call: CallFeatures) -> BackendChoice:
-    if is_exporting():  # so the length cannot decide
-        order = ["sdpa", "reference"]
-        reason = "a graph for all lengths"
-    elif call.device == "cpu":
-        order, reason = _rank_on_cpu(terms, call)
-    else:
-        order, reason = _rank_on_gpu(terms, call)
-    if torch.compiler.is_compiling():  # which cannot trace the hand-written passes of `blocked`
-        order = [name for name in order if name != "blocked"]
-    reasons: list[str] = []
-    for name in order:
+    order, reason = _rank(terms, call)
+    reasons = [reason]
+    for name in order.split():
+        if name == "blocked" and torch.compiler.is_compiling():
+            continue  # it cannot trace hand-written passes
         why_not = BACKENDS[name].unavailable() or BACKENDS[name].refuses(terms, call)
         if not why_not:
-            return BackendChoice(name, "; ".join([reason, *reasons]))
+            return BackendChoice(name, "; ".join(reasons))
         reasons.append(f"not {name}: {why_not}")
     raise AssertionError("the reference backend serves everything")
 
 
-def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
+def _rank(terms: Terms, call: CallFeatures) -> tuple[str, str]:
     """Rank backends from the fastest on; the reason is the call, or what the first does without."""
-    plain = terms.is_biased_dot_product  # no gain or cap, and no vectors by distance but states'
-    if call.src_len < SHORT or call.tgt_len == 1:
-        reason = "a single query" if call.tgt_len == 1 else f"fewer than {SHORT} keys"
-        return (["sdpa", "reference"] if plain else ["reference"]), reason
-    if not plain:
-        return ["blocked", "reference"], "no matrix of scores by distance"
-    if call.limited:
-        return ["blocked", "sdpa", "reference"], "hidden keys are left out"
-    if call.dropout:
-        return ["blocked", "sdpa", "reference"], "torch's attention is slow to drop weights"
-    biases = Terms([x for x in terms if isinstance(x, (ByDistance, NumbersByPair))])  # any kind
-    if not biases:
-        return ["sdpa", "reference"], "a plain dot product"
+    plain = terms.is_biased_dot_product  # no gain, cap or sink, and no vectors by distance
+    biases = Terms([x for x in terms if isinstance(x, (ByDistance, NumbersByPair))])  # of any kind
+    fused, blocks = "sdpa reference" if plain else "reference", "blocked sdpa reference"
+    if is_exporting():  # so the length cannot decide
+        return "sdpa reference", "a graph for all lengths"
+    if call.device != "cpu":
+        if plain and not biases:
+            return fused, "a plain dot product"
+        return _rank_on_gpu(terms, call)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in biases.tensors().values())
-    if learns or call.padded:  # `sdpa` needs gradients of all pairs, or a bias for each sentence
-        return ["blocked", "sdpa", "reference"], "no bias for each sentence, no matrix of gradients"
-    return ["sdpa", "reference"], "a dot product and a fixed bias"
+    cases = [  # the first that holds counts
+        (call.tgt_len == 1, fused, "a single query"),
+        (call.src_len < SHORT, fused, f"fewer than {SHORT} keys"),
+        (not plain, "blocked reference", "no matrix of scores by distance"),
+        (call.limited, blocks, "hidden keys are left out"),
+        (call.dropout, blocks, "torch's attention is slow to drop weights"),
+        (not biases, fused, "a plain dot product"),
+        # `sdpa` needs gradients of all pairs, or a bias for each sentence.
+        (learns or call.padded, blocks, "no bias for each sentence, no matrix of gradients"),
+    ]
+    found = ((order, reason) for holds, order, reason in cases if holds)
+    return next(found, (fused, "a dot product and a fixed bias"))
 
 
-def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
-    """Rank backends, with the reason: `triton` only where it won a benchmark, `flex` nowhere."""
-    if terms.is_biased_dot_product and not terms.has(ByDistance, NumbersByPair):  # no bias
-        return ["sdpa", "reference"], "a plain dot product"
+def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[str, str]:
+    """Rank backends: `triton` only where it won a benchmark, `flex` nowhere."""
     if call.tgt_len == 1:
-        return ["sdpa", "reference"], "a single query"
-    others = ["sdpa", "blocked", "reference"]
+        return "sdpa reference", "a single query"
     chip = find_chip()
-    why_not = _find_unrecorded(terms, call, chip)
-    if not why_not:
-        return ["triton", *others], f"its kernels were the fastest in a benchmark on {chip}"
-    if call.src_len <= SHORT_ON_GPU:
-        others = ["sdpa", "reference", "blocked"]
-    return others, f"not triton, not flex: no recorded benchmark {why_not}"
+    is_recorded = chip == RECORDED_CHIP and {*_list_names(terms)} in RECORDED_TERMS
+    if is_recorded and call.src_len in RECORDED_LENGTHS and call.dropout and not call.limited:
+        return "triton sdpa blocked reference", f"the fastest in a benchmark on {chip}"
+    others = "reference blocked" if call.src_len <= SHORT_ON_GPU else "blocked reference"
+    reason = f"not triton, not flex: no recorded benchmark of such a call on {chip}"
+    return f"sdpa {others}", reason
 
 
 def find_chip() -> str:
@@ -206,33 +197,19 @@ def find_chip() -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability())
 
 
-def _find_unrecorded(terms: Terms, call: CallFeatures, chip: str) -> str:
-    """Say what no benchmark is recorded for; empty if one is (with dropout, and no hidden keys)."""
-    if chip != RECORDED_CHIP:
-        return f"for {chip}"
-    if {*_list_names(terms)} not in RECORDED_TERMS or not call.dropout or call.limited:
-        return f"of such terms for {chip}"
-    return "" if call.src_len in RECORDED_LENGTHS else f"of such a length for {chip}"
-
-
 def _list_names(terms: Terms) -> list[str]:
     """List the names of the terms, but the scale factor."""
     return [term.name for term in terms.without(ScaleFactor)]
 
 
-def _log_once(plan: BackendChoice, terms: Terms, call: CallFeatures) -> None:
-    """Log a plan, unless it has been logged for a call of the same kind."""
+def _log_once(choice: BackendChoice, terms: Terms, call: CallFeatures) -> None:
+    """Log a choice, unless it has been logged for a call of the same kind."""
     if not logger.isEnabledFor(logging.INFO):
         return
-    names = _list_names(terms)
-    kind_of_call = (plan, *names, call.device, call.dtype, call.padded, call.dropout)
-    if kind_of_call in _logged:
-        return
-    _logged.add(kind_of_call)
     features = [call.device, str(call.dtype).removeprefix("torch.")]
-    if call.dropout:
-        features.append("dropout")
-    if call.padded:
-        features.append("padding")
-    listed = ", ".join(name.replace("_", " ") for name in names) or "plain"
-    logger.info(f"attention ({listed}; {', '.join(features)}): {plan.name}, {plan.reason}")
+    features += ["dropout"] * call.dropout + ["padding"] * call.padded
+    names = ", ".join(_list_names(terms)).replace("_", " ") or "plain"
+    line = f"attention ({names}; {', '.join(features)}): {choice.name}, {choice.reason}"
+    if line not in _logged:
+        _logged.add(line)
+        logger.info(line)

@@ -18,12 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc.backends import equation
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
-from fairseq_posenc.backends.by_distance import (
-    expand_numbers,
-    gather_rows,
-    relative_shift,
-    row_index,
-)
+from fairseq_posenc.backends.by_distance import expand_numbers, relative_shift, row_index
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import (
@@ -176,7 +171,8 @@ def _multiply_pairs(
     else:
         index = row_index(rows, first, *sizes, mask)  # [1 or B, T, S]
         index = index.transpose(1, 2) if is_of_keys else index
-        pairs = gather_rows(_multiply_rows(x, rows.table), index)
+        index = index[:, None].expand(*x.shape[:2], -1, -1)
+        pairs = _multiply_rows(x, rows.table).gather(-1, index)
     return pairs.transpose(2, 3) if is_of_keys else pairs
 
 

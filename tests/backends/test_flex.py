@@ -10,7 +10,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.backends import choose, flex, reference
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
-from fairseq_posenc.backends.flex.blocks import build_block_mask, round_length
+from fairseq_posenc.backends.flex import build_block_mask
+from fairseq_posenc.backends.flex.scores import round_length
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms

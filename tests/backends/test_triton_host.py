@@ -168,11 +168,23 @@ TABLE, GAIN = (
     terms_of(gain=torch.ones(1, 1023)),
 )
 PLANS = {
-    "won": ("sm_90", TABLE, 2048, "triton", "kernels were the fastest in a benchmark on sm_90"),
-    "another chip": ("sm_80", TABLE, 512, "reference", "no recorded benchmark for sm_80"),
-    "other terms": ("sm_90", GAIN, 512, "reference", "of such terms for sm_90"),
-    "too short": ("sm_90", TABLE, 1024, "blocked", "benchmark of such a length for sm_90"),
-    "too long": ("sm_90", TABLE, 16384, "blocked", "benchmark of such a length for sm_90"),
+    "won": ("sm_90", TABLE, 2048, "triton", "the fastest in a benchmark on sm_90"),
+    "another chip": (
+        "sm_80",
+        TABLE,
+        512,
+        "reference",
+        "no recorded benchmark of such a call on sm_80",
+    ),
+    "other terms": (
+        "sm_90",
+        GAIN,
+        512,
+        "reference",
+        "no recorded benchmark of such a call on sm_90",
+    ),
+    "too short": ("sm_90", TABLE, 1024, "blocked", "no recorded benchmark of such a call on sm_90"),
+    "too long": ("sm_90", TABLE, 16384, "blocked", "no recorded benchmark of such a call on sm_90"),
     "plain": ("sm_90", Terms(), 2048, "sdpa", "a plain dot product"),
 }
 

@@ -1,7 +1,7 @@
 """Computes attention by torch's FlexAttention: a fused kernel, with the terms as ``score_mod``.
 
 Masks become a block mask, so that tiles in which no query sees a key are skipped. torch compiles a
-kernel for each combination of terms and lengths; lengths are therefore rounded up (``blocks.py``),
+kernel for each combination of terms and lengths; lengths are therefore rounded up,
 and the batch is dynamic. For each table of vectors, all tokens are first multiplied with its rows
 at the visible distances, which takes memory for ``(B, H, T, R)``.
 """
@@ -12,11 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
-from fairseq_posenc.backends.flex.blocks import build_block_mask, mark_batch_dynamic, round_length
-from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
+from fairseq_posenc.backends.flex.scores import (
+    TILE,
+    ScoreMod,
+    build_score_mod,
+    index_or_zero,
+    mark_batch_dynamic,
+    round_length,
+)
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import SinkScore
 from fairseq_posenc.encodings.terms import Terms
@@ -72,6 +79,25 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
             share = torch.sigmoid(logsumexp - at_least_fp32(sink.score)[:, None])  # [B, H, T]
             attended = (attended * share[..., None]).type_as(value)
     return attended[:, :, :tgt_len], None
+
+
+def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -> BlockMask:
+    """Build the mask of a call, by tiles and by pairs, given T and S before padding."""
+    queries, keys = round_length(tgt_len), round_length(src_len)
+    hidden = mask.forbidden(tgt_len, src_len, device)
+    if hidden is None:
+        hidden = torch.zeros(1, 1, 1, src_len, dtype=torch.bool, device=device)
+    hidden = hidden[:, 0].expand(-1, tgt_len, -1)
+    hidden = F.pad(hidden, (0, keys - src_len, 0, queries - tgt_len), value=True)
+    mark_batch_dynamic(hidden)  # [B or 1, queries, keys]
+
+    def visible_pair(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return ~hidden[index_or_zero(hidden, 0, b), i, j]
+
+    blocks = create_block_mask(visible_pair, len(hidden), 1, queries, keys, str(device), TILE)
+    lists = blocks.kv_num_blocks, blocks.kv_indices
+    mark_batch_dynamic(*lists, blocks.full_kv_num_blocks, blocks.full_kv_indices)
+    return blocks
 
 
 @cache

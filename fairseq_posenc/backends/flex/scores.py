@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.by_distance import row_index
-from fairseq_posenc.backends.flex.blocks import index_or_zero, mark_batch_dynamic, round_length
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, RowsByDistance, States
@@ -25,6 +24,7 @@ from fairseq_posenc.encodings.terms import Terms
 # Changes a scaled score, given it and the indices of its sentence, head, query and key.
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _NO_MASK = Mask()
+TILE = 128  # queries, and keys, of a tile of the block mask
 
 
 class _Numbers(NamedTuple):
@@ -148,3 +148,27 @@ def _pad_rows(x: Tensor, dim: int) -> Tensor:
     """Pad a dimension to a size of compiled kernels."""
     size = round_length(max(x.size(dim), 2))  # torch compiles a size of 1 apart
     return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, size - x.size(dim)))
+
+
+def round_length(length: int) -> int:
+    """Round a length up to one that kernels are compiled for.
+
+    These are 1, for a step of decoding, multiples of 128 up to 1,024, and above that multiples of
+    an eighth of the next power of two: four lengths in each doubling.
+    """
+    if length == 1:
+        return 1
+    step = max(TILE, 2 ** (length - 1).bit_length() // 8)
+    return -(-length // step) * step
+
+
+def mark_batch_dynamic(*tensors: Tensor | None) -> None:
+    """Let one compiled kernel serve every size of the first dimension, unless that is 1."""
+    for x in tensors:
+        if x is not None and x.size(0) > 1 and not torch.compiler.is_compiling():
+            torch._dynamo.maybe_mark_dynamic(x, 0)
+
+
+def index_or_zero(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Return the index, or zeros where the dimension has one entry for all."""
+    return index if x.size(dim) > 1 else torch.zeros_like(index)
