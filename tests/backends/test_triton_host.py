@@ -169,22 +169,10 @@ TABLE, GAIN = (
 )
 PLANS = {
     "won": ("sm_90", TABLE, 2048, "triton", "the fastest in a benchmark on sm_90"),
-    "another chip": (
-        "sm_80",
-        TABLE,
-        512,
-        "reference",
-        "no recorded benchmark of such a call on sm_80",
-    ),
-    "other terms": (
-        "sm_90",
-        GAIN,
-        512,
-        "reference",
-        "no recorded benchmark of such a call on sm_90",
-    ),
-    "too short": ("sm_90", TABLE, 1024, "blocked", "no recorded benchmark of such a call on sm_90"),
-    "too long": ("sm_90", TABLE, 16384, "blocked", "no recorded benchmark of such a call on sm_90"),
+    "another chip": ("sm_80", TABLE, 512, "reference", "of such a call on sm_80"),
+    "other terms": ("sm_90", GAIN, 512, "reference", "of such a call on sm_90"),
+    "too short": ("sm_90", TABLE, 1024, "blocked", "of such a call on sm_90"),
+    "too long": ("sm_90", TABLE, 16384, "blocked", "of such a call on sm_90"),
     "plain": ("sm_90", Terms(), 2048, "sdpa", "a plain dot product"),
 }
 
