@@ -58,11 +58,8 @@ def test_equals_the_formula_on_every_backend(spec, monkeypatch):
             expected = oracles.attention(theirs, value[b, :, real], visible)
             for ours in found.values():
                 torch.testing.assert_close(ours[b, :, real], expected, rtol=1e-5, atol=1e-5)
-    refused = {"flex"} if "fox" in spec else set()
-    if spec in COUNTED:
-        refused = {"blocked", "sdpa", "flex"}
-    if spec == "m4m+fox":
-        refused = {"sdpa", "flex"}
+    refused = {"blocked", "sdpa", "flex"} if spec in COUNTED else set()
+    refused |= {name for name, term in (("flex", "fox"), ("sdpa", "m4m")) if term in spec}
     assert {"reference", "blocked", "sdpa", "flex"} - served == refused
 
 
