@@ -26,7 +26,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import DecayCache, find_rows, find_self_cache
 from fairseq_posenc.hf.derived import CALLED_BY_ITSELF, Cosines, Derived
-from fairseq_posenc.hf.families import Family
+from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.shared import LayerShared, Shared
@@ -47,8 +47,9 @@ class PassState(NamedTuple):
     """The position state of a forward pass, which a stack passes to its layers.
 
     Attributes:
-        cosines: for each kind of layer the cosines and sines by which the model's own code rotates;
-            empty if it has none.
+        cosines: for each kind of layer the cosines and sines by which the model's own code rotates,
+            or None.
+        plain: by width of cosines, those that rotate by nothing.
         shared: position state of the stack; None if the model's own attention is used.
         need_weights: whether attention weights are requested.
         is_uncounted: see :class:`~fairseq_posenc.hf.stack_arguments.TokenPositions`.
@@ -56,7 +57,8 @@ class PassState(NamedTuple):
         cache: cache of the keys, or None.
     """
 
-    cosines: list[Cosines]
+    cosines: list[Cosines | None]
+    plain: dict[int, Cosines]
     shared: Shared | None = None
     need_weights: bool = False
     is_uncounted: Tensor | None = None
@@ -64,22 +66,14 @@ class PassState(NamedTuple):
     cache: Cache | None = None
 
 
-def make_cosines(rotation: Rotation | None, form: str, width: int, like: Tensor) -> Cosines:
+def make_cosines(rotation: PairRotation, form: str, like: Tensor) -> Cosines:
     """Convert a rotation to a model's cosines and sines, each ``(B or 1, T, width)``.
 
     Args:
-        rotation: rotation of the last T tokens. One that the model's code cannot apply, or None,
-            gives cosines that leave queries and keys as they are.
-        form: what a number stands for: ``half`` a pair, ``doubled`` too, all pairs twice, ``pairs``
-            each one twice; ``doubled_pairs`` is doubled, for pairs of adjacent coordinates.
-        width: width of the model's cosines.
-        like: a tensor of the dtype and device of the result.
+        rotation: rotation of the last T tokens.
+        form: see ``cosines`` of :class:`~fairseq_posenc.hf.families.Family`.
+        like: a tensor of the dtype of the result.
     """
-    if not can_be_cosines(rotation, form, width):
-        # Not `like.new_ones`, which tensor parallelism would distribute as it does `like`.
-        ones = torch.ones(1, 1, width, dtype=like.dtype, device=like.device)
-        return ones, torch.zeros_like(ones)
-    assert isinstance(rotation, PairRotation), "as was checked"
     # The parts are taken first, as ONNX cannot select from complex numbers.
     phases = rotation.phases
     parts = [part[:, 0].to(like.dtype) for part in (phases.real, phases.imag)]  # [B or 1, T, pairs]
@@ -90,22 +84,19 @@ def make_cosines(rotation: Rotation | None, form: str, width: int, like: Tensor)
     return parts[0], parts[1]
 
 
-def can_be_cosines(rotation: Rotation | None, form: str, width: int) -> bool:
-    """Check whether the layers of a model can apply a rotation: see :func:`make_cosines`.
+def applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | None) -> bool:
+    """Check whether a model's own attention can apply a rotation: see :func:`make_cosines`.
 
-    A trained one they cannot: the backward pass of the first layer would free its autograd graph,
+    A trained one it cannot: the backward pass of the first layer would free its autograd graph,
     which others need where they are checkpointed.
     """
     if not isinstance(rotation, PairRotation) or rotation.decay is not None or rotation.is_trained:
         return False
+    form, width = stack.family.cosines, stack.find_cosine_width(attention)
     pairs_halves = "pairs" not in form  # a head's first half with its second, not adjacent ones
     pairs = width if form == "half" else width // 2
-    return rotation.half == pairs_halves and rotation.phases.size(-1) == pairs
-
-
-def to_scale_factor(scale: float, width: int) -> float:
-    """Convert the factor of dot products, in heads of a width, to a scale factor."""
-    return 1 / (scale**2 * width)  # scores are divided by sqrt(scale_factor * width)
+    fits = rotation.half == pairs_halves and rotation.phases.size(-1) == pairs
+    return fits and stack.family.applies_cosines(attention)
 
 
 class AttentionPositions(AttentionCore, nn.Module):
@@ -114,7 +105,7 @@ class AttentionPositions(AttentionCore, nn.Module):
     Args:
         assembly: encodings of all layers.
         index: number of the layer.
-        family: family of the model.
+        stack: the stack of the model, which is not kept.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         is_rotated: whether the model's own code applies the rotation, with our cosines and sines.
         decay_place: index of the cache layer for the decay of forget gates; None without gates.
@@ -125,18 +116,21 @@ class AttentionPositions(AttentionCore, nn.Module):
         self,
         assembly: Assembly,
         index: int,
-        family: Family,
+        stack: Stack,
         direction: str,
         is_rotated: bool,
         decay_place: int | None,
         backend: str,
     ) -> None:
         super().__init__()
-        self.dims = assembly.dims
+        attention: Any = stack.attentions[index]
+        head_dim = getattr(attention, "head_dim", assembly.dims.head_dim)
+        self.dims = assembly.dims._replace(own_head_dim=head_dim)
         self.num_heads, self.head_dim = self.dims.num_heads, self.dims.head_dim
+        self.cosine_width = stack.find_cosine_width(attention)
         self.encodings = assembly.build_layer(index)
         self.kind = assembly.spec.layer_kind(index)
-        self.family = family
+        self.family = stack.family
         self.direction = direction
         self.is_rotated = is_rotated
         self.decay_place = decay_place
@@ -146,11 +140,11 @@ class AttentionPositions(AttentionCore, nn.Module):
         self, state: PassState, args: tuple[Any, ...], named: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the named arguments of the model's attention, with what positions add to them."""
-        if state.cosines:
-            cosines, sines = state.cosines[self.kind]
-            if not self.is_rotated:  # for code that rotates by them nevertheless
-                cosines, sines = torch.ones_like(cosines), torch.zeros_like(sines)
-            named = {**named, "position_embeddings": (cosines, sines)}
+        if self.cosine_width:
+            cosines = (self.is_rotated and state.cosines[self.kind]) or state.plain[
+                self.cosine_width
+            ]
+            named = {**named, "position_embeddings": cosines}
         if state.shared is None:  # the model's own attention is used, which knows no state
             return named
         inputs = args[0] if args else named.get("hidden_states")  # [B, T, C]
@@ -173,7 +167,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         key: Tensor,
         value: Tensor,
         state: PassState,
-        scale: float,
+        scale_factor: float,
         dropout: float = 0.0,
     ) -> AttentionCall:
         """Build the call of a backend.
@@ -185,7 +179,7 @@ class AttentionPositions(AttentionCore, nn.Module):
                 model's own code does so.
             value: values of the same tokens, ``(B, G, S, D)``.
             state: state of the forward pass, with the input of the layer.
-            scale: factor of the dot products.
+            scale_factor: that of the model: see :func:`plain_queries`.
             dropout: probability of dropping a weight.
 
         Raises:
@@ -211,7 +205,7 @@ class AttentionPositions(AttentionCore, nn.Module):
             )
         # The spec's factor, if it has one, times that of the model's own scale.
         factor = (terms.find(ScaleFactor) or ScaleFactor(1.0)).factor
-        scaled = ScaleFactor(factor * to_scale_factor(scale, self.head_dim))
+        scaled = ScaleFactor(factor * scale_factor)
         terms = Terms([scaled, *terms.without(ScaleFactor)])
         cache = None
         if self.decay_place is not None:
@@ -285,20 +279,21 @@ def attend_with_positions(
         return attend_plainly(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **named
         )
-    query, scale = plain_queries(module, query, scaling)
+    query, factor = plain_queries(module, query, scaling)
     # `positions` may be PEFT's wrapper around a trained copy, so only its `forward` is called.
-    return cast("AttentionFunction", positions)(module, query, key, value, state, scale, dropout)
+    return cast("AttentionFunction", positions)(module, query, key, value, state, factor, dropout)
 
 
 def plain_queries(module: nn.Module, query: Tensor, scaling: float | None) -> tuple[Tensor, float]:
-    """Return an attention's queries as they were projected, and the factor of dot products.
+    """Return an attention's queries as they were projected, and the scale factor of its scores.
 
-    OPT multiplies its queries by the factor, and passes 1, which is undone: terms need plain ones.
+    Scores are divided by the root of this factor times D, the width of a head. OPT multiplies its
+    queries by the scale, and passes 1, which is undone: terms need plain ones.
     """
     scale = getattr(module, "scaling", None) or scaling or query.size(-1) ** -0.5
     if scaling is not None and scaling != scale:
         query = query * (scaling / scale)
-    return query, scale
+    return query, 1 / (scale**2 * query.size(-1))
 
 
 def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **named: Any) -> Any:

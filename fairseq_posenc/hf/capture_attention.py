@@ -17,7 +17,6 @@ from fairseq_posenc.hf.attention import (
     AttentionPositions,
     attend_with_positions,
     plain_queries,
-    to_scale_factor,
 )
 from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions
@@ -46,13 +45,13 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     ) -> tuple[Tensor, Tensor | None]:
         positions = getattr(module, POSITIONS, None)
         if positions is not None or module not in encoder:  # Whisper's encoder has no positions
-            queries, scale = plain_queries(module, query, scaling)
+            queries, factor = plain_queries(module, query, scaling)
             if positions is None:
-                terms = Terms([ScaleFactor(to_scale_factor(scale, query.size(-1)))])
+                terms = Terms([ScaleFactor(factor)])
                 call, rotation = AttentionCall(queries, key, value, terms), None
             else:
                 state = named[POSITION_STATE]
-                call = positions.prepare_call(module, queries, key, value, state, scale)
+                call = positions.prepare_call(module, queries, key, value, state, factor)
                 rotation = positions.rotation(state.shared.of_kind(positions.kind))
             _, weights = reference.attend(call._replace(need_weights=True))
             assert weights is not None
@@ -66,12 +65,11 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
 
     # Our code attends (`is_native`) and rotates (`is_rotated`) even where the model's code usually
     # does: only then does our attention function get queries and keys before their rotation.
-    changes: list[tuple[nn.Module, str, Any]] = []
-    for module in model.modules():
-        if isinstance(module, HFStackPositions):
-            changes.append((module, "is_native", False))
-        elif isinstance(module, AttentionPositions):
-            changes.append((module, "is_rotated", False))
+    changes: list[tuple[nn.Module, str, Any]] = [
+        (module, "is_native" if isinstance(module, HFStackPositions) else "is_rotated", False)
+        for module in model.modules()
+        if isinstance(module, (HFStackPositions, AttentionPositions))
+    ]
     before = model.config._attn_implementation
     AttentionInterface.register(OUR_ATTENTION, attend)
     model.set_attn_implementation(OUR_ATTENTION)

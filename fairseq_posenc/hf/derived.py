@@ -55,12 +55,8 @@ def derive(stock: Any, mixins: tuple[type, ...]) -> Any:
     It has the stock class's name and module, by which transformers selects losses, conversions of
     weights, recorded outputs, and models for pipelines.
     """
-    attributes = {
-        "__module__": stock.__module__,
-        "__doc__": stock.__doc__,
-        "stock": stock,
-        "mixins": mixins,
-    }
+    attributes = {"__module__": stock.__module__, "__doc__": stock.__doc__}
+    attributes |= {"stock": stock, "mixins": mixins}
     derived: Any = type(stock.__name__, (*mixins, stock), attributes)
     if hasattr(derived, "run_forward"):  # a method of mixins of a stack or an attention
 
@@ -99,23 +95,15 @@ def _make_empty(stock: Any, mixins: tuple[type, ...]) -> Any:
     return derived.__new__(derived)
 
 
-class _Pass(threading.local):
-    """What this thread knows of the forward pass that it is in.
-
-    Attributes:
-        cosines: by kind of layer (see :mod:`fairseq_posenc.hf.attention`); None outside a pass.
-    """
-
-    cosines: list[Cosines] | None = None
-
-
-_pass = _Pass()  # not a `ContextVar`, which `torch.compile` cannot trace
+# Its attribute `cosines`, while this thread is in a forward pass: by kind of layer, None where the
+# model's code does not rotate. Not a `ContextVar`, which `torch.compile` cannot trace.
+_pass = threading.local()
 
 
 @contextmanager
-def begin_pass(cosines: list[Cosines]) -> Iterator[None]:
+def begin_pass(cosines: list[Cosines | None]) -> Iterator[None]:
     """Let the stand-ins work inside."""
-    before = _pass.cosines
+    before = getattr(_pass, "cosines", None)
     _pass.cosines = cosines
     try:
         yield
@@ -123,31 +111,28 @@ def begin_pass(cosines: list[Cosines]) -> Iterator[None]:
         _pass.cosines = before
 
 
-def _read_cosines() -> list[Cosines]:
+def _read_cosines() -> list[Cosines | None]:
     """Return the cosines of the current pass; refuse parts that are called outside of one."""
-    if _pass.cosines is None:
+    cosines: list[Cosines | None] | None = getattr(_pass, "cosines", None)
+    if cosines is None:
         raise UserError(CALLED_BY_ITSELF)
-    return _pass.cosines
+    return cosines
 
 
 class NoRotation(nn.Module):
     """Replaces a model's rotary module: gives the cosines that the stack computed."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.width = width
-
     def forward(self, *args: Any, **named: Any) -> "Cosines | UnknownCosines":
         """Return the cosines and sines of all layers, each ``(B or 1, T, width)``."""
-        cosines = _read_cosines()
-        return cosines[0] if len(cosines) == 1 else UnknownCosines()
+        first, *others = _read_cosines() or [None]
+        return UnknownCosines() if first is None or others else first
 
 
 class UnknownCosines:
-    """Stands for cosines where those of layers differ: each layer replaces it by its own."""
+    """Stands for cosines where layers differ or do not rotate: each replaces it by its own."""
 
     def __iter__(self) -> NoReturn:
-        raise UserError("the layers of this model rotate in different ways: read those of a layer")
+        raise UserError("not all layers of this model rotate alike: read the cosines of a layer")
 
 
 class NoPositions(nn.Module):

@@ -6,7 +6,7 @@ The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,14 +82,9 @@ class Family:
         Raises:
             UserError: it has none, because it is a part of a model.
         """
-        modules = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-        stacks = []
-        for name in self.stacks:
-            layers = f"{name}.{self.layers}".lstrip(".")
-            # The base model, which is inside a model with a head, is the first that has layers.
-            bases = (module for module in modules if layers in dict(module.named_modules()))
-            if (base := next(bases, None)) is not None:
-                stacks.append(Stack(self, base.get_submodule(name)))
+        parts: dict[str, Any] = dict(model.base_model.named_modules())  # without a head
+        layers = {name: f"{name}.{self.layers}".lstrip(".") for name in self.stacks}
+        stacks = [Stack(self, parts[name]) for name, path in layers.items() if path in parts]
         if not stacks:
             raise UserError(
                 f"{type(model).__name__} is a part of a model: set the positions of the whole model"
@@ -150,7 +145,7 @@ class Stack(NamedTuple):
     @property
     def layers(self) -> list[nn.Module]:
         """All layers."""
-        return list(self.module.get_submodule(self.family.layers).children())
+        return [*self.module.get_submodule(self.family.layers).children()]
 
     @property
     def attentions(self) -> list[nn.Module]:
@@ -200,13 +195,20 @@ class Stack(NamedTuple):
         heads = config.num_attention_heads
         if self.is_decoder:  # decoders of encoder-decoders may have a different number of heads
             heads = getattr(config, "decoder_attention_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return Dims(config.hidden_size, heads, max_positions, self.causal, own_head_dim=head_dim)
+        widths = self.head_widths
+        width = max(widths) if widths else getattr(config, "head_dim", None)  # None: C / H
+        return Dims(config.hidden_size, heads, max_positions, self.causal, own_head_dim=width)
 
     @property
-    def scale(self) -> float:
-        """The factor of its embeddings: see ``scale`` of :class:`Family`."""
-        return float(getattr(self.module, self.family.scale)) if self.family.scale else 1.0
+    def head_widths(self) -> list[int]:
+        """The width of a head in each attention, which differs in Gemma 4; empty if not stated."""
+        parts: list[Any] = self.attentions
+        return [part.head_dim for part in parts if hasattr(part, "head_dim")]
+
+    def list_rotated(self, spec: Spec) -> list[bool]:
+        """List whether each layer has a rotation in a spec."""
+        kinds = [spec.layer_kinds[spec.layer_kind(i)] for i in range(len(self.attentions))]
+        return [any(item.encoding.acts_on == "rotation" for item in kind) for kind in kinds]
 
     def check_rotations(self, spec: Spec) -> None:
         """Refuse a spec read from the configuration, if other layers rotate than in the model.
@@ -214,10 +216,9 @@ class Stack(NamedTuple):
         Layers may have been removed from a model whose layers differ.
         """
         rotates = [self.family.applies_cosines(attention) for attention in self.attentions]
-        kinds = [spec.layer_kinds[spec.layer_kind(index)] for index in range(len(rotates))]
-        states = [any(item.encoding.acts_on == "rotation" for item in kind) for kind in kinds]
-        if self.family.rotates and any(rotates) and rotates != states:
-            layer = [x == y for x, y in zip(rotates, states)].index(False)
+        stated = self.list_rotated(spec)
+        if self.family.rotates and any(rotates) and rotates != stated:
+            layer = [x == y for x, y in zip(rotates, stated)].index(False)
             raise UserError(
                 "own: the configuration of this model states rotations of other layers than it "
                 f"has, such as layer {layer}: write the positions of each layer"
@@ -257,8 +258,8 @@ class Stack(NamedTuple):
     def neutralize(self) -> None:
         """Remove the model's own positions: rotation, vectors at the input, and bias."""
         family = self.family
-        if width := self.cosine_width:
-            self.module.set_submodule(family.rotary, NoRotation(width))
+        if getattr(self.module, family.rotary, None) is not None:
+            self.module.set_submodule(family.rotary, NoRotation())
         if hasattr(self.config, "layer_rope_theta"):  # each layer gets our cosines, or none
             self.config.layer_rope_theta = [0] * self.config.num_hidden_layers
             self.module.set_submodule("rotary_embs", nn.ModuleList())
@@ -273,13 +274,15 @@ class Stack(NamedTuple):
             # It is not a parameter, but transformers initializes a tensor of this name on loading.
             setattr(attention, family.sinks, torch.empty(0))
 
-    @property
-    def cosine_width(self) -> int:
-        """The width of the cosines that the model's layers take; 0 for none."""
+    def find_cosine_width(self, attention: nn.Module) -> int:
+        """Find the width of the cosines that an attention takes; 0 for none."""
+        if (positions := getattr(attention, POSITIONS, None)) is not None:
+            return int(positions.cosine_width)
         rotary = getattr(self.module, self.family.rotary, None)
-        if rotary is None or isinstance(rotary, NoRotation):
-            return getattr(rotary, "width", 0)
-        frequencies = next(rotary.buffers())  # of each pair of coordinates
+        buffers = {} if rotary is None else dict(rotary.named_buffers())
+        # The frequencies of all pairs of coordinates: by type of layer in some models.
+        name = f"{getattr(attention, 'layer_type', '')}_inv_freq"
+        frequencies = buffers.get(name, next(iter(buffers.values()), torch.empty(0)))
         return frequencies.numel() * (1 if self.family.cosines == "half" else 2)
 
 
@@ -296,11 +299,11 @@ _BART = Family(stacks=("encoder", "decoder"), table="embed_positions")
 _TYPES: dict[Family, str] = {
     _ROTARY: """
         apertus apertus1p5_text arcee aria_text bitnet cwm dots1 eurobert exaone flex_olmo gemma
-        gemma2 gemma3_text glm4_moe granite granitemoe granitemoeshared gte hunyuan_v1_dense
-        hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jina_embeddings_v3 laguna lfm2
-        llama mellum minimax_m2 ministral mistral mixtral molmo2_text nomic_bert olmo olmo2 olmo3
-        olmo_hybrid olmoe phi phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next sarvam_moe seed_oss
-        solar_open starcoder2 vaultgemma
+        gemma2 gemma3_text gemma4_text glm4_moe granite granitemoe granitemoeshared gte
+        hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2
+        jina_embeddings_v3 laguna lfm2 llama mellum minimax_m2 ministral mistral mixtral molmo2_text
+        nomic_bert olmo olmo2 olmo3 olmo_hybrid olmoe phi phimoe qwen2 qwen2_moe qwen3 qwen3_moe
+        qwen3_next sarvam_moe seed_oss solar_open starcoder2 vaultgemma
     """,
     _BERT: "bert bert-generation electra ernie",
     replace(

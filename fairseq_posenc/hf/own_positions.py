@@ -134,7 +134,6 @@ ATTENTION_TYPES = {"full_attention", "sliding_attention"}  # types of layers tha
 # Why positions of some model types cannot be set, by a part of the type: `vl` for `qwen2_vl`.
 _REASONS = {
     **dict.fromkeys(("vl", "glm4v", "omni"), "its code counts them on several axes (M-RoPE)"),
-    "gemma4": "its layers have heads of two widths, and a spec is for one",
     "gemma3n": "its layers share keys and values with others",
     "umt5": "each layer has its own table of buckets, and here all layers share one",
     **dict.fromkeys(("bloom", "falcon", "mpt", "deberta", "xlnet"), "it takes no other attention"),
@@ -170,6 +169,10 @@ def _read_layers(config: Config, family: Family) -> list[str]:
             rotation = dict(config.rope_parameters.get(layer_type, config.rope_parameters))
             if bases := getattr(config, "layer_rope_theta", None):
                 rotation["rope_theta"] = bases[index]
+            if getattr(config, "is_heterogeneous", False):  # a fraction is one of the widest head
+                widths = [layer.head_dim for layer in config.per_layer_config]
+                part = rotation.get("partial_rotary_factor", 1.0)
+                rotation["partial_rotary_factor"] = part * widths[index] / max(widths)
             if family.sections:
                 # The configuration's own sections win; `pairs` is a key of ours, for `read_rope`.
                 rotation = {"mrope_section": family.sections} | rotation | {"pairs": family.pairs}

@@ -62,9 +62,8 @@ def stock_name_of_record(config_class: Any) -> str:
     group of the pattern is the name of the stack.
     """
     family = find_family(config_class) or Family()
-    names = family.projections
-    name = names if isinstance(names, str) else names[0]
-    return "(.*)" + re.escape(f"{family.layers}.0.{family.attention}.{name}.weight")
+    path = f"{family.layers}.0.{family.attention}.{family.projections[0]}.weight"
+    return "(.*)" + re.escape(path)
 
 
 def exchange_names(weights: dict[str, Any], config_class: type, *, saving: bool) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import fields
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -200,7 +201,7 @@ class StackPlan(NamedTuple):
                 layer = AttentionPositions(
                     assembly,
                     index,
-                    stack.family,
+                    stack,
                     directions[index],
                     is_rotated=is_rotated,
                     # In the cache, the decay of forget gates comes after the keys of all layers.
@@ -277,6 +278,10 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     windows = [find_options(layer, "window") for layer in spec.layers]  # {} for no window
     # Where later tokens see the first keys, or all, the cache must have all: a size of 0.
     sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else 0 for x in windows]
+    if getattr(config, "is_heterogeneous", False):  # its types of layers also state their widths
+        sliding = [x for x, kind in zip(cycle(sizes), config.layer_types) if "sliding" in kind]
+        config.sliding_window = max(sliding) if all(sliding) else 2**31 - 1  # all keys
+        return
     if any(sizes):
         config.sliding_window = max(sizes)  # transformers' caches have one size for all layers
     elif getattr(config, "sliding_window", None) and not masks_by_type:

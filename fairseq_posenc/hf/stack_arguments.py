@@ -12,11 +12,16 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import UNCOUNTED, find_self_cache
+from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import Positions, may_sync, reading_waits
 
 _NO_DOCUMENTS = "position_ids on several axes do not separate documents"
+_NOT_COUNTED = (
+    "position_ids or documents do not count on from the tokens in a cache: pass all tokens at "
+    "once, without one (use_cache=False)"
+)
 
 
 class TokenPositions(NamedTuple):
@@ -44,13 +49,9 @@ class StackArguments:
 
     Args:
         named: all arguments of the stack's ``forward``, by name; tokens or embeddings among them.
-        stack: positions of the stack.
+        positions: positions of the stack.
+        stack: the stack of the model.
         boundary_id: token that ends a sentence, or a document of ``documents``; None if unknown.
-        first_id: number of a row's first token in the caller's position ids. If it is above 0,
-            ``first_id - 1`` is the padding symbol.
-        axes: number of axes of the model's ids, if it has several, else 0. Ids of the text alone
-            may stand before them, ``(1 + axes, B, T)``: a spec without axes reads these, and else
-            counts the tokens.
 
     Attributes:
         named: the same.
@@ -69,13 +70,12 @@ class StackArguments:
     def __init__(
         self,
         named: dict[str, Any],
-        stack: StackPositions,
+        positions: StackPositions,
+        stack: Stack,
         boundary_id: int | None,
-        first_id: int,
-        axes: int,
     ) -> None:
-        self.spec = stack.assembly.spec
-        self.is_decoder = stack.assembly.dims.causal
+        self.spec = positions.assembly.spec
+        self.is_decoder = positions.assembly.dims.causal
         self.has_documents = any(item.name == "documents" for item in self.spec.items)
         self.boundary_id = boundary_id
         self.named = named
@@ -92,7 +92,10 @@ class StackArguments:
         self.cache: Any = find_self_cache(named.values())
         ids: Tensor | None = named.get("position_ids")
         text_ids = None
-        readers = stack.id_readers  # the encodings that read positions, on `axes` axes each
+        readers = positions.id_readers  # the encodings that read positions, on `axes` axes each
+        axes = len(stack.family.sections)  # of M-RoPE's ids; 0 in other families
+        # Ids of the text alone may stand before those: a spec without axes reads these, and else
+        # counts the tokens.
         if axes and isinstance(ids, Tensor) and ids.dim() == 3 and len(ids) in (axes, 1 + axes):
             if len(ids) > axes:
                 text_ids, ids = ids[0], ids[1:]
@@ -103,19 +106,22 @@ class StackArguments:
         if ids is not None:
             batch, tgt_len = self.inputs.shape[:2]
             ids = read_position_ids("position_ids", ids, readers, batch, (tgt_len,))
+        first_id = stack.family.first_id(stack.config)
         self.ids = self._count_from_zero(ids, first_id) if first_id else ids
         self.text_ids = text_ids if self.ids is None or self.ids.dim() == 3 else self.ids
 
     def _refuse_packed_axes(self, ids: Tensor) -> None:
         """Refuse ids ``(B, T)`` on a first axis that begin again, as only the next text does."""
         begins = ids.diff(dim=-1).lt(0)
-        if self.real is not None:
+        if self.real is not None and self.real.size(1) > begins.size(
+            -1
+        ):  # else it is refused later
             real = self.real[:, -ids.size(-1) :]
             begins = begins & real[:, 1:] & real[:, :-1]  # padding has any ids
         _refuse_if(begins.any(), _NO_DOCUMENTS)
 
     def _count_from_zero(self, ids: Tensor | None, first_id: int) -> Tensor | None:
-        """Convert the caller's ids, if they begin after the padding symbol."""
+        """Convert the caller's ids, which begin after the padding symbol, ``first_id - 1``."""
         syncs = may_sync(self.inputs.device)
         if ids is None:
             # The stock class would find the padding by its symbol; here, it would be counted.
@@ -184,8 +190,8 @@ class StackArguments:
                 )
             ends = self.tokens.eq(self.boundary_id)
         finds_documents = self.has_documents and self.boundary_id is None  # else `ends` shows them
-        if past:
-            self._refuse_uncounted(getattr(self.cache, UNCOUNTED, None))  # set after each pass
+        if past and (was_uncounted := getattr(self.cache, UNCOUNTED, None)) is not None:
+            _refuse_if(was_uncounted, _NOT_COUNTED)
         if self.ids is None and not finds_documents:
             return TokenPositions(ends=ends, padding=padding)
         shape = (self.inputs.size(0), past + self.inputs.size(1))
@@ -208,17 +214,8 @@ class StackArguments:
             if past or (may_sync(ids.device) and not differs):
                 ids = None
         if past:
-            self._refuse_uncounted(is_uncounted)
+            _refuse_if(is_uncounted, _NOT_COUNTED)
         return TokenPositions(ids, documents, ends, is_uncounted, padding)
-
-    def _refuse_uncounted(self, is_uncounted: Tensor | None) -> None:
-        """Refuse a cache if counting gives other positions of its tokens, or of later ones."""
-        if is_uncounted is not None:
-            _refuse_if(
-                is_uncounted,
-                "position_ids or documents do not count on from the tokens in a cache: pass all "
-                "tokens at once, without one (use_cache=False)",
-            )
 
     def find_packed_ids(self) -> Tensor | None:
         """Check whether ids count the tokens of several documents in a row.
@@ -261,9 +258,8 @@ class StackArguments:
         offsets = self.named.get("cu_seq_lens_q")
         if offsets is not None and offsets.numel() > 2:  # more than one document
             batch, tgt_len = self.inputs.shape[:2]
-            begins = offsets.new_zeros(batch * tgt_len + 1, dtype=torch.bool)
-            begins[offsets.long().clamp(max=batch * tgt_len)] = True
-            begins = begins[:-1].view(batch, tgt_len)  # without the end of the batch
+            places = torch.arange(batch * tgt_len, device=offsets.device)
+            begins = torch.isin(places, offsets).view(batch, tgt_len)
             starts = begins if starts is None else starts | begins
         return starts
 

@@ -27,11 +27,11 @@ from fairseq_posenc.hf.attention import (
     OUR_ATTENTION,
     POSITION_STATE,
     PassState,
-    can_be_cosines,
+    applies_rotation,
     make_cosines,
 )
 from fairseq_posenc.hf.caches import UNCOUNTED, find_self_cache
-from fairseq_posenc.hf.derived import Cosines, Derived, begin_pass
+from fairseq_posenc.hf.derived import Derived, begin_pass
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_trained_length
 from fairseq_posenc.hf.record import RecordedPositions, exchange_names
@@ -58,9 +58,10 @@ class HFStackPositions(RecordedPositions, StackPositions):
         directions: of an encoder's first layers, as in ``lr,rl``; the others are ``both``.
         is_decoder: whether the model's own attention was built for causal masks.
         is_rotated: for each layer, whether the model's code rotates, by our cosines and sines.
+        rotated_kinds: the kinds of these layers.
+        cosine_widths: widths of the cosines that layers take.
         is_native: whether attention and its caches are the model's; ``replacing`` sets it to False
             if another stack of the model is not native.
-        width: width of the model's cosines; 0 if it has none.
         stock: name of the attention function that the model had before it got ours.
         backend: backend of our attention function: FlexAttention if the model had that.
     """
@@ -88,21 +89,43 @@ class HFStackPositions(RecordedPositions, StackPositions):
         self.boundary_id = boundary_id
         self.is_decoder = stack.is_decoder
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
-        self.width = stack.cosine_width
         with torch.enable_grad():  # else `is_trained` would be False for trained rotations, too
             # Any position shows the form of a rotation.
             rotations = self._rotations(torch.zeros(1, 1, dtype=torch.long))
-        can_rotate = [can_be_cosines(x, stack.family.cosines, self.width) for x in rotations]
         self.is_rotated = [
-            can_rotate[spec.layer_kind(index)] and stack.family.applies_cosines(attention)
+            applies_rotation(stack, attention, rotations[spec.layer_kind(index)])
             for index, attention in enumerate(stack.attentions)
         ]
+        self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
+        self.cosine_widths = {*map(stack.find_cosine_width, stack.attentions)} - {0}
         self.directions = "" if dims.causal else format_directions(directions)
-        self.is_native = stack.attends_plainly and self._is_plain() and not self.directions
+        # All rotations are applied by the model's code.
+        rotates_alone = self.is_rotated == stack.list_rotated(spec)
+        self._refuse_layers_that_differ(stack, rotates_alone)
+        is_plain = stack.attends_plainly and self._is_plain() and not self.directions
+        self.is_native = is_plain and rotates_alone
         before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
         attention = stack.config._attn_implementation
         self.stock = before.stock if before and attention == OUR_ATTENTION else attention
         self.backend = "flex" if self.stock == "flex_attention" else "auto"
+
+    def _refuse_layers_that_differ(self, stack: Stack, rotates_alone: bool) -> None:
+        """Refuse positions that not all layers can have, as in Gemma 4, whose layers differ."""
+        spec, dims = self.assembly.spec, self.assembly.dims
+        if getattr(stack.config, "num_kv_shared_layers", None):
+            raise UserError("layers of this model share keys and values, which is not served here")
+        if spec.input_items and getattr(stack.config, "hidden_size_per_layer_input", None):
+            raise UserError(
+                f"{spec}: this model finds tokens by their embeddings, so add no vectors"
+            )
+        widths = sorted({*stack.head_widths})
+        parts = [self.assembly._replace(dims=dims._replace(own_head_dim=x)) for x in widths]
+        sizes = {str(part.parameters(len(spec.layers))) for part in parts}
+        if len(widths) > 1 and (len(sizes) > 1 or not rotates_alone):
+            raise UserError(
+                f"{spec}: heads of this model are {' and '.join(map(str, widths))} wide, by layer: "
+                "take own, or encodings without rotations and tables of this width, such as alibi"
+            )
 
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
@@ -119,15 +142,9 @@ class HFStackPositions(RecordedPositions, StackPositions):
         """
         named = {**dict(zip(self.parameter_names, args)), **named}
         if named.get("input_ids") is None and named.get("inputs_embeds") is None:
-            return named, PassState([])  # the model's code refuses such a call
+            return named, PassState([], {})  # the model's code refuses such a call
         stack = Stack(self.family, module)
-        arguments = StackArguments(
-            named,
-            self,
-            self.boundary_id,
-            first_id=self.family.first_id(stack.config),
-            axes=len(self.family.sections),  # of M-RoPE's ids; 0 in other families
-        )
+        arguments = StackArguments(named, self, stack, self.boundary_id)
         self._check_attention(stack, arguments)
         self._fit_scalings(arguments)
         separates_by_ids = self._separates_by_ids(stack, arguments)  # it also refuses packed texts
@@ -135,8 +152,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
             # transformers' masks would begin a document at each gap of ids.
             named = {**named, "position_ids": None}
         if self.is_native and self.input is None:
-            rotations = self._rotations(arguments.places)
-            return named, PassState(self._make_cosines(stack, rotations))
+            return named, self._make_state(stack, self._rotations(arguments.places))
         if getattr(arguments.cache, "is_compileable", False):
             raise UserError(
                 f"{type(arguments.cache).__name__} has a fixed size, which works only with "
@@ -152,8 +168,8 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if has_types and named.get("token_type_ids") is None:
             # The model's code would look up types of tokens by positions, as far as its own go.
             named = {**named, "token_type_ids": torch.zeros_like(embeddings[..., 0]).long()}
-        cosines = self._make_cosines(stack, [kind.rotation for kind in shared.kinds])
-        state = PassState(cosines, is_uncounted=tokens.is_uncounted)
+        state = self._make_state(stack, [kind.rotation for kind in shared.kinds])
+        state = state._replace(is_uncounted=tokens.is_uncounted)
         if not self.is_native:
             needs_weights = named.get("output_attentions")
             if needs_weights is None:
@@ -164,8 +180,9 @@ class HFStackPositions(RecordedPositions, StackPositions):
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
         attention = stack.config._attn_implementation
-        is_ours = attention == OUR_ATTENTION
-        if is_ours == self.is_native:  # a native stack needs the model's, any other one ours
+        if (
+            attention == OUR_ATTENTION
+        ) == self.is_native:  # a native stack needs the model's, any other one ours
             right = self.stock if self.is_native else OUR_ATTENTION
             raise UserError(
                 f"the attention of this model was set to {attention!r}, which leaves its positions "
@@ -179,9 +196,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
             if any(getattr(x, "is_sliding", False) for x in getattr(arguments.cache, "layers", ())):
                 raise UserError(f"the cache drops keys of a window: {MAKE_CACHES}")
             if isinstance(arguments.mask, BlockMask) and attention != "flex_attention":
-                raise UserError(
-                    "attention_mask: BlockMask needs attn_implementation='flex_attention'"
-                )
+                raise UserError("a BlockMask needs attn_implementation='flex_attention'")
             return
         if torch.jit.is_tracing():
             raise UserError(
@@ -220,11 +235,11 @@ class HFStackPositions(RecordedPositions, StackPositions):
         FlashAttention does, if ids count the tokens of several documents; hybrids also have layers
         that read no ids. If ids may not be read, the answer is True. Texts that mix are refused.
         """
-        mask, attention = arguments.mask, stack.config._attn_implementation
-        if self.is_native and "flash" in attention and not stack.is_hybrid:
+        has_flash = "flash" in stack.config._attn_implementation
+        if self.is_native and has_flash and not stack.is_hybrid:
             packed = arguments.find_packed_ids()
             return packed is not None and (not may_sync(packed.device) or bool(packed))
-        if mask is None or (isinstance(mask, Tensor) and mask.dim() == 2):
+        if arguments.mask is None or arguments.real is not None:
             arguments.refuse_packed()  # a mask of another form may keep texts apart itself
         return False
 
@@ -243,17 +258,15 @@ class HFStackPositions(RecordedPositions, StackPositions):
             The embeddings with vectors of positions, ``(B, T, C)``, and the position state. If no
             vectors are added, only the shape of the embeddings has a meaning.
         """
-        scale = 1.0
-        if inputs.is_floating_point():
-            embeddings = inputs
-            # An encoder multiplies only the embeddings that it looks up, a decoder all of them.
-            scale = stack.scale if self.is_decoder else 1.0
-        elif self.input is not None:
+        embeddings, is_looked_up = inputs, not inputs.is_floating_point()
+        if is_looked_up and self.input is not None:
             embeddings = stack.module.get_input_embeddings()(inputs)
-            scale = stack.scale
-        else:
+        elif is_looked_up:
             empty = torch.empty(1, device=inputs.device)
             embeddings = empty.expand(*inputs.shape, self.assembly.dims.embed_dim)
+        # An encoder multiplies only the embeddings that it looks up, a decoder all of them.
+        is_scaled = is_looked_up or self.is_decoder
+        scale = getattr(stack.module, self.family.scale, 1.0) if is_scaled else 1.0
         ids = tokens.ids
         if ids is not None and ids.dim() == 3:
             ids = ids.permute(2, 0, 1)  # [axes, B or 1, S], as `StackPositions` takes them
@@ -270,33 +283,33 @@ class HFStackPositions(RecordedPositions, StackPositions):
 
     def _is_plain(self) -> bool:
         """Check whether the spec needs plain attention, after rotations by the model's code."""
-        assembly = self.assembly
-        spec = assembly.spec
-        limits = assembly.limits()
-        has_rotation = [
-            any(item.encoding.acts_on == "rotation" for item in layer) for layer in spec.layer_kinds
-        ]
+        limits = self.assembly.limits()
         return (
-            not any(assembly.draft_terms(backend="auto"))  # no kind of layer changes the scores
+            not any(
+                self.assembly.draft_terms(backend="auto")
+            )  # no kind of layer changes the scores
             and not (limits.limits or limits.documents)  # no key is hidden by the spec
             # Such an encoding draws random numbers, which replace the counted positions.
-            and not any(item.encoding.acts_on == "positions" for item in spec.items)
-            and all(
-                is_rotated or not has_rotation[spec.layer_kind(index)]
-                for index, is_rotated in enumerate(self.is_rotated)
-            )
+            and not any(x.encoding.acts_on == "positions" for x in self.assembly.spec.items)
         )
 
     def _rotations(self, ids: Tensor) -> list[Rotation | None]:
         """Compute the rotation of each kind of layer at positions ``(B or 1, T)``, or None."""
         return [self.shared.rotation(ids, kind) for kind in range(len(self.shared.kinds))]
 
-    def _make_cosines(self, stack: Stack, rotations: list[Rotation | None]) -> list[Cosines]:
-        """Convert the rotation of each kind of layer to the cosines of the model's code, if any."""
-        if not self.width:
-            return []
-        like = next(stack.module.parameters())
-        return [make_cosines(x, self.family.cosines, self.width, like) for x in rotations]
+    def _make_state(self, stack: Stack, rotations: list[Any]) -> PassState:
+        """Convert the rotations by kind of layer to cosines, where the model's code rotates."""
+        like, form = next(stack.module.parameters()), self.family.cosines
+        cosines = [
+            make_cosines(rotation, form, like) if kind in self.rotated_kinds else None
+            for kind, rotation in enumerate(rotations)
+        ]
+        plain = {}
+        for width in self.cosine_widths:
+            # Not `like.new_ones`, which tensor parallelism would distribute as it does `like`.
+            ones = torch.ones(1, 1, width, dtype=like.dtype, device=like.device)
+            plain[width] = ones, torch.zeros_like(ones)
+        return PassState(cosines, plain)
 
 
 def _refuse_offloaded(stack: Stack) -> None:

@@ -75,6 +75,9 @@ def build(kind):
     sizes = SIZES if like is None else like.settings
     if kind.endswith("_swa"):  # a base for each layer, 0 for none
         sizes = {**sizes, "sliding_window": 5, "layer_rope_theta": [0, 10000.0, 500.0, 0]}
+    if kind == "gemma4_text":  # heads of two widths, by type of layer
+        types = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}
+        sizes = {**sizes, **types, "global_head_dim": 16, "hidden_size_per_layer_input": 8}
     if kind in HYBRIDS:  # only every other layer has attention
         types = [HYBRIDS[kind], "full_attention"] * 4
         sizes = {**sizes, **copy.deepcopy(LINEAR), "num_hidden_layers": 8, "layer_types": types}
@@ -187,11 +190,11 @@ def test_tokens_have_positions_on_several_axes(kind, spec):
     assert distance(torch.cat(parts, 1), whole) < 2e-5
 
 
-@pytest.mark.parametrize("kind", HYBRIDS)
-def test_a_hybrid_has_positions_in_its_attention_alone(kind, tmp_path):
-    """Its cache has layers of two kinds, and the file all weights."""
+@pytest.mark.parametrize("kind", [*HYBRIDS, "gemma4_text"])
+def test_positions_of_layers_that_differ(kind, tmp_path):
+    """The cache has layers of two kinds, and the file all weights."""
     model, inputs = build(kind)
-    spec = "learned+fox+window(size=4),t5"
+    spec = "learned+fox+window(size=4),t5" if kind in HYBRIDS else "fox+window(size=4),t5"
     assert read_positions(set_positions(model, spec)) == spec
     redraw_positions(model)
     whole = compute_logits(model, inputs)
@@ -207,12 +210,14 @@ def test_a_hybrid_has_positions_in_its_attention_alone(kind, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(compute_logits(loaded, inputs), whole)
-    for other, words in (("own+documents", "would mix"), ("7*t5,none", "the stack has 4")):
+    of_gemma = {"t5,m4m": "8 and 16 wide", "rope": "16 wide", "learned": "finds tokens by"}
+    refused = {"own+documents": "would mix"} if kind in HYBRIDS else of_gemma
+    for other, words in [*refused.items(), ("7*t5,none", "the stack has 4")]:
         with pytest.raises(UserError, match=words):
             set_positions(model, other)
 
 
-@pytest.mark.parametrize("kind", ROTATED)
+@pytest.mark.parametrize("kind", [kind for kind in ROTATED if kind != "gemma4_text"])
 def test_rotations_by_the_models_code_are_those_of_the_library(kind):
     model, inputs = build(kind)
     layout = "interleaved" if "pairs" in families.FAMILIES[kind].cosines else "half"
@@ -246,9 +251,15 @@ def test_layers_with_different_numbers_of_heads_take_rotations_alone():
     assert distance(compute_logits(model, {"input_ids": ids}), before) < 1e-5
 
 
-def test_what_cannot_be_served_is_refused_by_name():
-    config = CONFIG_MAPPING["deepseek_v3"](**SIZES)
+SHARED = {"num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "words"),
+    [("deepseek_v3", {}, r"attention \(MLA\)"), ("gemma4_text", SHARED, "share keys and values")],
+)
+def test_what_cannot_be_served_is_refused_by_name(kind, settings, words):
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(UserError, match=r"latent attention \(MLA\)"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**SIZES, **settings))
+    with pytest.raises(UserError, match=words):
         set_positions(model, "alibi")

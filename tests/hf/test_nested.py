@@ -97,9 +97,8 @@ def test_an_owners_folder_is_never_read_as_stock(owner: str, tmp_path: Path) -> 
         with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
             type(way).from_pretrained(tmp_path / "whole")
     part.save_pretrained(tmp_path / "part")
-    auto: Any = (
-        transformers.AutoModel if part.base_model is part else (transformers.AutoModelForCausalLM)
-    )
+    is_base = part.base_model is part
+    auto: Any = transformers.AutoModel if is_base else transformers.AutoModelForCausalLM
     assert read_positions(auto.from_pretrained(tmp_path / "part")) == "alibi"
     again, part = OWNERS[owner]()
     with pytest.raises(RuntimeError, match="size mismatch"):

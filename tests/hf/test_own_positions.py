@@ -153,7 +153,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "llama4_text": ({}, "chunked_attention"),
     "llama": ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "unknown scaling 'spiral'"),
     "qwen3": ({"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}}, "M-RoPE"),
-    "gemma4_text": ({}, "heads of two widths"),
 }
 
 
@@ -198,7 +197,6 @@ OWN = [
     ("own+t5", "learned", 4, "learned+t5"),
     ("own+alibi,own", "none", 4, "alibi,none"),
     ("2*own", "rope,none", 3, "rope,none"),
-    ("own,none,own", "rope", 6, "rope,none,rope"),
     ("own,none,own", "rope", 3, "rope,none"),
     ("own,none,own", "rope", 5, "rope,none,rope"),
     ("own", "rope,none,rope", 7, "rope,none,rope"),
@@ -235,9 +233,3 @@ def test_a_spec_of_windows_alone_and_a_name_are_said() -> None:
         set_positions(LlamaForCausalLM(make_config("llama")), "window(size=4)")
     with pytest.raises(UserError, match="'tiny' is a name"):
         read_positions("tiny")
-
-
-def test_layers_are_joined_to_the_shortest_list_that_repeats() -> None:
-    assert own_positions.join_layers("aabaabaa") == "a,a,b"
-    assert own_positions.join_layers("aaab") == "a,a,a,b"
-    assert own_positions.join_layers(["a"]) == "a"
