@@ -62,12 +62,11 @@ def attend_by_formula(attention, spec, scores, value, allowed):
 
 @pytest.mark.parametrize("spec", some_of(DECODED, SPECS))
 def test_equals_the_formula_with_padding_on_either_side(spec):
-    x = torch.randn(LENGTH, 3, 16, dtype=torch.float64)
-    padding = torch.zeros(3, LENGTH, dtype=torch.bool)
-    padding[1, -2:] = True
-    padding[2, :2] = True
+    x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
+    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
+    padding[0, -2:] = padding[1, :2] = True
     first = make(spec, directions(spec)[0])
-    by_formula = [scores_and_values(first, spec, x[~padding[b], b]) for b in range(3)]
+    by_formula = [scores_and_values(first, spec, x[~padding[b], b]) for b in range(2)]
     ways = directions(spec)
     if "(" in spec:  # encodings meet all directions, their options some in turn
         ways = some_of([ways[SPECS.index(spec) % len(ways)]], ways)
@@ -75,7 +74,7 @@ def test_equals_the_formula_with_padding_on_either_side(spec):
         attention = make(spec, direction)
         attention.load_state_dict(first.state_dict())
         ours, _ = attention(x, x, x, key_padding_mask=padding)
-        for b in range(3):
+        for b in range(2):
             # What stands at padding is nobody's business, except that it must be finite.
             real = ~padding[b]
             allowed = oracles.allowed(direction, int(real.sum()), int(real.sum()))

@@ -200,12 +200,11 @@ def test_checkpoints_with_an_encoding_of_the_users_own_package_are_read(tmp_path
     own = ["--position-encoding", "root", "--max-update", 1]
     checkpoint = train("masked_lm", *own, user_dir=package).save_dir / "checkpoint_last.pt"
     given = ["--checkpoint", checkpoint, "--user-dir", package]
-    run("fairseq-posenc", "inspect", *given, "--text", TEXT, "--out", tmp_path / "page.html")
-    (model,) = content_of((tmp_path / "page.html").read_text())[0]["models"]
-    assert model["positions"] == {"encoder": "root"}
     run("fairseq-posenc", "export", *given, "--tokens", "words", "--out", tmp_path / "model")
     folder = ["--checkpoint", tmp_path / "model", "--user-dir", package]
     run("fairseq-posenc", "inspect", *folder, "--text", TEXT, "--out", tmp_path / "page.html")
+    (model,) = content_of((tmp_path / "page.html").read_text())[0]["models"]
+    assert model["positions"] == {"encoder": "root"}
     failed = refused(capsys, "inspect", *given[:3], tmp_path, "--text", "a")
     assert "name a folder of a Python package, with __init__.py" in failed
     failed = refused(capsys, "inspect", *given[:2], "--text", "a")

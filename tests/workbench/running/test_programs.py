@@ -6,15 +6,14 @@ What goes wrong here would show elsewhere as a fault of the package.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from tests.helpers.commands import USER_DIR, script
-from tests.helpers.programs import BIN, true_start
+from tests.helpers.commands import script
+from tests.helpers.programs import BIN
 from tests.helpers.waiting import is_running, wait_until
 
 pytestmark = pytest.mark.slow
@@ -23,25 +22,6 @@ pytestmark = pytest.mark.slow
 def python(*words: str, **how) -> subprocess.CompletedProcess[str]:
     how["env"] = {**os.environ, **how.get("env", {})}
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, **how)
-
-
-@pytest.mark.matrix  # two true starts take half a minute
-def test_fairseqs_commands_say_the_same(tmp_path):
-    """Their log is set up before they import fairseq, whose import sets up another one."""
-    words = ["nowhere", "--user-dir", str(USER_DIR), "--arch", "roberta_none_tiny", "--cpu"]
-    told = []
-    for environment in (true_start(), os.environ):
-        done = subprocess.run(
-            [script("fairseq-train"), *words], capture_output=True, text=True, env=environment
-        )
-        lines = [re.sub(r"^[-0-9]+ [0-9:]+ ", "", line) for line in done.stdout.splitlines()]
-        *logged, error = done.stderr.splitlines()
-        logged = [line for line in logged if line.startswith(("DEBUG", "INFO"))]
-        told.append((done.returncode, lines, [*logged, error]))
-    status, (imported, *said), errors = told[0]
-    assert "tensorboardX" in imported
-    assert "batch-size" in errors[-1]
-    assert told[1] == (status, said, errors)
 
 
 @pytest.mark.parametrize(
