@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (2589, 2600),
     "docs/generate": (457, 750),
     "benchmarks": (3009, 3600),
-    "tests": (31810, 32000),
+    "tests": (31800, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least
