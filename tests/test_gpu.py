@@ -37,7 +37,7 @@ BY_DISTANCE = ["alibi", "t5", "m4m", "deberta", "shaw+shaw_values", "m4(reset=tr
 FAMILIES = ["masked_lm", "causal_lm", "translation"]
 # What a backend refuses by design; on a GPU all the rest has to be served.
 REFUSED = {
-    "sdpa": ["m4m", "deberta", "shaw+shaw_values", "m4(reset=true)"],
+    "sdpa": ["m4m", "deberta", "shaw+shaw_values", "m4(reset=true)", "rope+sink"],
     "triton": ["alibi+window(size=4,first=2)", "rope+sink", "shaw+shaw_values", "m4(reset=true)"],
     "flex": ["shaw+shaw_values"],
 }

@@ -227,7 +227,7 @@ LINES = {
     "fairseq_posenc/encodings": (4129, 3800),
     "fairseq_posenc/backends": (4104, 3600),
     "fairseq_posenc/backends/triton": (1200, 1200),
-    "fairseq_posenc/modules": (1349, 1150),
+    "fairseq_posenc/modules": (1341, 1150),
     "fairseq_posenc/analysis": (300, 300),
     "fairseq_posenc/transformer": (987, 1100),
     "fairseq_posenc/models": (519, 520),
@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (2589, 2600),
     "docs/generate": (457, 750),
     "benchmarks": (3009, 3600),
-    "tests": (31800, 32000),
+    "tests": (31798, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -15,8 +15,11 @@ from torch.nn import functional as F
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.runs import Runs
-from fairseq_posenc.encodings.term import ByDistance, NumbersByDistance
+from fairseq_posenc.encodings.term import ByDistance, NumbersByDistance, NumbersByPair
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
+
+_NO_MASK = Mask()
 
 
 def expand_by_distance(
@@ -64,6 +67,21 @@ def expand_numbers(
         index = row_index(term, first, tgt_len, src_len, mask)
         return at_least_fp32(term.table)[:, index].transpose(0, 1)  # [1 or B, G, T, S]
     return expand_by_distance(at_least_fp32(term.expand()), tgt_len, src_len, first)
+
+
+def sum_biases(terms: Terms, tgt_len: int, src_len: int, mask: Mask = _NO_MASK) -> Tensor | None:
+    """Add up the biases by distance and by pair, ``(1 or B, G, T, S)``, once for all layers."""
+    bias, by_pair = terms.bias, terms.find(NumbersByPair)
+    numbers = None if by_pair is None else at_least_fp32(by_pair.numbers)
+    if bias is None:
+        return numbers
+
+    def add_up() -> Tensor:
+        by_distance = expand_numbers(bias, terms.first, tgt_len, src_len, mask)
+        return by_distance if numbers is None else by_distance + numbers
+
+    deps = (bias.table, by_pair and by_pair.numbers, terms.first, tgt_len, src_len)
+    return mask.cached("bias", deps, add_up)
 
 
 def relative_shift(products: Tensor, others: int) -> Tensor:

@@ -18,12 +18,16 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc.backends import equation
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
-from fairseq_posenc.backends.by_distance import expand_numbers, relative_shift, row_index
+from fairseq_posenc.backends.by_distance import (
+    expand_numbers,
+    relative_shift,
+    row_index,
+    sum_biases,
+)
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import (
     CountedRows,
-    NumbersByPair,
     RowsByDistance,
     SinkScore,
     States,
@@ -101,11 +105,8 @@ def _list_biases(call: AttentionCall) -> Iterator[Tensor]:
     """Look up all that is added to the scaled scores of pairs."""
     query, key, _, terms, mask, *_ = call
     sizes = query.size(2), key.size(2)
-    if (bias := terms.bias) is not None:
-        expand = partial(expand_numbers, bias, terms.first, *sizes, mask)
-        yield mask.cached("bias", (bias.table, terms.first, *sizes), expand)
-    if (by_pair := terms.find(NumbersByPair)) is not None:
-        yield at_least_fp32(by_pair.numbers)
+    if (bias := sum_biases(terms, *sizes, mask)) is not None:
+        yield bias
     if (states := terms.find(States)) is not None and (rows := terms.rows("state")) is not None:
         yield _multiply_pairs(at_least_fp32(states.vectors), rows, terms.first, sizes, mask)
     if (decay := _expand_decay(call)) is not None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
-from fairseq_posenc.backends.by_distance import expand_numbers
+from fairseq_posenc.backends.by_distance import sum_biases
 from fairseq_posenc.backends.forward_cache import is_exporting
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
@@ -72,12 +72,9 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     causal = causal and not mask.may_hide_all and not mask.locality.limits
     bias = None
     if not causal:
-        numbers, by_pair = terms.bias, terms.find(NumbersByPair)
-        deps = (numbers and numbers.table, by_pair and by_pair.numbers, terms.first)
-        sizes = tgt_len, src_len, device, query.dtype
-        bias = mask.cached(
-            "sdpa", (*deps, *mask.cache_deps, *sizes), lambda: _build_bias(terms, mask, *sizes)
-        )
+        total = sum_biases(terms, tgt_len, src_len, mask)
+        deps = (total, *mask.cache_deps, tgt_len, src_len, device, query.dtype)
+        bias = mask.cached("sdpa", deps, lambda: _build_bias(total, query, mask, src_len))
     kernels = _choose_kernels(device.type, bias, src_len)
     with (
         no_autocast(device) if is_exact else nullcontext(),
@@ -152,29 +149,21 @@ def _choose_bias_dtype(query: Tensor, value: Tensor) -> torch.dtype:
     return torch.promote_types(query.dtype, torch.float32)
 
 
-def _build_bias(
-    terms: Terms, mask: Mask, tgt_len: int, src_len: int, device: torch.device, dtype: torch.dtype
-) -> Tensor | None:
-    """Add up biases, with -inf where a query must not see a key: ``(B or 1, G, T, S)``, or None.
+def _build_bias(bias: Tensor | None, query: Tensor, mask: Mask, src_len: int) -> Tensor | None:
+    """Convert a bias to the type of queries, and set it to -inf where a query must not see a key.
 
     torch does not check the type: with float64 queries it reads a float32 bias as float64.
     """
-    bias, by_pair = terms.bias, terms.find(NumbersByPair)
-    total = None if by_pair is None else by_pair.numbers
-    if bias is not None:
-        numbers = expand_numbers(bias, terms.first, tgt_len, src_len, mask)
-        total = numbers if total is None else numbers + total
-    total = None if total is None else total.to(dtype)
-    hidden = mask.forbidden(tgt_len, src_len, device)
+    bias = None if bias is None else bias.to(query.dtype)
+    hidden = mask.forbidden(query.size(2), src_len, query.device)
     if hidden is None:
-        return total
+        return bias
     if mask.may_hide_all:
         # In some of torch's kernels, a row of nothing but -inf gives NaN. So a query that may see
         # no key sees them all, and its result is set to zero in the end.
         hidden = hidden & ~hidden.all(-1, keepdim=True)
-    if total is None:
-        total = torch.zeros((), dtype=dtype, device=device)
-    return total.masked_fill(hidden, -torch.inf)
+    bias = query.new_zeros(()) if bias is None else bias
+    return bias.masked_fill(hidden, -torch.inf)
 
 
 def _choose_kernels(device: str, bias: Tensor | None, src_len: int) -> list[SDPBackend]:

@@ -2,9 +2,8 @@
 
 from torch import Tensor, nn
 
-from fairseq_posenc.backends.by_distance import expand_by_distance
+from fairseq_posenc.backends.by_distance import sum_biases
 from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
-from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Reset, ScaleFactor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
@@ -94,17 +93,10 @@ class LayerPositions(AttentionCore, nn.Module):
             UserError: the encodings also multiply the scores; use :meth:`score_mod`.
         """
         state = self._select_state(shared)
-        terms = self.collect_terms(state).expanded()  # a bias by ids becomes numbers by pair
+        terms = self.collect_terms(state)
         if terms.gain is not None:
             raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
-        numbers, bias = terms.find(NumbersByPair), terms.bias
-        by_pair = None if numbers is None else at_least_fp32(numbers.numbers)
-        if bias is None:
-            return by_pair
-        tgt_len, src_len = shared.positions.tgt_len, shared.positions.src_len
-        table = at_least_fp32(bias.table)
-        by_distance = expand_by_distance(table, tgt_len, src_len, terms.first)
-        return by_distance if by_pair is None else by_distance + by_pair
+        return sum_biases(terms, shared.positions.tgt_len, shared.positions.src_len)
 
     def score_mod(self, shared: Shared) -> ScoreMod:
         """Build the function that ``torch.nn.attention.flex_attention`` takes as ``score_mod``.
