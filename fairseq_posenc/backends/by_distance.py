@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.backends.mask import NO_MASK, Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import ByDistance, NumbersByDistance, NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
-
-_NO_MASK = Mask()
 
 
 def expand_by_distance(
@@ -69,7 +67,7 @@ def expand_numbers(
     return expand_by_distance(at_least_fp32(term.expand()), tgt_len, src_len, first)
 
 
-def sum_biases(terms: Terms, tgt_len: int, src_len: int, mask: Mask = _NO_MASK) -> Tensor | None:
+def sum_biases(terms: Terms, tgt_len: int, src_len: int, mask: Mask = NO_MASK) -> Tensor | None:
     """Add up the biases by distance and by pair, ``(1 or B, G, T, S)``, once for all layers."""
     bias, by_pair = terms.bias, terms.find(NumbersByPair)
     numbers = None if by_pair is None else at_least_fp32(by_pair.numbers)
@@ -129,11 +127,10 @@ def row_index(
         mask: has the forward pass's cache, which keeps the index for all layers.
     """
     runs, device = term.runs, term.table.device
+    # All tables without runs have one index.
+    name, of_runs = ("rows", ()) if runs is None else (f"rows of {term.name}", runs)
     compute = partial(_compute_row_index, runs, first, tgt_len, src_len, device)
-    deps = (first, tgt_len, src_len, device)
-    if runs is None:  # all tables without runs have one index
-        return mask.cached("rows", deps, compute)
-    return mask.cached(f"rows of {term.name}", (*deps, runs.starts, *runs.span), compute)
+    return mask.cached(name, (of_runs, first, tgt_len, src_len, device), compute)
 
 
 def _compute_row_index(

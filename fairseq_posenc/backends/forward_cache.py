@@ -38,13 +38,12 @@ class PerForwardCache:
                 hashes them: a layer that runs again in the backward pass has other ones.
             compute: computes the value.
         """
-        records = torch.is_grad_enabled() and any(
-            isinstance(dep, Tensor) and dep.requires_grad for dep in deps
-        )
+        learns = torch.is_grad_enabled()
+        records = learns and any(isinstance(x, Tensor) and x.requires_grad for x in deps)
         # A compiler finds common subexpressions itself.
         if torch.compiler.is_compiling() or (records and is_saving_hooked()):
             return compute()
-        key = (torch.is_grad_enabled(), *deps)
+        key = (learns, *deps)
         if key not in self._latest.get(name, {}):
             self._latest[name] = {key: compute()}
         return cast(_T, self._latest[name][key])

@@ -134,7 +134,7 @@ class Mask(NamedTuple):
         """
         if self.locality.first_keys is not None:
             return None
-        queries = _list_queries(tgt_len, src_len, device).unsqueeze(0)  # [1, T]
+        queries = torch.arange(src_len - tgt_len, src_len, device=device).unsqueeze(0)  # [1, T]
         low = torch.zeros_like(queries)
         high = torch.full_like(queries, src_len - 1)
         if (reach := self.locality.reach(self.direction)) is not None:
@@ -186,10 +186,8 @@ class Mask(NamedTuple):
             padding = self.key_padding
             return None if padding is None else padding[:, None, None, :]  # [B, 1, 1, S]
         keys = torch.arange(src_len, device=device)
-        queries = _list_queries(tgt_len, src_len, device)
-        return self.hides(queries[:, None], keys[None]).unsqueeze(1)  # [B or 1, 1, T, S]
+        queries = keys[src_len - tgt_len :, None]
+        return self.hides(queries, keys[None]).unsqueeze(1)  # [B or 1, 1, T, S]
 
 
-def _list_queries(tgt_len: int, src_len: int, device: torch.device) -> Tensor:
-    """List the indices of the queries among the keys, ``(T,)``."""
-    return torch.arange(src_len - tgt_len, src_len, device=device)
+NO_MASK = Mask()  # every query may see every key

@@ -24,7 +24,7 @@ from fairseq_posenc.backends.by_distance import (
     row_index,
     sum_biases,
 )
-from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.backends.mask import NO_MASK, Mask
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import (
     CountedRows,
@@ -34,7 +34,6 @@ from fairseq_posenc.encodings.term import (
 )
 from fairseq_posenc.encodings.terms import Terms
 
-_NO_MASK = Mask()
 CHANNELS = 8  # whose products a gain of channels holds at once
 
 
@@ -70,7 +69,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     return attended, weights if need_weights else None
 
 
-def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _NO_MASK) -> Tensor:
+def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = NO_MASK) -> Tensor:
     """Compute the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64.
 
     The mask hides nothing here. It tells temperatures how many keys are visible, and counted

@@ -16,14 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.by_distance import row_index
-from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.backends.mask import NO_MASK, Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, RowsByDistance, States
 from fairseq_posenc.encodings.terms import Terms
 
 # Changes a scaled score, given it and the indices of its sentence, head, query and key.
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-_NO_MASK = Mask()
 TILE = 128  # queries, and keys, of a tile of the block mask
 
 
@@ -59,7 +58,7 @@ def build_score_mod(
     tgt_len: int,
     src_len: int,
     device: torch.device,
-    mask: Mask = _NO_MASK,
+    mask: Mask = NO_MASK,
     query: Tensor | None = None,
     key: Tensor | None = None,
     temperature: Tensor | None = None,
