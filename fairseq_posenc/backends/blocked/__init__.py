@@ -16,7 +16,7 @@ from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall, CallFeatures
 from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
-from fairseq_posenc.backends.blocked.geometry import split
+from fairseq_posenc.backends.blocked.geometry import find_near, split
 from fairseq_posenc.backends.blocked.operands import hides_by_distance_and_key, lay_out
 from fairseq_posenc.backends.forward_cache import is_saving_hooked
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
@@ -94,13 +94,16 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     # Under hooks on saved tensors no block is saved: they would not see that graphs are dropped, or
     # offload each alone.
     saves = learns and _count_saved_bytes(call) <= SAVED_BYTES and not is_saving_hooked()
+    # Fixed biases may fall with the distance until weights vanish; trained ones do not.
+    terms, bias = call.terms, call.terms.bias
+    is_fixed = bias is not None and not bias.table.requires_grad
     work = Computation(
         split(call),
         call.key.size(2),
         None if hides_by_distance_and_key(call.mask) else call.mask._replace(cache=None),
-        product=call.terms.product,
-        softcap=call.terms.softcap,
-        flushes=_lets_weights_vanish(call.terms),
+        product=terms.product,
+        softcap=terms.softcap,
+        flushes=is_fixed or terms.has(NumbersByPair, Decay),
         dropout=call.dropout,
         saves=saves,
     )
@@ -114,20 +117,14 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     return attended.type_as(call.query)
 
 
-def _lets_weights_vanish(terms: Terms) -> bool:
-    """Check whether scores fall with the distance until weights vanish; trained ones do not."""
-    if terms.bias is not None and not terms.bias.table.requires_grad:
-        return True
-    return terms.has(NumbersByPair, Decay)
-
-
 def _count_saved_bytes(call: AttentionCall) -> int:
     """Count what the graphs of all blocks would save for pairs, operation by operation.
 
     Hidden pairs count: a call with a window saves blocks only where one without does.
     """
     terms, temperature = call.terms, call.temperature()
-    factors = sum(terms.rows(of) is not None for of in ("query", "key")) if terms.product else 0
+    multiplies = terms.product and find_near(terms, call.key.size(2)) is None  # all pairs
+    factors = sum(terms.rows(of) is not None for of in ("query", "key")) if multiplies else 0
     numbers = 1  # of each pair: the weight
     numbers += 1 + factors if factors else terms.gain is not None  # the content, and its factors
     numbers += temperature is not None and temperature.requires_grad  # the score

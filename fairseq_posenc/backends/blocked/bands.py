@@ -74,6 +74,11 @@ def sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
     return by_row.scatter_add(3, _view_index(index, weights.shape, 3), weights) @ rows
 
 
+def view_by_distance(numbers: Tensor, queries: int) -> Tensor:
+    """View numbers by distance, ``(G, M + W - 1)``, as those of pairs, ``(G, M, W)``."""
+    return numbers.unfold(1, numbers.size(1) - queries + 1, 1)
+
+
 class Band(torch.autograd.Function):
     """Multiplies each token with the table rows of its pairs, all of which are distinct.
 
@@ -140,25 +145,6 @@ class Spread(torch.autograd.Function):
         (index,) = ctx.saved_tensors
         sums = grad.new_zeros(ctx.shape)
         return sums.scatter_add_(ctx.dim, _view_index(index, ctx.shape, ctx.dim), grad), None, None
-
-
-class ViewByDistance(torch.autograd.Function):
-    """Views numbers by distance as those of pairs."""
-
-    @staticmethod
-    def forward(ctx: Any, numbers: Tensor, queries: int) -> Tensor:
-        """View ``(G, M + W - 1)`` as ``(G, M, W)``."""
-        size = (numbers.size(0), queries, numbers.size(1) - queries + 1)
-        return numbers.as_strided(size, (numbers.stride(0), 1, 1), numbers.storage_offset())
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Sum the gradients of equal distances.
-
-        Sums within tiles of queries come first: the whole, skewed at once, would be mostly zeros.
-        """
-        tile = _tile_size(grad.size(1))
-        return _sum_skewed(_sum_skewed(grad.unflatten(1, (-1, tile)), 1), tile), None
 
 
 class JoinProducts(torch.autograd.Function):
@@ -258,12 +244,3 @@ def _unskew(skewed: Tensor, shape: torch.Size) -> Tensor:
     to_next_head = size * rows if groups == 1 else tiles * stacked * rows
     strides = (to_next_head * shape[1], to_next_head, stacked * rows, rows + 1, 1)
     return skewed.as_strided((*shape[:2], tiles, size, rows - size + 1), strides)
-
-
-def _sum_skewed(x: Tensor, step: int) -> Tensor:
-    """Sum the rows of ``(..., N, W)``, each moved right by ``step`` from the one before."""
-    *outer, rows, width = x.shape
-    skewed = x.new_zeros(*outer, rows, (rows - 1) * step + width)
-    *strides, to_next, _ = skewed.stride()
-    skewed.as_strided(x.shape, (*strides, to_next + step, 1)).copy_(x)
-    return skewed.sum(-2)  # [..., (N - 1) * step + W]

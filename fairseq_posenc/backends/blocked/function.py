@@ -21,9 +21,9 @@ from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked.bands import (
     JoinProducts,
     Multiply,
-    ViewByDistance,
     multiply_rows,
     sum_rows,
+    view_by_distance,
 )
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.operands import HIDDEN, Operands
@@ -71,8 +71,8 @@ class Computation:
             content,
             rows,
             product=self.product,
-            gain=_look_up(x.gain, x),
-            biases=[] if x.bias is None else [_look_up(x.bias, x)],
+            gain=None if x.gain is None else view_by_distance(x.gain, x.query.size(2)),
+            biases=[] if x.bias is None else [view_by_distance(x.bias, x.query.size(2))],
             add=Tensor.add_,
             multiply=_multiply,
         )
@@ -89,7 +89,7 @@ class Computation:
             add=Tensor.add_,
         )
         if x.hidden is not None:
-            scores = scores.add_(ViewByDistance.apply(x.hidden, scores.size(2)))
+            scores = scores.add_(view_by_distance(x.hidden, scores.size(2)))
         if x.padding is not None:
             scores = scores.add_(x.padding[:, :, None])
         if self.mask is not None:
@@ -207,11 +207,6 @@ def _record(
     ]
     with torch.enable_grad():
         return leaves, work.attend(Operands._make(leaves), block, sums)
-
-
-def _look_up(numbers: Tensor | None, x: Operands) -> Any:
-    """View numbers by distance as those of pairs, ``(1 or h, M, W)``."""
-    return None if numbers is None else ViewByDistance.apply(numbers, x.query.size(2))
 
 
 def _transpose(x: Tensor) -> Tensor:
