@@ -248,7 +248,7 @@ LINES = {
     "fairseq_posenc/workbench/convert": (1638, 1650),
     "fairseq_posenc/workbench/reports": (399, 400),
     "preprocess": (2589, 2600),
-    "docs/generate": (457, 750),
+    "docs/generate": (456, 750),
     "benchmarks": (3009, 3600),
     "tests": (31798, 32000),
 }

@@ -15,10 +15,9 @@ from typing import NamedTuple
 from fairseq_posenc.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-_END = """These pages are written by `make docs` from docstrings. The [page of the
-encodings](../encodings/README.md) explains the letters in shapes; for commands see `--help` and
-[their common options](../commands.md).
-"""
+_END = (
+    "Letters in shapes: [encodings](../encodings/README.md). Commands: [options](../commands.md)."
+)
 _WIDTH = 100  # characters of a line of code
 _HEADING = re.compile(r"(Args|Attributes|Returns|Raises):")
 _ITEM = re.compile(r"([\w.*]+): (.*)", re.DOTALL)
@@ -55,7 +54,8 @@ _PAGES = {
     ),
     "fairseq": Page(
         "In fairseq's models",
-        "fairseq's [from_pretrained](../fairseq.md#from_pretrained) opens models. To translate:",
+        "[Options](../training.md#fairseqs-commands) of `fairseq-train`; "
+        "[from_pretrained](../fairseq.md#from_pretrained) opens models. To translate:",
         {"fairseq_posenc.workbench.translation.translator": "Translator Hypothesis"},
     ),
 }
@@ -114,7 +114,8 @@ def _format_definition(node: Definition, module: str, owner: str = "") -> Iterat
     if module:
         yield f"From `{module}`."
     for method in methods:
-        if not method.name.startswith("_"):
+        is_inner = str(ast.get_docstring(method)).startswith(("See ", "Override "))
+        if not (method.name.startswith("_") or is_inner):
             yield from _format_definition(method, "", name)
 
 
@@ -141,8 +142,6 @@ def _format_docstring(node: Definition) -> Iterator[str]:
         if match := _HEADING.fullmatch(lines[0]):
             heading, lines = match[1], lines[1:]
         text = "\n".join(lines)
-        if heading == "Raises":  # the message says it
-            continue
         if heading and lines and lines[0].startswith("    "):
             yield _format_section(heading, lines)
         elif text.startswith(">>> "):
@@ -160,7 +159,7 @@ def _format_section(heading: str, lines: Iterable[str]) -> str:
         else:
             entries.append(line.strip())
     matches = [_ITEM.fullmatch(entry) for entry in entries]
-    if heading == "Returns" or not all(matches):
+    if heading in ("Returns", "Raises") or not all(matches):
         return f"**{heading}**: {_to_markdown(' '.join(entries))}"
     items = (f"- `{match[1]}`: {_to_markdown(match[2])}" for match in matches if match)
     return "\n".join([f"**{heading.replace('Args', 'Arguments')}**:", "", *items])

@@ -83,10 +83,10 @@ def _explain(error: BaseException) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, KeyError) and frames and frames[-1].name == "build_x":  # of fairseq
         return f"fairseq has no {error}: correct the name of an optimizer, schedule or criterion"
-    if not isinstance(error, FileNotFoundError) or not error.filename:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError) or not error.filename:
         return None
     path = Path(error.filename)
-    if not path.parent.exists():
+    if not path.parent.is_dir():
         return f"there is no folder {path.parent}: correct its name, or make it"
     if not path.match("dict*.txt"):
         return f"there is no file or folder {path}: correct its name"

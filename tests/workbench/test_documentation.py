@@ -125,7 +125,7 @@ def test_the_list_for_programs_has_every_encoding_and_option(capsys):
     assert [entry["name"] for entry in listed] == sorted([*NAMES, *COMPANIONS])
     assert all(entry["equation"] and entry["families"] for entry in listed)
     options = {entry["name"]: entry["options"] for entry in listed}
-    assert options["rope"]["scaling"] == {"type": "text", "default": "none"}
+    assert options["rope"]["scaling"] == {"type": "text", "default": None}
     assert options["learned"]["axes"] == {"type": "integer", "default": 1}
     assert options["m4m"]["max_distance"] == {"type": "integer", "default": None}
     assert options["m4m"]["reset"] == {"type": "true or false", "default": False}
