@@ -107,8 +107,7 @@ def write_length(config: Config, length: int) -> None:
 
 
 def _find_length_fields(config: Config) -> list[str]:
-    sizes = {name: getattr(config, name, None) for name in _LENGTH_FIELDS}
-    return [name for name, size in sizes.items() if isinstance(size, int) and size > 0]
+    return [name for name in _LENGTH_FIELDS if (getattr(config, name, None) or 0) > 0]
 
 
 def _read_configuration(config: Config) -> str:
@@ -135,6 +134,7 @@ ATTENTION_TYPES = {"full_attention", "sliding_attention"}  # types of layers tha
 _REASONS = {
     **dict.fromkeys(("vl", "glm4v", "omni"), "its code counts them on several axes (M-RoPE)"),
     "gemma3n": "its layers share keys and values with others",
+    **dict.fromkeys(("inkling", "inkling2"), "its own code adds relative states to the scores"),
     "umt5": "each layer has its own table of buckets, and here all layers share one",
     **dict.fromkeys(("bloom", "falcon", "mpt", "deberta", "xlnet"), "it takes no other attention"),
 }

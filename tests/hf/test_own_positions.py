@@ -43,7 +43,6 @@ STATED: list[tuple[str, dict[str, Any], str, int]] = [
     ),
     ("mistral", {"sliding_window": 16}, f"{HALF}+window(size=16)", 131072),
     ("mistral", {"sliding_window": None}, HALF, 131072),
-    ("mixtral", {"sliding_window": 8}, "rope(base=1000000,layout=half)+window(size=8)", 131072),
     (
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3},
@@ -148,6 +147,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "deepseek_v3": ({}, "latent attention"),
     "paddleocr_vl_text": ({}, "M-RoPE"),
     "umt5": ({}, "each layer has its own table"),
+    "inkling2_text": ({}, "adds relative states"),
     "bloom": ({}, "takes no other attention"),
     "vit": ({}, "not known here"),
     "llama4_text": ({}, "chunked_attention"),
