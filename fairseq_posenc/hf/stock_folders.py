@@ -196,9 +196,8 @@ def _compute_outputs(model: PreTrainedModel, arguments: dict[str, Tensor]) -> Te
     cache, steps = None, []
     # All tokens but two, which fill the cache, then one by one.
     for start, end in ((0, length - 2), (length - 2, length - 1), (length - 1, length)):
-        step = dict(arguments)
-        for name in {side, "position_ids"} & arguments.keys():
-            step[name] = arguments[name][:, start:end]
+        sliced = {side, "position_ids"}
+        step = {k: x[:, start:end] if k in sliced else x for k, x in arguments.items()}
         if side == "input_ids":
             step["attention_mask"] = arguments["attention_mask"][:, :end]
         out = model.forward(**step, **{cache_name: cache}, use_cache=True, return_dict=True)
