@@ -127,25 +127,25 @@ class Attention(torch.autograd.Function):
         numbers. There is a program for each block of queries of a sequence.
         """
         attended = torch.empty_like(problem.query, dtype=torch.float32)
-        log_sums = attended.new_empty(problem.query.shape[:3])
+        shifts = attended.new_empty(problem.query.shape[:3])
         tile = choose_tile(problem, backward=False)
         programs = len(problem.query) * problem.heads * triton.cdiv(problem.tgt_len, tile.queries)
-        launch(forward_kernel, programs, problem, tile, attended, log_sums)
+        launch(forward_kernel, programs, problem, tile, attended, shifts)
         ctx.problem = problem.with_tensors([None] * len(tensors))  # autograd keeps them, below
-        ctx.save_for_backward(attended, log_sums, *tensors)
+        ctx.save_for_backward(attended, shifts, *tensors)
         return attended.type_as(problem.query)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients of all tensors."""
         refuse_second_order("triton")
-        attended, log_sums, *tensors = ctx.saved_tensors
+        attended, shifts, *tensors = ctx.saved_tensors
         problem: Problem = ctx.problem.with_tensors(tensors)
         # Delta is subtracted from the gradients of the weights. Both come from the same rounded
         # gradient, so that they cancel out if a query sees a single key.
         grad = grad.type_as(problem.query).contiguous()
         delta = (grad * attended).sum(-1) / problem.kept_factor  # times 1 - p of dropout
-        of_queries = torch.stack((log_sums, delta), -1).view(torch.int64)  # for `load_pairs`
+        of_queries = torch.stack((shifts, delta), -1).view(torch.int64)  # for `load_pairs`
         tile = choose_tile(problem, backward=True)
         block = min(tile.queries, tile.keys)
         square = tile._replace(queries=block, keys=block)
@@ -160,7 +160,7 @@ class Attention(torch.autograd.Function):
         batch, heads = problem.query.shape[:2]
         table_blocks = sum(triton.cdiv(x.last + 1, block) for x in trained if x is not None)
         chunks = min(batch, math.ceil(PROGRAMS / max(1, heads * table_blocks)))
-        table_grads = [x and log_sums.new_zeros(chunks * heads, *x.rows.shape[1:]) for x in trained]
+        table_grads = [x and shifts.new_zeros(chunks * heads, *x.rows.shape[1:]) for x in trained]
 
         # In a plain sum, the gradients of the query term and of the bias equal that of the score,
         # which is stored anyway. PRODUCT: content and terms are multiplied.
@@ -174,7 +174,7 @@ class Attention(torch.autograd.Function):
         memory = iter(problem.query.new_empty(sum(is_stored), sequences * math.prod(lengths)))
         tiles = Tiles(*(next(memory) if needed else None for needed in is_stored))  # type: ignore[arg-type]
         sizes = [2 * sequences * count * problem.CLIPPED.value for count in lengths]  # of ends
-        of_query, of_key = log_sums.new_empty(sum(sizes)).split(sizes)
+        of_query, of_key = shifts.new_empty(sum(sizes)).split(sizes)
         by_query, by_key = tl.constexpr(1), tl.constexpr(-1)
         query_term, bias = (tiles.content if x is None else x for x in (tiles[1], tiles[4]))
         tables = list(zip(problem.tables, table_grads))

@@ -34,14 +34,13 @@ from fairseq_posenc.backends.triton.tiles import (
     store_rows,
 )
 
-# log2 of the sum for a query that sees no key: far below any other, but finite, so that the
-# backward pass computes weights of zero for it.
+# The shift of a query that sees no key: finite, but so low that the backward pass has weights of 0.
 NO_SUM = tl.constexpr(-1e30)
 
 
 @triton.jit
-def forward_kernel(problem, opt, attended, log_sums):
-    """Write attended values ``(B, H, T, D)``, log2 of the sums of exponentials ``(B, H, T)``."""
+def forward_kernel(problem, opt, attended, shifts):
+    """Write attended values ``(B, H, T, D)``, minus log2 of sums of exponentials ``(B, H, T)``."""
     sequence, first_query = split_program(tl.program_id(0), problem.tgt_len, opt.M)
     batch, head = sequence // problem.heads, sequence % problem.heads
     queries = sequence.to(tl.int64) * problem.tgt_len
@@ -80,10 +79,10 @@ def forward_kernel(problem, opt, attended, log_sums):
     factor = tl.where(sees_no_key, 0.0, problem.kept_factor) / tl.where(sees_no_key, 1.0, total)
     rows = attended + queries * problem.width
     store_rows(problem, opt, rows, sums * factor[:, None], first_query, problem.tgt_len, opt.M)
-    log_sum = highest * scale + tl.log2(tl.where(sees_no_key, 1.0, total))
+    shift = -highest * scale - tl.log2(tl.where(sees_no_key, 1.0, total))
     at = first_query + tl.arange(0, opt.M)
-    log_sum = tl.where(sees_no_key, NO_SUM, log_sum)
-    tl.store(log_sums + queries + at, log_sum, mask=at < problem.tgt_len)
+    shift = tl.where(sees_no_key, NO_SUM, shift)
+    tl.store(shifts + queries + at, shift, mask=at < problem.tgt_len)
 
 
 @triton.jit
@@ -96,7 +95,7 @@ def store_tile(tiles, start, row, stride, column, tile):
 def store_gradients(
     problem, opt, slab, tiles, parts, grad, sequence_in_slab, first_query, first_key
 ):
-    """Store the gradients of all parts of which ``tiles`` has them; return the content's."""
+    """Store the gradients of the parts of ``tiles``, the content's first, and return these."""
     content, gain, query_term, key_term = parts
     m, n = tl.arange(0, opt.M)[None, :], tl.arange(0, opt.N)[:, None]
     sequence_start = sequence_in_slab.to(tl.int64) * slab.queries * slab.keys
@@ -104,6 +103,8 @@ def store_gradients(
     if tiles.bias is not None:
         store_tile(tiles.bias + sequence_start, start, m, slab.keys, n, grad)
     others = query_term * key_term if problem.PRODUCT else 1.0  # a missing term is 1
+    grad_content = (grad * others * gain).to(tiles.content.dtype.element_ty)
+    store_tile(tiles.content + sequence_start, start, m, slab.keys, n, grad_content)
     if tiles.gain is not None:
         store_tile(tiles.gain + sequence_start, start, m, slab.keys, n, grad * content * others)
     if tiles.query_term is not None:
@@ -113,8 +114,6 @@ def store_gradients(
         tile = grad * content * gain * query_term if problem.PRODUCT else grad
         start_by_key = tl.cast(first_key, tl.int64) * slab.queries + first_query
         store_tile(tiles.key_term + sequence_start, start_by_key, n, slab.queries, m, tile)
-    grad_content = (grad * others * gain).to(tiles.content.dtype.element_ty)
-    store_tile(tiles.content + sequence_start, start, m, slab.keys, n, grad_content)
     return grad_content
 
 
@@ -148,10 +147,11 @@ def backward_kernel(problem, opt, grad, of_queries, slab, tiles, grad_key, grad_
                 # [queries M, W], loaded late to save registers.
                 g = load_rows(problem, opt, grads, first_query, problem.tgt_len, opt.M)
                 inside = m < problem.tgt_len
-                log_sum, delta = load_pairs(opt, of_queries + queries + m, inside, tl.float32)
+                rows = of_queries + queries + first_query + tl.arange(0, opt.M)[None, :]
+                shift, delta = load_pairs(opt, rows, inside, tl.float32)
                 if not opt.FULL:  # weights of queries beyond the last one will be 0
-                    log_sum, delta = tl.where(inside, log_sum, -NO_SUM), tl.where(inside, delta, 0)
-                weights = tl.exp2(scores * (problem.scale * LOG2_E) - log_sum)
+                    shift, delta = tl.where(inside, shift, NO_SUM), tl.where(inside, delta, 0)
+                weights = tl.exp2(scores * (problem.scale * LOG2_E) + shift)
                 kept = weights
                 if problem.dropout is not None:
                     kept = drop_weights(problem, opt, weights, sequence, m, n)
