@@ -29,7 +29,6 @@ from fairseq_posenc.backends.triton import attend
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import NumbersByDistance, Product, RowsByDistance, Term
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.positions import Span
 from fairseq_posenc.workbench.results.markdown import table
 
 BATCH, HEADS, LENGTH, HEAD_DIM = 8, 12, 2048, 64  # RoBERTa-base
@@ -47,8 +46,7 @@ def leaf(*size: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def build_terms(form: str, clipped: bool) -> Terms:
     """Build the terms of an encoding."""
-    span = Span.from_lengths(LENGTH, LENGTH, torch.device("meta"))
-    runs = Runs.select(range(-15, 17), span)[1] if clipped else None
+    runs = Runs(range(-15, 17), 1 - LENGTH, LENGTH - 1, torch.device("meta")) if clipped else None
     rows = leaf(1, 2 * LENGTH - 1 if runs is None else runs.num_rows, HEAD_DIM)
     of_queries = RowsByDistance(rows, runs, of="query")
     of_keys = RowsByDistance(rows if form == "m4m" else leaf(*rows.shape), runs, of="key")

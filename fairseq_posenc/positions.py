@@ -14,53 +14,18 @@ from torch.nn import functional as F
 
 from fairseq_posenc.errors import UserError
 
-FAR = 2**62  # a distance beyond all others
 
+def subtract_ids(ids: Tensor, tgt_len: int) -> Tensor:
+    """Subtract the ids of the queries, the last T, from those of the keys.
 
-class Span(NamedTuple):
-    """The signed distances ``low .. high`` (inclusive) from a query to a key that a call needs.
+    Args:
+        ids: ``(B or 1, S)``, or on several axes ``(B or 1, S, axes)``.
+        tgt_len: T.
 
-    Queries are the last ``tgt_len`` of ``src_len`` positions, in training as in step-by-step
-    decoding, so distances run from ``-(src_len - 1)`` to ``tgt_len - 1``. A span with ids has no
-    such bounds: it has ``differences``, and no ``distances``.
-
-    >>> Span.from_lengths(2, 4, torch.device("cpu")).distances()  # of the last 2 of 4 tokens
-    tensor([-3, -2, -1,  0,  1])
-
-    Attributes:
-        low: the lowest distance; with ids ``-FAR``.
-        high: the highest distance; with ids ``FAR``.
-        device: device of tables.
-        ids: positions of the keys, ``(B or 1, S)`` or on several axes ``(B or 1, S, axes)``, if
-            distances are differences of these, which may be any numbers; None if they are
-            differences of the tokens' indices.
-        tgt_len: T, if there are ids.
+    Returns:
+        ``(B or 1, T, S)``, or ``(B or 1, T, S, axes)``.
     """
-
-    low: int
-    high: int
-    device: torch.device
-    ids: Tensor | None = None
-    tgt_len: int = 0
-
-    @classmethod
-    def from_lengths(cls, tgt_len: int, src_len: int, device: torch.device) -> Span:
-        """Span the distances between the last ``tgt_len`` positions and all ``src_len``."""
-        return cls(-(src_len - 1), tgt_len - 1, device)
-
-    def distances(self) -> Tensor:
-        """List the distances as an int64 tensor ``(R,)``; not with ids."""
-        return torch.arange(self.low, self.high + 1, device=self.device)
-
-    @property
-    def has_axes(self) -> bool:
-        """Whether ids are positions on several axes."""
-        return self.ids is not None and self.ids.dim() == 3
-
-    def differences(self) -> Tensor:
-        """Subtract the ids of queries from those of keys: ``(B or 1, T, S)`` or ``(..., axes)``."""
-        assert self.ids is not None
-        return self.ids[:, None] - self.ids[:, self.ids.size(1) - self.tgt_len :, None]
+    return ids[:, None] - ids[:, ids.size(1) - tgt_len :, None]
 
 
 def reading_waits(device: torch.device) -> bool:
@@ -227,12 +192,19 @@ class Positions(NamedTuple):
         grows = (ids - ids.gather(1, first_index)).eq(indices - first_index)
         return grows if self.padding is None else grows | self.padding
 
-    def span(self) -> Span:
-        """Span the distances of the queries to all keys."""
-        span = Span.from_lengths(self.tgt_len, self.src_len, self.device)
-        if self.consecutive:
-            return span
-        return span._replace(low=-FAR, high=FAR, ids=self.ids, tgt_len=self.tgt_len)
+    def distances(self) -> Tensor:
+        """List the distances of keys from queries by their indices, ``(R,)``, int64.
+
+        >>> padding = torch.zeros(1, 4, dtype=torch.bool)
+        >>> Positions.from_padding(padding, tgt_len=2).distances()  # of the last 2 of 4 tokens
+        tensor([-3, -2, -1,  0,  1])
+        """
+        return torch.arange(1 - self.src_len, self.tgt_len, device=self.device)
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether the ids are positions on several axes."""
+        return self.ids.dim() == 3
 
     def begin_documents(self, begins: Tensor) -> Positions:
         """Restart positions at tokens, ``(B, S)`` of bool, that begin a document."""

@@ -17,7 +17,6 @@ from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import ByDistance, NumbersByDistance, NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.positions import Span
 
 
 def expand_by_distance(
@@ -130,21 +129,21 @@ def row_index(
     # All tables without runs have one index.
     name, of_runs = ("rows", ()) if runs is None else (f"rows of {term.name}", runs)
     compute = partial(_compute_row_index, runs, first, tgt_len, src_len, device)
-    return mask.cached(name, (of_runs, first, tgt_len, src_len, device), compute)
+    return mask.cached(name, (*of_runs, first, tgt_len, src_len, device), compute)
 
 
 def _compute_row_index(
     runs: Runs | None, first: Tensor | None, tgt_len: int, src_len: int, device: torch.device
 ) -> Tensor:
     """Compute what :func:`row_index` caches."""
-    if runs is not None and runs.span.ids is not None:
+    if runs is not None and runs.ids is not None:
         return runs.find_pairs(first)
     if runs is None:
         rows = tgt_len + src_len - 1
         index = torch.arange(rows, device=device)
     else:
         rows = runs.num_rows
-        index = runs.find(Span.from_lengths(tgt_len, src_len, device).distances())
+        index = runs.find(torch.arange(1 - src_len, tgt_len, device=device))
     pairs = expand_by_distance(index[None], tgt_len, src_len)
     if first is not None:
         pairs = insert_reset(pairs, rows, rows + 1, first)  # the indices of the reset's two rows

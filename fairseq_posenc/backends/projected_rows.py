@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.terms import ProjectRows, Terms
-from fairseq_posenc.positions import Span
+from fairseq_posenc.positions import Positions
 
 
 class ProjectedRows:
@@ -24,12 +24,12 @@ class ProjectedRows:
         self.starts: tuple[int, ...] = ()
         self.tables: tuple[Tensor, Tensor] | None = None  # as queries and as keys, `(H, R, D)`
 
-    def project(self, terms: Terms, span: Span, project: ProjectRows) -> Terms:
+    def project(self, terms: Terms, positions: Positions, project: ProjectRows) -> Terms:
         """Project the content rows of a step; while there are gradients, none are kept.
 
         Args:
             terms: the terms of the step.
-            span: the distances of the step.
+            positions: the positions of the step's tokens.
             project: projects rows with the weights of the layer.
         """
         term = terms.rows("layer")
@@ -37,8 +37,9 @@ class ProjectedRows:
         if term is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return terms.projected(project)
         rows, runs = term.table, term.runs
-        starts = tuple(range(span.low + 1, span.high + 1) if runs is None else runs.starts)
-        if not starts or span.ids is not None:  # a single row, or rows of any distances
+        whole = range(2 - positions.src_len, positions.tgt_len)  # a row for each distance
+        starts = tuple(whole if runs is None else runs.starts)
+        if not starts or term.ids is not None:  # a single row, or rows of any distances
             return terms.projected(project)
         # `new` starts lie below those kept; the others must be the kept ones from `first` on.
         new = bisect_left(starts, self.starts[0]) if self.starts else len(starts)

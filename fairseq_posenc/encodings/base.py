@@ -8,7 +8,7 @@ layers share the module, else in each layer.
 Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
     B batch, T queries, S keys, H heads, D head size, C model size,
     G groups of heads with a table of their own (1: all heads share it, or H),
-    R rows of a table: one for each distance of a :class:`~fairseq_posenc.positions.Span`,
+    R rows of a table: one for each distance, or :class:`~fairseq_posenc.encodings.runs.Runs`,
     W width of a state, which is a second, narrow projection of a token.
 In numbers of parameters, m is the number of layers, h that of heads, and n that of positions.
 """
@@ -203,7 +203,7 @@ class Encoding(nn.Module):
         """List the terms that are added to the scores.
 
         Args:
-            positions: the tokens' positions; tables must hold rows for the distances of its span.
+            positions: the tokens' positions; tables must hold rows for all of their distances.
         """
         return []
 

@@ -14,7 +14,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import make_constant, no_autocast, split_fixed, to_fixed
 from fairseq_posenc.encodings.term import Decay, NumbersByDistance, NumbersByPair, Term
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions
+from fairseq_posenc.positions import Positions, subtract_ids
 
 MIN_PARAMETER = 1e-2  # kerple's r1 and r2 are clamped to it, as in the authors' code
 LEAST = 1e-8  # of fire's a and L, so that no logarithm is 0
@@ -31,13 +31,12 @@ class Bias(Encoding, ABC):
 
     def terms(self, positions: Positions) -> list[Term]:
         """Add the function by distance, ``(H, R)``, or by pair, ``(B or 1, H, T, S)``."""
-        span = positions.span()
-        if span.ids is None:
-            return [NumbersByDistance(self.axes * self.bias(span.distances()))]  # same on all axes
-        distances = span.differences()  # [B or 1, T, S] or [..., axes]
+        if positions.consecutive:  # the distance is the same on all axes
+            return [NumbersByDistance(self.axes * self.bias(positions.distances()))]
+        distances = subtract_ids(positions.ids, positions.tgt_len)  # [B or 1, T, S] or [..., axes]
         pairs = self.bias(distances.flatten()).unflatten(1, distances.shape).transpose(0, 1)
         # One id stands for all axes.
-        return [NumbersByPair(pairs.sum(-1) if span.has_axes else self.axes * pairs)]
+        return [NumbersByPair(pairs.sum(-1) if positions.has_axes else self.axes * pairs)]
 
 
 @register("alibi")

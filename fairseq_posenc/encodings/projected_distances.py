@@ -106,7 +106,7 @@ class DebertaV2(Encoding):
         """Compute the normalised rows for each layer to project, ``(R, C)``."""
         # On either side of 0, buckets begin at every distance up to buckets / 2, then at `firsts`.
         starts = mirror((*range(1, self.buckets // 2 + 1), *self.firsts))
-        _, runs = Runs.select(starts, positions.span())  # a run: distances that share a row
+        _, runs = Runs.select(starts, positions)  # a run: distances that share a row
         bucket = self.bucket(-runs.representatives())  # of a distance i - j of each run
         index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)  # rows begin with later keys
         normed = F.layer_norm(
@@ -171,8 +171,8 @@ class TransformerXL(Encoding):
         Raises:
             UserError: torch is compiling, so ids have no values.
         """
-        span = positions.span()
-        if span.ids is not None:  # unbounded: make a row for each distance that these ids can have
+        low, high = 1 - positions.src_len, positions.tgt_len - 1
+        if not positions.consecutive:  # make a row for each distance that these ids can have
             if torch.compiler.is_compiling():
                 raise UserError(
                     "transformer_xl: it has a row for each distance between position_ids, which a "
@@ -180,12 +180,13 @@ class TransformerXL(Encoding):
                 )
             # If the largest is not known yet, reading it waits for a GPU.
             reach = positions.longest - 1 if positions.longest else int(positions.ids.max())
-            span = span._replace(low=-reach, high=reach)
-        sinusoids = self.sinusoids.vectors(-span.distances()).type_as(self.projection)  # [R, C]
+            low, high = -reach, reach
+        distances = torch.arange(low, high + 1, device=positions.device)
+        sinusoids = self.sinusoids.vectors(-distances).type_as(self.projection)  # [R, C]
         rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape).transpose(0, 1)
         bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
-        runs = Runs(range(span.low + 1, span.high + 1), span)
-        all_distances = Runs((), span)  # no second row begins
+        _, runs = Runs.select(range(low + 1, high + 1), positions)
+        _, all_distances = Runs.select((), positions)  # no second row begins
         return [
             RowsByDistance(rows, runs, of="query"),
             RowsByDistance(self.u[:, None], all_distances, of="key"),

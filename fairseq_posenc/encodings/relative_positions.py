@@ -20,7 +20,7 @@ from fairseq_posenc.encodings.term import (
     Term,
 )
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 
 
 class DistanceEncoding(Encoding):
@@ -83,15 +83,15 @@ class DistanceEncoding(Encoding):
             for parameter in self.table.values():
                 nn.init.constant_(parameter, self.initial_value)
 
-    def select_rows(self, span: Span) -> tuple[Tensor, Runs]:
-        """Select the rows for the distances of ``span``.
+    def select_rows(self, positions: Positions) -> tuple[Tensor, Runs]:
+        """Select the rows for the distances of a call.
 
         Returns:
             The rows, ``(G, R, D)`` or ``(G, R)``, with the two rows of a reset at the end, and the
             runs of distances that share them.
         """
         limit = self.max_distance
-        kept, runs = Runs.select(range(1 - limit, limit + 1), span)  # row 0: up to -limit
+        kept, runs = Runs.select(range(1 - limit, limit + 1), positions)  # row 0: up to -limit
         rows = self.table["weight"][:, kept]  # [G, R, ...]
         return torch.cat([rows, self.table["reset"]], 1) if self.has_reset else rows, runs
 
@@ -104,7 +104,7 @@ class DistanceEncoding(Encoding):
     def terms(self, positions: Positions) -> list[Term]:
         """List the terms with the rows of the distances, and the reset that two more rows need."""
         reset = [Reset(positions.is_first())] if self.has_reset else []
-        return [*self.use(*self.select_rows(positions.span())), *reset]
+        return [*self.use(*self.select_rows(positions)), *reset]
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend a loaded table to the distances of this one; return any other unchanged.
@@ -196,8 +196,8 @@ class Raffel(DistanceEncoding):
     def use(self, rows: Tensor, runs: Runs) -> list[Term]:
         """Scale the numbers, ``(axes * G, R)``, which are added to scaled scores."""
         tables = rows.unflatten(0, (self.axes, -1)) * self.dims.scale(self.scale_factor)
-        if runs.span.has_axes:
-            return [NumbersByPair.of_axes(runs.span, tables, runs.find)]
+        if runs.ids is not None and runs.ids.dim() == 3:
+            return [NumbersByPair.of_axes(runs.ids, runs.tgt_len, tables, runs.find)]
         return [NumbersByDistance(tables.sum(0), runs)]  # a distance is the same on all axes
 
 
@@ -245,7 +245,7 @@ class M1(Encoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Multiply the dot product by the numbers of unsigned distances, ``(G, R)``."""
         # The runs of signed distances, of which two share a row of the table.
-        _, runs = Runs.select(range(1 - self.max_distance, self.max_distance + 1), positions.span())
+        _, runs = Runs.select(range(1 - self.max_distance, self.max_distance + 1), positions)
         distances = runs.representatives().abs().clamp(max=self.max_distance)  # [R]
         return [NumbersByDistance(self.table[:, distances], runs, multiplies=True)]
 

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.precision import make_constant
-from fairseq_posenc.positions import Span
+from fairseq_posenc.positions import Positions, subtract_ids
+
+FAR = 2**62  # a distance beyond all others
 
 
 class Runs(NamedTuple):
@@ -29,22 +31,39 @@ class Runs(NamedTuple):
         starts: the first distance of each row but the first one, ascending; a ``range`` if each row
             but the first and last serves a single distance. Between two equal starts lies a row
             without a distance.
-        span: the distances that a call needs.
+        low: the lowest distance of a key from a query in the call; with ids, below all others.
+        high: the highest distance; with ids, above all others.
+        device: device of the table.
+        ids: positions of the keys, ``(B or 1, S)`` or on several axes ``(B or 1, S, axes)``, if
+            distances are differences of these, which may be any numbers; None if they are
+            differences of the tokens' indices.
+        tgt_len: T, if there are ids; the queries are the last T tokens.
     """
 
     starts: Sequence[int]
-    span: Span
+    low: int
+    high: int
+    device: torch.device = torch.device("cpu")
+    ids: Tensor | None = None
+    tgt_len: int = 0
 
     @classmethod
-    def select(cls, starts: Sequence[int], span: Span) -> tuple[slice, Runs]:
-        """Select the rows that a span needs, as a slice, and their runs.
+    def select(cls, starts: Sequence[int], positions: Positions) -> tuple[slice, Runs]:
+        """Select the rows that the distances of a call need, as a slice, and their runs."""
+        runs = cls(starts, 1 - positions.src_len, positions.tgt_len - 1, positions.device)
+        if not positions.consecutive:
+            runs = runs._replace(low=-FAR, high=FAR, ids=positions.ids, tgt_len=positions.tgt_len)
+        return runs.trim()
 
-        A graph of ``torch.compile`` serves every length, so it selects all rows.
+    def trim(self) -> tuple[slice, Runs]:
+        """Leave out the rows without a distance in the call; return the others as a slice, too.
+
+        A graph of ``torch.compile`` serves every length, so it keeps all rows.
         """
         if torch.compiler.is_compiling():
-            return slice(None), cls(starts, span)
-        first_row, last_row = bisect_right(starts, span.low), bisect_right(starts, span.high)
-        return slice(first_row, last_row + 1), cls(starts[first_row:last_row], span)
+            return slice(None), self
+        first, last = (bisect_right(self.starts, distance) for distance in (self.low, self.high))
+        return slice(first, last + 1), self._replace(starts=self.starts[first:last])
 
     @property
     def num_rows(self) -> int:
@@ -53,21 +72,21 @@ class Runs(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether each distance of the span has its own row; False while torch compiles."""
-        if torch.compiler.is_compiling() or self.span.ids is not None:
+        """Whether each distance of the call has its own row; False while torch compiles."""
+        if torch.compiler.is_compiling() or self.ids is not None:
             return False
-        distances = range(self.span.low + 1, self.span.high + 1)  # all but the first
+        distances = range(self.low + 1, self.high + 1)  # all but the first
         if isinstance(self.starts, range):
             return self.starts == distances
         return len(self.starts) == len(distances) and tuple(self.starts) == tuple(distances)
 
     def representatives(self) -> Tensor:
         """List a distance of each row: the last one of the first row, the first ones of others."""
-        distances = (self.starts[0] - 1, *self.starts) if self.starts else (self.span.low,)
-        return make_constant(distances, self.span.device, torch.long)
+        distances = (self.starts[0] - 1, *self.starts) if self.starts else (self.low,)
+        return make_constant(distances, self.device, torch.long)
 
     def find(self, distances: Tensor) -> Tensor:
-        """Find the row of each distance, int64 of any shape; distances may lie outside the span."""
+        """Find the row of each distance, int64 of any shape; others than the call's, too."""
         if not self.starts:
             return torch.zeros_like(distances)
         if isinstance(self.starts, range):
@@ -77,34 +96,36 @@ class Runs(NamedTuple):
         return torch.bucketize(distances, starts, right=True)
 
     def find_pairs(self, first: Tensor | None) -> Tensor:
-        """Find the row of each pair of query and key by the span's ids, ``(B or 1, T, S)``.
+        """Find the row of each pair of query and key by the ids, ``(B or 1, T, S)``.
 
         Args:
             first: ``(B or 1, S)`` of bool, the first real token of each row, whose pairs have two
                 rows after all others (a *reset*): as the query, and as the key. None: no reset.
         """
-        rows = self.find(self.span.differences())
+        assert self.ids is not None
+        rows = self.find(subtract_ids(self.ids, self.tgt_len))
         if first is None:
             return rows
-        query_is_first = first[:, first.size(1) - self.span.tgt_len :, None]
+        query_is_first = first[:, first.size(1) - self.tgt_len :, None]
         rows = torch.where(first[:, None], self.num_rows + 1, rows)
         return torch.where(query_is_first, self.num_rows, rows)
 
     def expand(self, table: Tensor, dim: int) -> Tensor:
-        """Repeat rows along their runs, so that each distance of the span has a row.
+        """Repeat rows along their runs, so that each distance of the call has a row.
 
         Args:
             table: has rows in dimension ``dim``; those of a reset (:meth:`find_pairs`) stay last.
             dim: the dimension of the rows.
         """
         if not self._repeats_only_ends:
-            return self.look_up(table, dim, self.span.distances())
+            distances = torch.arange(self.low, self.high + 1, device=self.device)
+            return self.look_up(table, dim, distances)
         distinct, reset = table.split([self.num_rows, table.size(dim) - self.num_rows], dim)
         # Repeated ends are cheaper than an index, and their gradient is deterministic.
         sizes = list(distinct.shape)
-        sizes[dim] = self.starts[0] - 1 - self.span.low
+        sizes[dim] = self.starts[0] - 1 - self.low
         below = distinct.narrow(dim, 0, 1).expand(sizes)
-        sizes[dim] = self.span.high - self.starts[-1]
+        sizes[dim] = self.high - self.starts[-1]
         above = distinct.narrow(dim, self.num_rows - 1, 1).expand(sizes)
         return torch.cat([below, distinct, above, reset], dim)
 
@@ -115,27 +136,26 @@ class Runs(NamedTuple):
 
     @property
     def _repeats_only_ends(self) -> bool:
-        """Whether only the first and last row serve several distances, and the span needs both."""
+        """Whether only the first and last row serve several distances, and the call needs both."""
         if torch.compiler.is_compiling() or not isinstance(self.starts, range) or not self.starts:
             return False
-        return self.span.low < self.starts[0] and self.starts[-1] <= self.span.high
+        return self.low < self.starts[0] and self.starts[-1] <= self.high
 
     def select_keys(self, indices: slice | Tensor) -> Runs:
-        """Keep only the ids of some keys, by index; the span must have ids."""
-        assert self.span.ids is not None
-        return self._replace(span=self.span._replace(ids=self.span.ids[:, indices]))
+        """Keep only the ids of some keys, by index; there must be ids."""
+        assert self.ids is not None
+        return self._replace(ids=self.ids[:, indices])
 
     def without_first(self, count: int) -> tuple[int, Runs]:
         """Leave out the ``count`` lowest distances, for a call without the first ``count`` keys.
 
         Returns:
             The number of rows that only these distances need, and the runs of the other rows. The
-            number is 0 while torch compiles, and if the span has ids, whose order is not the keys'.
+            number is 0 while torch compiles, and with ids, whose order is not the keys'.
         """
-        if self.span.ids is not None:
+        if self.ids is not None:
             return 0, self.select_keys(slice(count, None))
-        span = self.span._replace(low=self.span.low + count)
-        kept, runs = Runs.select(self.starts, span)
+        kept, runs = self._replace(low=self.low + count).trim()
         return kept.start or 0, runs  # while torch compiles, the start is None: all rows are kept
 
 

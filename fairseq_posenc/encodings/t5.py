@@ -18,7 +18,7 @@ from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.runs import Runs, mirror
 from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Term
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 
 _FARTHEST = 2**40  # tokens: no input is so long
 
@@ -66,10 +66,10 @@ class T5(Encoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Add the buckets' numbers, ``(H, R)``, or by pair on several axes."""
         tables = self.table.view(self.axes, self.dims.num_heads, -1)
-        span = positions.span()
-        if span.has_axes:
-            return [NumbersByPair.of_axes(span, tables, self.buckets.find)]
-        index, runs = self.buckets.select(span)
+        if positions.has_axes:
+            ids, tgt_len = positions.ids, positions.tgt_len
+            return [NumbersByPair.of_axes(ids, tgt_len, tables, self.buckets.find)]
+        index, runs = self.buckets.select(positions)
         return [NumbersByDistance(tables.sum(0)[:, index], runs)]  # one distance on all axes
 
 
@@ -114,10 +114,10 @@ class Buckets(NamedTuple):
 
         return cls(exact, find_firsts(find_bucket, exact, side - exact - 1), both_sides)
 
-    def select(self, span: Span) -> tuple[Tensor, Runs]:
-        """Select the buckets that a span needs, int64 ``(R,)``, and their runs of distances."""
+    def select(self, positions: Positions) -> tuple[Tensor, Runs]:
+        """Select the buckets that a call needs, int64 ``(R,)``, and their runs of distances."""
         starts = mirror((*range(1, self.exact + 1), *self.firsts), self.both_sides)
-        _, runs = Runs.select(starts, span)
+        _, runs = Runs.select(starts, positions)
         return self.find(runs.representatives()), runs
 
     def find(self, distances: Tensor) -> Tensor:

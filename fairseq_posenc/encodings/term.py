@@ -25,7 +25,7 @@ from typing_extensions import Self  # typing has it from Python 3.11 on
 
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Span
+from fairseq_posenc.positions import subtract_ids
 
 RowsOf = Literal["query", "key", "channel", "state", "value", "layer"]
 
@@ -103,7 +103,7 @@ class ByDistance(Term):
     @property
     def ids(self) -> Tensor | None:
         """Positions of the tokens whose differences are the distances; None: order of tokens."""
-        return None if self.runs is None else self.runs.span.ids
+        return None if self.runs is None else self.runs.ids
 
     def expand(self) -> Tensor:
         """Repeat rows along their runs, so that each distance has a row."""
@@ -128,8 +128,8 @@ class ByDistance(Term):
         """
         if self.runs is not None and self.ids is not None:
             return replace(self, runs=self.runs.select_keys(places))
-        span = Span.from_lengths(tgt_len, src_len, places.device)
-        runs = self.runs or Runs(range(span.low + 1, span.high + 1), span)  # a row per distance
+        low, high = 1 - src_len, tgt_len - 1
+        runs = self.runs or Runs(range(low + 1, high + 1), low, high)  # a row for each distance
         after_last = torch.arange(1, tgt_len, device=places.device)
         distances = torch.cat([places - (src_len - 1), after_last])  # of the last query's rows
         return replace(self, table=runs.look_up(self.table, self.rows_dim, distances), runs=None)
@@ -140,7 +140,7 @@ class NumbersByDistance(ByDistance):
     """A number for each distance: b_r is added after scaling, or gain_r multiplies q_i.k_j.
 
     >>> numbers = torch.tensor([[0.9, 0.1, 0.5]])  # of three buckets: 2 or more back; 1 back; 0
-    >>> t5 = NumbersByDistance(numbers, Runs((-1, 0), Span(-4, 0, torch.device("cpu"))))
+    >>> t5 = NumbersByDistance(numbers, Runs((-1, 0), low=-4, high=0))
     >>> t5.runs.expand(t5.table, dim=1)  # of the distances -4 to 0
     tensor([[0.9000, 0.9000, 0.9000, 0.1000, 0.5000]])
 
@@ -170,8 +170,8 @@ class RowsByDistance(ByDistance):
     ``value``, v_j + V_r replaces the value v_j. The rows of ``layer``, ``(R, C)``, are projected by
     each layer like tokens: as keys they are Q, and as queries they are K.
 
-    >>> span = Span(-4, 4, torch.device("cpu"))  # of five tokens
-    >>> shaw = RowsByDistance(torch.ones(1, 3, 64), Runs((0, 1), span), of="query")  # r < 0, 0, > 0
+    >>> runs = Runs((0, 1), low=-4, high=4)  # of five tokens: r < 0, r = 0, r > 0
+    >>> shaw = RowsByDistance(torch.ones(1, 3, 64), runs, of="query")
 
     The table is ``(G, R, D)``; that of states ``(G, R, W)``.
     """
@@ -250,15 +250,18 @@ class NumbersByPair(Term):
     letters = "BGTS"
 
     @classmethod
-    def of_axes(cls, span: Span, tables: Tensor, find: Callable[[Tensor], Tensor]) -> Self:
+    def of_axes(
+        cls, ids: Tensor, tgt_len: int, tables: Tensor, find: Callable[[Tensor], Tensor]
+    ) -> Self:
         """Look up a number by the distance on each axis, and add up those of all axes.
 
         Args:
-            span: the distances of the call, with ids on several axes.
+            ids: the positions of the tokens, ``(B or 1, S, axes)``.
+            tgt_len: T.
             tables: the numbers of each axis, ``(axes, G, R)``.
             find: finds the row of each distance, for distances of any shape.
         """
-        distances = span.differences().unbind(-1)  # for each axis [B or 1, T, S]
+        distances = subtract_ids(ids, tgt_len).unbind(-1)  # for each axis [B or 1, T, S]
         numbers = [table[:, find(x)] for table, x in zip(tables, distances)]  # [G, B or 1, T, S]
         return cls(torch.stack(numbers).sum(0).transpose(0, 1))
 

@@ -161,7 +161,7 @@ class Terms(tuple[Term, ...]):
         tables: list[tuple[ByDistance, Tensor]] = []  # a table that two terms hold is expanded once
         for term in self:
             runs = term.runs if isinstance(term, ByDistance) and select(term) else None
-            if runs is not None and runs.span.ids is None:
+            if runs is not None and runs.ids is None:
                 assert isinstance(term, ByDistance)
                 known = (x for y, x in tables if y.table is term.table and y.runs is runs)
                 table = next(known, None)

@@ -136,7 +136,7 @@ class TupeShared(Encoding):
         key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1  # row 0: reset
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, key_rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
-        index, runs = self.bucket_rule.select(positions.span())  # buckets, distances of each
+        index, runs = self.bucket_rule.select(positions)  # buckets, distances of each
         bias = self.buckets[:, index]
         reset: list[Term] = []
         if self.reset:  # pairs with the first token have two numbers in place of products

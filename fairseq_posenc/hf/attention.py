@@ -200,7 +200,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if terms.rows("layer") is not None:  # rows that the layer's own projections must project
             terms = find_rows(state.cache, attention, earlier).project(
                 terms,
-                positions.span(),
+                positions,
                 lambda rows: self.family.project_rows(attention, rows, self.dims),
             )
         # The spec's factor, if it has one, times that of the model's own scale.

@@ -148,7 +148,7 @@ class AttentionCore:
         terms = self.collect_terms(shared)
         if rows is None:
             return terms.projected(self._project_rows)
-        return rows.project(terms, shared.positions.span(), self._project_rows)
+        return rows.project(terms, shared.positions, self._project_rows)
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Project content rows ``(R, C)`` as queries and as keys, both ``(H, R, D)``."""

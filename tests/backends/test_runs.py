@@ -18,7 +18,6 @@ from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.runs import Runs, mirror
 from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.positions import Span
 from tests.helpers.products import product_of
 from tests.helpers.terms import ROWS, TABLES, leaves_of, terms_of
 
@@ -78,7 +77,7 @@ def make_terms(form: str, starts: Sequence[int], tgt_len: int, reset: bool) -> t
         shared["states"] = states
     whole = {**shared}
     distances = range(1 - T, tgt_len)
-    runs = Runs(starts, Span.from_lengths(tgt_len, T, CPU))
+    runs = Runs(starts, 1 - T, tgt_len - 1)
     first = first_tokens() if reset else None
     for name, value in FORMS[form].items():
         if name not in TABLES:
@@ -155,7 +154,7 @@ def test_gradients_at_the_ends_of_runs_are_finite_differences(starts, form, monk
     """At both ends of each run a pair moves from one row to the next, here in several blocks."""
     monkeypatch.setattr(geometry, "MAX_QUERIES", 4)
     length = 9
-    runs = Runs(STARTS[starts], Span.from_lengths(length, length, CPU))
+    runs = Runs(STARTS[starts], 1 - length, length - 1)
     terms, _ = make_terms(form, STARTS[starts], T, reset=False)
     inputs = [
         torch.randn(1, H, length, D, dtype=torch.float64, requires_grad=True) for _ in range(3)
@@ -190,7 +189,7 @@ def test_flex(starts, form, reset, direction):
 
 @pytest.mark.parametrize("starts", STARTS)
 def test_the_row_of_each_distance(starts):
-    runs = Runs(STARTS[starts], Span(-T, T, CPU))
+    runs = Runs(STARTS[starts], -T, T)
     distances = torch.arange(-3 * T, 3 * T)
     expected = [sum(start <= r for start in STARTS[starts]) for r in distances.tolist()]
     assert runs.find(distances).tolist() == expected
@@ -202,7 +201,7 @@ def test_the_row_of_each_distance(starts):
 @pytest.mark.parametrize("starts", STARTS)
 def test_a_span_takes_the_rows_that_it_needs(starts, span):
     whole = torch.arange(len(STARTS[starts]) + 1)
-    kept, runs = Runs.select(STARTS[starts], Span(*span, CPU))
+    kept, runs = Runs(STARTS[starts], *span).trim()
     expected = [sum(s <= r for s in STARTS[starts]) for r in range(span[0], span[1] + 1)]
     assert whole[kept].tolist() == list(range(expected[0], expected[-1] + 1))
     assert runs.expand(whole[kept], 0).tolist() == expected
@@ -213,7 +212,7 @@ def test_a_span_takes_the_rows_that_it_needs(starts, span):
     ("rows", "groups", "repeats"), [(46, 1, False), (47, 1, True), (47, H, False)]
 )
 def test_a_table_of_almost_all_distances_is_repeated_to_all(rows, groups, repeats):
-    runs = Runs(range(1 - rows // 2, rows - rows // 2), Span.from_lengths(T, T, CPU))
+    runs = Runs(range(1 - rows // 2, rows - rows // 2), 1 - T, T - 1)
     assert runs.num_rows == rows
     terms = terms_of(runs, query_table=torch.randn(groups, rows, D))
     x = torch.randn(B, H, T, D)
@@ -222,7 +221,7 @@ def test_a_table_of_almost_all_distances_is_repeated_to_all(rows, groups, repeat
 
 
 def test_equal_tables_stay_one_tensor_and_a_reset_stays_at_the_end():
-    runs = Runs(range(-1, 2), Span(-5, 4, CPU))
+    runs = Runs(range(-1, 2), -5, 4)
     table = torch.randn(1, 6, D)
     terms = terms_of(runs, query_table=table, key_table=table, reset=first_tokens()).expanded()
     query_rows, key_rows = terms.rows("query"), terms.rows("key")
@@ -233,9 +232,8 @@ def test_equal_tables_stay_one_tensor_and_a_reset_stays_at_the_end():
 
 
 def test_biases_of_different_runs_are_added_up():
-    span = Span(-9, 9, CPU)
-    ours = terms_of(Runs(range(-1, 2), span), bias=torch.randn(1, 4))
-    theirs = terms_of(Runs((0,), span), bias=torch.randn(H, 2))
+    ours = terms_of(Runs(range(-1, 2), -9, 9), bias=torch.randn(1, 4))
+    theirs = terms_of(Runs((0,), -9, 9), bias=torch.randn(H, 2))
     whole = terms_of(bias=torch.randn(1, 19))
     expected = sum(x.bias.expand() for x in (ours, theirs, whole))
     torch.testing.assert_close((ours | theirs | whole).bias.expand(), expected)

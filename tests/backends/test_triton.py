@@ -17,7 +17,6 @@ from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Span
 from tests.helpers.products import WHOLE, product_of, some_of
 from tests.helpers.terms import leaves_of, terms_of, terms_of_groups
 from tests.helpers.triton_kernels import DEVICE, import_kernels, interpret
@@ -70,8 +69,8 @@ def make_terms(form: dict, tgt_len: int, src_len: int, starts: Any = None) -> Te
 
     ``starts`` are the runs of its vector tables; by default they have a row for each distance.
     """
-    span = Span.from_lengths(tgt_len, src_len, torch.device(DEVICE))
-    runs = None if starts is None else Runs.select(starts, span)[1]
+    bounds = (1 - src_len, tgt_len - 1, torch.device(DEVICE))
+    runs = None if starts is None else Runs(starts, *bounds).trim()[1]
     return terms_of_groups(form, tgt_len + src_len - 1, D, leaf, runs)
 
 

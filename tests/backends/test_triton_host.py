@@ -15,7 +15,6 @@ from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.positions import Span
 from tests.helpers.terms import leaves_of, terms_of, terms_of_groups
 from tests.helpers.triton_kernels import import_kernels, interpret
 
@@ -70,8 +69,7 @@ def make_call(form: dict, clipped: bool, direction: str) -> AttentionCall:
         return torch.empty(*size, dtype=dtype, device="meta", requires_grad=True)
 
     query, key, value = (leaf(LENGTH, BATCH, H, D).permute(1, 2, 0, 3) for _ in range(3))
-    span = Span.from_lengths(LENGTH, LENGTH, torch.device("meta"))
-    _, runs = Runs.select(range(-15, 17), span)
+    _, runs = Runs(range(-15, 17), 1 - LENGTH, LENGTH - 1, torch.device("meta")).trim()
     terms = terms_of_groups(form, 2 * LENGTH - 1, D, leaf, runs if clipped else None)
     return AttentionCall(query, key, value, terms, Mask(direction), dropout=0.1)
 

@@ -20,7 +20,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.relative_positions import M4
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, ScaleFactor
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 from fairseq_posenc.transformer.cross_attention import rotate_projections
 from tests.helpers import oracles
 from tests.helpers.formulas import (
@@ -221,14 +221,14 @@ def test_longer_than_the_table_is_an_error_that_names_limit_and_option(name):
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(-3, 3), (-9, 2), (-2, 9), (-9, 9), (-9, -5), (5, 9), (0, 0)]
+    ("tgt_len", "src_len"), [(4, 4), (3, 10), (10, 10), (1, 10), (7, 8), (1, 1)]
 )
 @pytest.mark.parametrize("reset", [False, True])
-def test_table_rows_are_clipped(low, high, reset):
+def test_table_rows_are_clipped(tgt_len, src_len, reset):
     encoding = M4(Dims(6, 3, 5), per_head=True, reset=reset)
     encoding.reset_parameters()
-    rows, runs = encoding.select_rows(Span(low, high, torch.device("cpu")))
-    table = encoding.table
+    rows, runs = encoding.select_rows(positions_of(tgt_len, src_len))
+    table, low, high = encoding.table, 1 - src_len, tgt_len - 1
     expected = [table.weight[:, max(-4, min(4, r)) + 4] for r in range(low, high + 1)]
     if reset:
         expected += [table.reset[:, 0], table.reset[:, 1]]

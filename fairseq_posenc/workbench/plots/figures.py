@@ -188,9 +188,8 @@ def draw_map(subject: Subject) -> Any:
 
 def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Iterator[PlottedTable]:
     """Yield the tables of a layer's terms, each tensor once."""
-    span, terms = subject.compute_terms(layer)
-    distances = span.distances()  # of the R rows of each table
-    visible = distances <= (0 if subject.dims.causal else span.high)  # [R]
+    distances, terms = subject.compute_terms(layer)  # [R], of the rows of each table
+    visible = distances <= (0 if subject.dims.causal else distances[-1])  # [R]
     by_tensor: dict[
         int, tuple[list[str], term_types.ByDistance | term_types.NumbersByPair, Tensor]
     ] = {}
@@ -263,8 +262,7 @@ def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
         equal = subject.encodings[layer].distance_curve(reach)[heads]  # [heads, R]
         title = f"score of equal contents, {name}"
         scores.append(Curves(title, torch.arange(-reach, reach + 1), equal))
-        span, layer_terms = subject.compute_terms(layer)
-        distances = span.distances()
+        distances, layer_terms = subject.compute_terms(layer)
         for term in layer_terms:
             if isinstance(term, term_types.NumbersByDistance):
                 # A reset's rows follow those of distances.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import parse
 
@@ -68,8 +68,8 @@ class Subject:
         vectors = encoding.embed(make_positions(self.dims.max_positions))
         return None if vectors is None else vectors[0]  # a batch of one
 
-    def compute_terms(self, layer: int) -> tuple[Span, Terms]:
-        """Compute a layer's terms for a sentence of ``max_positions`` tokens, and their span.
+    def compute_terms(self, layer: int) -> tuple[Tensor, Terms]:
+        """Compute a layer's terms for a sentence of ``max_positions`` tokens, and the distances.
 
         In the terms, each distance has its own row, even if some are equal. A reset (rows of their
         own for pairs with the first token, as in TUPE) adds two rows at the end, which are no
@@ -80,7 +80,7 @@ class Subject:
         positions = make_positions(length)
         # A single layer has a single kind, 0.
         shared = Shared.compute(encoding.shared, positions).of_kind(0).terms
-        return positions.span(), (shared | encoding.layer.terms(positions)).expanded()
+        return positions.distances(), (shared | encoding.layer.terms(positions)).expanded()
 
 
 def build_subject(
