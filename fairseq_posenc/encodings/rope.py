@@ -50,47 +50,6 @@ class Sections(tuple[int, ...]):
         return "/".join(map(str, self))
 
 
-def assign_axes(
-    name: str, pairs: int, axes: int, sections: Sections | None, interleaved: bool
-) -> list[int]:
-    """Assign an axis, a number from 0, to each pair of coordinates.
-
-    Args:
-        name: the name of the encoding, for error messages.
-        pairs: the number of pairs.
-        axes: the number of axes.
-        sections: the number of pairs of each axis; None for equal parts.
-        interleaved: the axes take turns until their sections are full, and the first axis gets the
-            remaining pairs, as in Qwen3-VL: 4/2/2 gives 0 1 2 0 1 2 0 0. Otherwise the pairs of an
-            axis stand together.
-
-    Raises:
-        UserError: the pairs cannot be divided in this way.
-    """
-    if sections is None:
-        if pairs % axes:
-            raise UserError(
-                f"{name}(axes={axes}): {pairs} pairs of coordinates cannot be divided among "
-                f"{axes} axes; give the pairs of each axis, such as sections=16/24/24"
-            )
-        sections = Sections([pairs // axes] * axes)
-    if len(sections) != axes or sum(sections) != pairs:
-        raise UserError(
-            f"{name}(axes={axes},sections={sections}): there must be {axes} sections with the sum "
-            f"{pairs}, the pairs of coordinates that are rotated"
-        )
-    if not interleaved:
-        return [axis for axis, count in enumerate(sections) for _ in range(count)]
-    # Pair t is the turn t // axes of the axis t % axes, or the first axis's if that is full.
-    assigned = [t % axes if t // axes < sections[t % axes] else 0 for t in range(pairs)]
-    if any(assigned.count(axis) < count for axis, count in enumerate(sections)):
-        raise UserError(
-            f"{name}(sections={sections},pairs=interleaved): only the first section may be more "
-            "than an equal part"
-        )
-    return assigned
-
-
 @register("rope")
 class Rope(Encoding):
     """Queries and keys are rotated by their position, pair by pair of their coordinates.
@@ -125,8 +84,7 @@ class Rope(Encoding):
     acts_on = "rotation"
     takes_real_ids = True
     shared_by_layers = True
-    # The angle per position of each pair, `(rotated / 2,)`, in float32. No buffer: checkpoints do
-    # not hold it, and `half()` must not round it.
+    # The angle per position of each pair, `(rotated / 2,)`; no buffer, which `half()` would round.
     frequencies: Tensor
 
     def __init__(
@@ -159,10 +117,40 @@ class Rope(Encoding):
         self.axes = axes or len(sections or [1])  # sections alone have an axis each
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
-        interleaved = pairs == "interleaved"
-        pair_axes = assign_axes(self.name, self.rotated // 2, self.axes, sections, interleaved)
-        self.pair_axes = make_constant(pair_axes, torch.device("cpu"), torch.long)
+        self.pair_axes = make_constant(self._assign_axes(), torch.device("cpu"), torch.long)
         self.compute_constants()
+
+    def _assign_axes(self) -> list[int]:
+        """Assign an axis, a number from 0, to each pair of coordinates.
+
+        The pairs of an axis stand together, or the axes take turns until their sections are full,
+        and the first axis gets the remaining pairs, as in Qwen3-VL: 4/2/2 gives 0 1 2 0 1 2 0 0.
+
+        Raises:
+            UserError: the pairs cannot be divided in this way.
+        """
+        pairs, axes = self.rotated // 2, self.axes
+        if self.sections is None and pairs % axes:
+            raise UserError(
+                f"{self.name}(axes={axes}): {pairs} pairs of coordinates cannot be divided among "
+                f"{axes} axes; give the pairs of each axis, such as sections=16/24/24"
+            )
+        sections = self.sections or Sections([pairs // axes] * axes)
+        if len(sections) != axes or sum(sections) != pairs:
+            raise UserError(
+                f"{self.name}(axes={axes},sections={sections}): there must be {axes} sections with "
+                f"the sum {pairs}, the pairs of coordinates that are rotated"
+            )
+        if self.pairs != "interleaved":
+            return [axis for axis, count in enumerate(sections) for _ in range(count)]
+        # Pair t is the turn t // axes of the axis t % axes, or the first axis's if that is full.
+        assigned = [t % axes if t // axes < sections[t % axes] else 0 for t in range(pairs)]
+        if any(assigned.count(axis) < count for axis, count in enumerate(sections)):
+            raise UserError(
+                f"{self.name}(sections={sections},pairs=interleaved): only the first section may "
+                "be more than an equal part"
+            )
+        return assigned
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32.
@@ -303,10 +291,8 @@ class XPos(Rope):
         base = (evens / self.rotated + GAMMA) / (1 + GAMMA)  # z of each pair
         exponents = ids[..., None] - self.dims.trained_length // 2  # [B or 1, T, 1]
         factors = base ** (exponents.float() / self.scale_base)  # [B or 1, T, rotated/2]
-        if self.layout == "half":  # both coordinates of a pair have its factor
-            factors = torch.cat([factors, factors], dim=-1)
-        else:
-            factors = factors.repeat_interleave(2, dim=-1)
+        # Both coordinates of a pair have its factor.
+        factors = torch.stack([factors, factors], -2 if self.layout == "half" else -1).flatten(-2)
         return F.pad(factors, (0, self.dims.head_dim - self.rotated), value=1.0).unsqueeze(1)
 
 

@@ -117,9 +117,12 @@ class Runs(NamedTuple):
             table: has rows in dimension ``dim``; those of a reset (:meth:`find_pairs`) stay last.
             dim: the dimension of the rows.
         """
-        if not self._repeats_only_ends:
+        starts, compiles = self.starts, torch.compiler.is_compiling()
+        one_each = not compiles and isinstance(starts, range) and len(starts) > 0
+        if not (one_each and self.low < starts[0] and starts[-1] <= self.high):
             distances = torch.arange(self.low, self.high + 1, device=self.device)
             return self.look_up(table, dim, distances)
+        # Only the first and the last row serve several distances, and the call needs both.
         distinct, reset = table.split([self.num_rows, table.size(dim) - self.num_rows], dim)
         # Repeated ends are cheaper than an index, and their gradient is deterministic.
         sizes = list(distinct.shape)
@@ -134,18 +137,6 @@ class Runs(NamedTuple):
         distinct, reset = table.split([self.num_rows, table.size(dim) - self.num_rows], dim)
         return torch.cat([distinct.index_select(dim, self.find(distances)), reset], dim)
 
-    @property
-    def _repeats_only_ends(self) -> bool:
-        """Whether only the first and last row serve several distances, and the call needs both."""
-        if torch.compiler.is_compiling() or not isinstance(self.starts, range) or not self.starts:
-            return False
-        return self.low < self.starts[0] and self.starts[-1] <= self.high
-
-    def select_keys(self, indices: slice | Tensor) -> Runs:
-        """Keep only the ids of some keys, by index; there must be ids."""
-        assert self.ids is not None
-        return self._replace(ids=self.ids[:, indices])
-
     def without_first(self, count: int) -> tuple[int, Runs]:
         """Leave out the ``count`` lowest distances, for a call without the first ``count`` keys.
 
@@ -154,7 +145,7 @@ class Runs(NamedTuple):
             number is 0 while torch compiles, and with ids, whose order is not the keys'.
         """
         if self.ids is not None:
-            return 0, self.select_keys(slice(count, None))
+            return 0, self._replace(ids=self.ids[:, count:])
         kept, runs = self._replace(low=self.low + count).trim()
         return kept.start or 0, runs  # while torch compiles, the start is None: all rows are kept
 

@@ -126,8 +126,8 @@ class ByDistance(Term):
         is 4 away: the T - 1 last places of each run are those of hidden keys
         (:meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
         """
-        if self.runs is not None and self.ids is not None:
-            return replace(self, runs=self.runs.select_keys(places))
+        if self.runs is not None and self.runs.ids is not None:
+            return replace(self, runs=self.runs._replace(ids=self.runs.ids[:, places]))
         low, high = 1 - src_len, tgt_len - 1
         runs = self.runs or Runs(range(low + 1, high + 1), low, high)  # a row for each distance
         after_last = torch.arange(1, tgt_len, device=places.device)

@@ -160,17 +160,17 @@ class Terms(tuple[Term, ...]):
         expanded: list[Term] = []
         tables: list[tuple[ByDistance, Tensor]] = []  # a table that two terms hold is expanded once
         for term in self:
-            runs = term.runs if isinstance(term, ByDistance) and select(term) else None
-            if runs is not None and runs.ids is None:
-                assert isinstance(term, ByDistance)
-                known = (x for y, x in tables if y.table is term.table and y.runs is runs)
+            if not isinstance(term, ByDistance) or term.runs is None or not select(term):
+                expanded.append(term)
+            elif term.runs.ids is None:
+                known = (x for y, x in tables if y.table is term.table and y.runs is term.runs)
                 table = next(known, None)
                 if table is None:
                     table = term.expand()
                     tables.append((term, table))
                 expanded.append(replace(term, table=table, runs=None))
-            elif runs is not None and term is self.bias:
-                pairs = term.table[:, runs.find_pairs(self.first)]  # [G, B or 1, T, S]
+            elif term is self.bias:
+                pairs = term.table[:, term.runs.find_pairs(self.first)]  # [G, B or 1, T, S]
                 expanded.append(NumbersByPair(pairs.transpose(0, 1)))
             else:
                 expanded.append(term)
