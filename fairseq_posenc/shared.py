@@ -73,11 +73,14 @@ class LayerShared(NamedTuple):
         """
         if self.rotate_ids is None:  # fairseq's layers get a trained one as an argument
             return self.rotation
-        compute = partial(self.rotate_ids, self.positions.places[:, -count:])
-        if count != self.positions.tgt_len:
-            return self.cache.get("last", (self.positions.places, count), compute)
+        positions = self.positions
+        if count != positions.tgt_len:
+            compute = partial(self.rotate_ids, positions.places[:, -count:])
+            return self.cache.get("last", (positions.places, count), compute)
         is_trained = self.rotation is not None and self.rotation.is_trained
-        return compute() if is_trained and is_reentrant_recomputation() else self.rotation
+        if is_trained and is_reentrant_recomputation():
+            return self.rotate_ids(positions.query_places)
+        return self.rotation
 
     def mask(self, direction: str) -> Mask:
         """Make the mask of a direction, with the padding of the tokens.
