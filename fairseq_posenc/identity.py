@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends.mask import DIRECTIONS
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.specs import parse
+from fairseq_posenc.specs import Spec, parse
 
 _PHRASES = {  # fields of `WeightSettings` in messages
     "heads": "{} heads",
@@ -86,7 +86,7 @@ class WeightSettings(NamedTuple):
 class Identity(NamedTuple):
     """Positions and settings that the weights of a stack were trained with."""
 
-    positions: str  # the spec in its canonical form; checkpoints have its full form
+    positions: Spec
     directions: str  # of the first layers, as in `lr,rl`; the other layers are `both`
     trained_length: int  # tokens
     weight_settings: WeightSettings = WeightSettings()
@@ -98,7 +98,7 @@ class Identity(NamedTuple):
         equal; if not, the mixture shows, because its bits are neither 1 nor -1.
         """
         content = {**self._asdict(), **self.weight_settings._asdict()}
-        content["positions"] = parse(self.positions).full()
+        content["positions"] = self.positions.full()
         del content["weight_settings"]
         text = json.dumps({name: x for name, x in content.items() if x is not None}).encode()
         text += b" " * (-len(text) % _BLOCK)
@@ -114,7 +114,7 @@ class Identity(NamedTuple):
         """
         try:
             content = json.loads(_decode_text(state))
-            positions, directions = str(parse(content["positions"])), str(content["directions"])
+            positions, directions = parse(content["positions"]), str(content["directions"])
             settings = WeightSettings.parse(content)
             return cls(positions, directions, int(content["trained_length"]), settings)
         except Exception as error:  # of any type, depending on the tensor
@@ -136,14 +136,13 @@ class Identity(NamedTuple):
             model: the identity of the model.
             layers: indices of the trained layers that the model has; None for all.
         """
-        positions = self.positions
-        directions = self.directions
+        positions, directions = self.positions, self.directions
         if layers is not None:
-            positions = str(parse(positions).select_layers(layers))
+            positions = positions.select_layers(layers)
             old = dict(enumerate(directions.split(",")))  # {0: ""} if all are `both`
             directions = format_directions([old.get(layer, "both") for layer in layers])
         differences = []
-        if positions != model.positions:
+        if str(positions) != str(model.positions):
             differences.append(f"trained with {positions}, the model has {model.positions}")
         if directions != model.directions:
             ours = directions or "both"

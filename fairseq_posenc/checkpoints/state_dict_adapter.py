@@ -16,6 +16,7 @@ from fairseq_posenc.checkpoints.weights import refuse_broken_weights, refuse_unt
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import STATE_KEY, Identity, WeightSettings
 from fairseq_posenc.position_parameters import extend_tables, fit_positions
+from fairseq_posenc.specs import parse
 
 logger = logging.getLogger(__name__)
 STOCK_SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
@@ -144,12 +145,10 @@ def _read_identity(state_dict: dict[str, Tensor], prefix: str, ours: Identity) -
     for mark in marks:
         del state_dict[mark]
     if marks:
-        return ours._replace(positions=STOCK_SPEC)
-    if ours.positions != "learned" or prefix + LEARNED_TABLE not in state_dict:
-        logger.warning(
-            f"{prefix.removesuffix('.')}: the checkpoint comes from a version that did not record "
-            f"positions; assuming {ours.positions}"
-        )
+        return ours._replace(positions=parse(STOCK_SPEC))
+    if str(ours.positions) != "learned" or prefix + LEARNED_TABLE not in state_dict:
+        text = "%s: the checkpoint did not record positions; assuming %s"
+        logger.warning(text, prefix.removesuffix("."), ours.positions)
     return ours
 
 

@@ -43,7 +43,7 @@ class RecordedPositions(nn.Module):
     def get_extra_state(self) -> Tensor:
         """Build the record for the state dict: the spec, and the length of the training."""
         length = self.assembly.dims.trained_length
-        return Identity(str(self.assembly.spec), self.directions, length).to_tensor()
+        return Identity(self.assembly.spec, self.directions, length).to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
         """Compare the record of a state dict with these positions; refuse others, set nothing."""

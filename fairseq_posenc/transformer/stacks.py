@@ -110,7 +110,7 @@ class _PositionalStack:
         spec, dims = self.assembly
         directions = () if dims.causal else self.directions  # in a decoder always lr
         return Identity(
-            str(spec), format_directions(directions), dims.trained_length, self.weight_settings
+            spec, format_directions(directions), dims.trained_length, self.weight_settings
         )
 
     def get_extra_state(self) -> Tensor:

@@ -95,7 +95,7 @@ def test_init_positions_accepts_them_and_names_each_in_the_log(old, new, message
     for name in own:
         assert name in caplog.text
     assert f"trained with {old}, the model has {new}" in caplog.text
-    assert model.encoder.sentence_encoder.identity.positions == new
+    assert str(model.encoder.sentence_encoder.identity.positions) == new
 
 
 def test_a_longer_stock_table_is_an_error_that_gives_both_sizes():

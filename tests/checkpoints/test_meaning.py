@@ -18,6 +18,7 @@ from fairseq_posenc.checkpoints import resuming
 from fairseq_posenc.checkpoints.dictionary import Placeholders, fingerprint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, _decode_text
+from fairseq_posenc.specs import parse
 from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.loading.open_model import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
@@ -108,13 +109,13 @@ def test_what_a_model_does_not_know_is_kept_as_the_checkpoint_says_it():
     "wrong", [{"heads": "4"}, {"heads": True}, {"activation": 3}, {"language": "a\nb"}]
 )
 def test_a_field_of_another_kind_is_refused(wrong):
-    state = Identity("rope", "", 24, WeightSettings(**wrong)).to_tensor()
+    state = Identity(parse("rope"), "", 24, WeightSettings(**wrong)).to_tensor()
     with pytest.raises(UserError, match=f"cannot be read: {next(iter(wrong))} is"):
         Identity.from_tensor(state)
 
 
 def test_an_identity_without_the_new_fields_is_as_it_was():
-    old = Identity("rope", "lr", 24)
+    old = Identity(parse("rope"), "lr", 24)
     assert Identity.from_tensor(old.to_tensor()) == old
     assert "heads" not in _decode_text(old.to_tensor())
 

@@ -104,7 +104,7 @@ def test_the_library_is_given_the_documents(spec):
 def test_documents_hold_for_the_whole_stack():
     model = make_model("masked_lm", position_encoding="rope,none+documents")
     stack = model.encoder.sentence_encoder
-    assert stack.identity.positions == "rope+documents,none"
+    assert str(stack.identity.positions) == "rope+documents,none"
     for kind in (0, 1):
         tokens = torch.tensor([list(chain(*DOCUMENTS))])
         assert stack.compute_shared(tokens).of_kind(kind).locality.documents
