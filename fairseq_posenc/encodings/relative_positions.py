@@ -20,7 +20,7 @@ from fairseq_posenc.encodings.term import (
     Term,
 )
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions
+from fairseq_posenc.positions import Positions, subtract_ids
 
 
 class DistanceEncoding(Encoding):
@@ -197,7 +197,8 @@ class Raffel(DistanceEncoding):
         """Scale the numbers, ``(axes * G, R)``, which are added to scaled scores."""
         tables = rows.unflatten(0, (self.axes, -1)) * self.dims.scale(self.scale_factor)
         if runs.ids is not None and runs.ids.dim() == 3:
-            return [NumbersByPair.of_axes(runs.ids, runs.tgt_len, tables, runs.find)]
+            distances = subtract_ids(runs.ids, runs.tgt_len)
+            return [NumbersByPair.of_axes(distances, tables, runs.find)]
         return [NumbersByDistance(tables.sum(0), runs)]  # a distance is the same on all axes
 
 

@@ -18,7 +18,7 @@ from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.runs import Runs, mirror
 from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Term
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions
+from fairseq_posenc.positions import Positions, subtract_ids
 
 _FARTHEST = 2**40  # tokens: no input is so long
 
@@ -67,8 +67,8 @@ class T5(Encoding):
         """Add the buckets' numbers, ``(H, R)``, or by pair on several axes."""
         tables = self.table.view(self.axes, self.dims.num_heads, -1)
         if positions.has_axes:
-            ids, tgt_len = positions.ids, positions.tgt_len
-            return [NumbersByPair.of_axes(ids, tgt_len, tables, self.buckets.find)]
+            distances = subtract_ids(positions.ids, positions.tgt_len)
+            return [NumbersByPair.of_axes(distances, tables, self.buckets.find)]
         index, runs = self.buckets.select(positions)
         return [NumbersByDistance(tables.sum(0)[:, index], runs)]  # one distance on all axes
 

@@ -25,7 +25,6 @@ from typing_extensions import Self  # typing has it from Python 3.11 on
 
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import subtract_ids
 
 RowsOf = Literal["query", "key", "channel", "state", "value", "layer"]
 
@@ -250,19 +249,16 @@ class NumbersByPair(Term):
     letters = "BGTS"
 
     @classmethod
-    def of_axes(
-        cls, ids: Tensor, tgt_len: int, tables: Tensor, find: Callable[[Tensor], Tensor]
-    ) -> Self:
+    def of_axes(cls, distances: Tensor, tables: Tensor, find: Callable[[Tensor], Tensor]) -> Self:
         """Look up a number by the distance on each axis, and add up those of all axes.
 
         Args:
-            ids: the positions of the tokens, ``(B or 1, S, axes)``.
-            tgt_len: T.
+            distances: the distances on each axis, ``(B or 1, T, S, axes)``.
             tables: the numbers of each axis, ``(axes, G, R)``.
             find: finds the row of each distance, for distances of any shape.
         """
-        distances = subtract_ids(ids, tgt_len).unbind(-1)  # for each axis [B or 1, T, S]
-        numbers = [table[:, find(x)] for table, x in zip(tables, distances)]  # [G, B or 1, T, S]
+        of_axes = zip(tables, distances.unbind(-1))
+        numbers = [table[:, find(x)] for table, x in of_axes]  # each [G, B or 1, T, S]
         return cls(torch.stack(numbers).sum(0).transpose(0, 1))
 
     def add(self, other: Self) -> Self:
