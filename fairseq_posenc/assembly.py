@@ -129,8 +129,7 @@ class Assembly(NamedTuple):
             token = self._build_draft(item).number(token)
         named = {name: self._build_draft(item) for name, item in name_modules(layer).items()}
         x = torch.empty(1, 1, self.dims.embed_dim, device="meta")  # the input of a layer
-        terms = Encodings(named).terms(token)
-        terms = Encodings(named).add_input_terms(terms, x, token, self.dims.num_heads)
+        terms = Encodings(named).terms(token) | Encodings(named).input_terms(x, token)
         self._refuse_too_narrow_tables(layer, terms)
         if token.drawn is not None:  # the stack has random positions
             self._refuse_beside_random(layer, token)

@@ -57,7 +57,7 @@ def scores_at(built, query: Tensor, key: Tensor, ids: Tensor) -> Tensor:
     _, key = rotated(built, key[None], key[None], ids)
     positions = give(ids, tgt_len)
     terms = built.terms(positions).projected(split_heads)
-    terms = built.add_input_terms(terms, INPUTS[None, : ids.size(1)].to(query.dtype), positions, 2)
+    terms |= built.input_terms(INPUTS[None, : ids.size(1)].to(query.dtype), positions)
     return reference.scores(query, key, terms)[0]
 
 

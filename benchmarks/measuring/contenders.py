@@ -125,4 +125,4 @@ def _compute_terms_of_one_token(spec: str, dims: Dims, device: torch.device) -> 
     positions = make_positions(1, 1, device)
     terms = attention.compute_terms(Shared.compute(shared.to(device), positions).of_kind(0))
     x = torch.zeros(1, 1, dims.embed_dim, device=device)
-    return layer.add_input_terms(terms, x, positions, dims.num_heads)
+    return terms | layer.input_terms(x, positions)

@@ -64,7 +64,7 @@ def operation(contender: Contender, case: Case) -> Pass:
         if (rotation := attention.rotation(common)) is not None:
             q, k = rotation.rotate_queries(query), rotation.rotate_keys(key)
         terms = attention.compute_terms(common)
-        terms = encodings.add_input_terms(terms, x, positions, case.size.num_heads)
+        terms |= encodings.input_terms(x, positions)
         return BACKENDS[contender.backend].attend(
             AttentionCall(q, k, value, terms, Mask(), dropout=case.dropout)
         )[0]

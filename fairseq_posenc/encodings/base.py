@@ -302,21 +302,19 @@ class Encodings(nn.ModuleDict):
         """Project the queries' tokens (see :meth:`Encoding.states`)."""
         return _find_first(encoding.states(x) for encoding in self.as_list())
 
-    def add_input_terms(
-        self, terms: Terms, x: Tensor, positions: Positions, num_heads: int
-    ) -> Terms:
-        """Add decay and states, the terms that are computed from a layer's input.
+    def input_terms(self, x: Tensor, positions: Positions) -> Terms:
+        """List decay and states, which are computed from the input of a layer.
 
         Args:
-            terms: the layer's other terms.
             x: the input of the layer for all S tokens, ``(B, S, C)``.
             positions: the positions of the tokens.
-            num_heads: H.
         """
-        decay, states = self.decay(x, positions), self.states(positions.queries(x))
-        if decay is not None:
-            terms |= Terms([Decay.split_heads(decay, num_heads)])
-        return terms if states is None else terms | Terms([States(states)])
+        terms: list[Term] = []
+        if (decay := self.decay(x, positions)) is not None:
+            terms.append(Decay.split_heads(decay, self.as_list()[0].dims.num_heads))
+        if (states := self.states(positions.queries(x))) is not None:
+            terms.append(States(states))
+        return Terms(terms)
 
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call (see :meth:`Encoding.number`)."""

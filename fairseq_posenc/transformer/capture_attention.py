@@ -104,9 +104,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
         context = current_layer()  # still set: hooks run in the layer's forward
         terms = attention.compute_terms(context)
         inputs = queries.transpose(0, 1)  # of the layer; some terms are computed from them
-        terms = attention.encodings.add_input_terms(
-            terms, inputs, context.positions, attention.num_heads
-        )
+        terms |= attention.encodings.input_terms(inputs, context.positions)
         rotation = attention.rotation(context)  # of the stack or of this layer
         # Only encodings that count the visible keys, such as `cope`, use the mask.
         return split(query, key, terms, rotation, mask=context.mask(attention.direction))

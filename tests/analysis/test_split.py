@@ -21,7 +21,7 @@ def parts(spec: str, dtype: torch.dtype = torch.float64):
     query, key = torch.randn(2, 1, 2, LENGTH, 8, dtype=dtype)
     terms = built.terms(positions_of(LENGTH, LENGTH)).projected(split_heads)
     inputs = INPUTS[None, :LENGTH].to(dtype)
-    terms = built.add_input_terms(terms, inputs, positions_of(LENGTH, LENGTH), 2)
+    terms |= built.input_terms(inputs, positions_of(LENGTH, LENGTH))
     rotation = built.rotation(torch.arange(LENGTH)[None])
     mask = Mask("lr" if "cope" in spec else "both")
     return split(query, key, terms, rotation, mask=mask), query, key, built

@@ -73,7 +73,7 @@ def our_scores(built, query, key):
     terms = built.terms(positions_of(tgt_len, src_len))
     terms = terms.projected(split_heads)  # a layer would project content rows; here nothing does
     inputs = INPUTS[None, :src_len].to(query.dtype)
-    terms = built.add_input_terms(terms, inputs, positions_of(tgt_len, src_len), query.size(0))
+    terms |= built.input_terms(inputs, positions_of(tgt_len, src_len))
     mask = Mask("lr" if any(each.causal_reason for each in built.as_list()) else "both")
     return reference.scores(rotated_query, rotated_key, terms, mask)[0]
 
