@@ -133,12 +133,11 @@ class StackPositions(nn.Module):
             raise UserError("the tokens in the cache had position_ids: give those of the new ones")
         if key_padding_mask is not None and document_ids is None:
             self._refuse_gaps(key_padding_mask, positions.consecutive)
-        positions = self.shared.number(positions)  # draws random positions; documents stay
+        shared = Shared.compute(self.shared, positions)._replace(stack=self.assembly)
         for encoding in self.input.as_list() if self.input is not None else ():
-            vectors = encoding.embed(positions)
+            vectors = encoding.embed(shared.positions)  # which may be random ones
             assert vectors is not None, "encodings of the input have some"
             embeddings = embeddings + vectors.type_as(embeddings)
-        shared = Shared.compute(self.shared, positions)._replace(stack=self.assembly)
         if source_length is not None:
             source = self._number_source(
                 batch, source_length, source_padding_mask, source_position_ids, embeddings.device
