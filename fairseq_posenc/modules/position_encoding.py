@@ -169,12 +169,10 @@ class PositionEncoding(AttentionCore, StackPositions):
                 f"{dims.num_heads} heads, length, {dims.head_dim}), the queries of the last tokens"
             )
         positions = positions_from_padding(batch, src_len, tgt_len, key_padding_mask, query.device)
-        if inputs is not None and inputs.shape != (batch, src_len, dims.embed_dim):
-            raise UserError(
-                f"inputs {tuple(inputs.shape)} must be ({batch}, {src_len}, {dims.embed_dim})"
-            )
-        if inputs is None:
-            inputs = query.new_zeros(batch, src_len, dims.embed_dim)
+        shape = (batch, src_len, dims.embed_dim)
+        inputs = query.new_zeros(shape) if inputs is None else inputs
+        if inputs.shape != shape:
+            raise UserError(f"inputs {tuple(inputs.shape)} must be {shape}")
         shared = Shared.compute(self.shared, positions).of_kind(0)  # the only kind of layer
         mask = shared.mask(direction or self.direction)
         return self.make_call(query, key, value, shared, inputs, mask=mask, dropout=dropout)
