@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.api import Cache, CrossAttention, LayerPositions, SelfAttention, StackPositions
@@ -31,6 +30,7 @@ from tests.helpers.formulas import (
 )
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import COMPOSITIONS, encoding_specs, make_model, needs_causal
+from tests.helpers.uncompiled_flex import attend_uncompiled
 
 IDS = torch.tensor([[3, 0, 7, 7, 1, 12], [5, 6, 7, 9, 9, 19]])
 ALL = [*registry.names(), *COMPOSITIONS, "m4m(max_distance=3)", "rope+chunk(size=4)"]
@@ -355,7 +355,7 @@ def test_flex_looks_rows_up_by_ids(spec, tgt_len):
     expected = reference.attend(call)[0]
     modify = build_score_mod(call.terms, tgt_len, 6, query.device, query=call.query, key=call.key)
     scale = call.terms.scale(8)
-    ours = flex_attention(call.query, call.key, call.value, modify, scale=scale)
+    ours = attend_uncompiled(call.query, call.key, call.value, modify, scale=scale)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -373,7 +373,7 @@ def test_parts_of_a_layer_take_ids(spec):
     ours = attention(query, key, value, parts.bias(shared), scale=parts.scale)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
     modify = parts.score_mod(shared)
-    ours = flex_attention(query, key, value, modify, scale=parts.scale)
+    ours = attend_uncompiled(query, key, value, modify, scale=parts.scale)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc import registry
 from fairseq_posenc.api import (
@@ -22,6 +21,7 @@ from fairseq_posenc.transformer.forward_context import set_context
 from tests.helpers.formulas import awake
 from tests.helpers.products import product_of
 from tests.helpers.tiny_models import COMPOSITIONS, needs_causal
+from tests.helpers.uncompiled_flex import attend_uncompiled
 
 SPECS = [*registry.names(), *COMPOSITIONS, "m4m(per_head=true)"]
 
@@ -239,7 +239,7 @@ def test_attention_made_of_the_parts_is_the_layers(spec, padded):
         score = modified(score, b, h, q, k)
         return torch.where(hidden[b, torch.zeros_like(h), q, k], -torch.inf, score)
 
-    found = flex_attention(query, key, value, score_mod=masked, scale=layer.scale)
+    found = attend_uncompiled(query, key, value, score_mod=masked, scale=layer.scale)
     torch.testing.assert_close(found.transpose(1, 2).flatten(2)[real], expected[real])
 
 

@@ -167,15 +167,8 @@ def test_functions_of_documents_and_a_reset_are_one_graph(backend, monkeypatch):
 
 
 def test_lengths_are_rounded_to_few():
-    assert [round_length(n) for n in (1, 2, 128, 129, 1024, 1025, 4097)] == [
-        1,
-        128,
-        128,
-        256,
-        1024,
-        1280,
-        5120,
-    ]
+    lengths = (1, 2, 128, 129, 1024, 1025, 4097)
+    assert [round_length(n) for n in lengths] == [1, 128, 128, 256, 1024, 1280, 5120]
     assert len({round_length(n) for n in range(1, 16_385)}) < 40
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc.backends import BACKENDS, blocked, flex
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
@@ -20,6 +19,7 @@ from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.encodings.terms import Terms
 from tests.helpers.products import product_of
 from tests.helpers.terms import ROWS, TABLES, leaves_of, terms_of
+from tests.helpers.uncompiled_flex import attend_uncompiled
 
 B, H, T, D = 2, 2, 70, 4
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def _several_blocks(monkeypatch):
     monkeypatch.setattr(geometry, "MAX_QUERIES", 16)
     monkeypatch.setattr(geometry, "FEW_QUERIES", 8)
     monkeypatch.setattr(geometry, "PAIRS_PER_THREAD", 16 * 80)
-    monkeypatch.setattr(flex, "_compile_attention", lambda: flex_attention)
+    monkeypatch.setattr(flex, "_compile_attention", lambda: attend_uncompiled)
 
 
 def first_tokens() -> torch.Tensor:
