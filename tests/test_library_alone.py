@@ -103,7 +103,7 @@ sys.path[:] = [path for path in sys.path if "site-packages" not in path] + sys.a
 from fairseq_posenc.workbench.cli import main
 commands = ("list", "describe m4m", "count --encoding m4m", "doctor")
 commands += ("compare --text x.txt", "learning-curves x.log")
-commands += ("swap --checkpoint x/y/z --out new --position-encoding rope",)
+commands += ("swap --checkpoint . --out new --position-encoding rope",)
 codes = [main(command.split()) for command in commands]
 from fairseq_posenc.user_dir import register
 try:

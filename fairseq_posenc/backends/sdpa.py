@@ -68,8 +68,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if is_exact:
         query, key, value = (x.to(_choose_bias_dtype(query, value)) for x in (query, key, value))
     # torch aligns its causal mask with the first key, so it serves square scores only.
-    causal = mask.direction == "lr" and tgt_len == src_len and not _has_bias(terms)
-    causal = causal and not mask.may_hide_all and not mask.locality.limits
+    plain = not (_has_bias(terms) or mask.may_hide_all or mask.locality.limits)
+    causal = plain and mask.direction == "lr" and bool(tgt_len == src_len)  # no SymBool
     bias = None
     if not causal:
         total = sum_biases(terms, tgt_len, src_len, mask)

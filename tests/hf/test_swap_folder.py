@@ -113,7 +113,7 @@ def test_own_positions_are_the_same_model(
         (["--position-encoding", "owl"], "unknown position encoding 'owl'"),
         (["--position-encoding", "own(size=3)"], "no option 'size'"),
         ([], "nothing to swap: give --position-encoding or --max-positions"),
-        (["--position-encoding", "own", "--checkpoint", "nosuch"], "nosuch: is not a folder of"),
+        (["--position-encoding", "own", "--checkpoint", "nosuch"], "nosuch: is not a folder;"),
     ],
 )
 def test_what_cannot_be_swapped_is_refused(

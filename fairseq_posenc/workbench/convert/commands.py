@@ -97,8 +97,8 @@ def run_swap(options: argparse.Namespace) -> int:
     source = options.checkpoint
     if not source.is_dir():
         raise UserError(
-            f"--checkpoint {source}: is not a folder of transformers; for a model of fairseq give "
-            "fairseq-train --position-encoding SPEC --finetune-from-model FILE --init-positions"
+            f"--checkpoint {source}: is not a folder; for a model of the hub give $(hf download "
+            "NAME -q); for fairseq's, use fairseq-train --finetune-from-model FILE --init-positions"
         )
     from fairseq_posenc.workbench.convert.swap import swap_folder
 
