@@ -1,7 +1,7 @@
 """Changes of the softmax: temperatures (factors of all scores of a query), a cap, and sinks.
 
-They change the scores e_ij of the encodings beside them, as in ``rope+llama4``. The letters of
-shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+They change the scores e_ij of the encodings beside them, as in ``rope+llama4``. Specs read options
+and their types from constructors. B batch, T queries, H heads; m layers, h heads in formulas.
 """
 
 import math
@@ -27,9 +27,9 @@ from fairseq_posenc.positions import Positions
 class ByPosition(Encoding, ABC):
     """A factor of all scores of a query, by its position; without parameters."""
 
-    acts_on = "softmax"
+    acts_on = "softmax"  # its place in a spec
     takes_real_ids = True  # positions may be numbers such as 0.5
-    shared_by_layers = True
+    shared_by_layers = True  # one module, which all layers use
 
     @abstractmethod
     def factors(self, ids: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class ByPosition(Encoding, ABC):
 
     def terms(self, positions: Positions) -> list[Term]:
         """Multiply all scores of a query."""
-        factors = self.factors(positions.queries(positions.ids).float())  # counted ones, not random
+        factors = self.factors(positions.queries(positions.ids).float())  # `places` may be random
         return [Temperature(factors.unsqueeze(1))]  # [B or 1, 1, T]
 
 

@@ -1,12 +1,11 @@
 """Changes the parts of a model whose positions are set: derived classes, and stand-ins.
 
 An object whose behaviour changes gets a class derived from its stock class and from one or more
-mixins, which come first.
-There is one class for each stock class and set of mixins, so a stack that is itself the model (a
-``BertModel``, a ``LlamaModel``) has the mixins of a stack and of a model in a single class. A
-mixin that changes ``forward`` has a method ``run_forward(forward, args, named)``, which gets the
-stock one. So whoever calls ``forward``, a module or a compiled method, calls the same code; hooks
-of modules would be skipped.
+mixins, which come first. There is one class for each stock class and set of mixins, so a stack that
+is itself the model (``BertModel``, ``LlamaModel``) has the mixins of a stack and of a model in a
+single class. A mixin that changes ``forward`` has a method ``run_forward(forward, args, named)``,
+which gets the stock one. A hook would not do: it runs if a module is called, not if only its
+``forward`` is, which may be a compiled method.
 
 Stand-ins replace positions that were taken away, which the model's own code calls. They work only
 within a forward pass that the stack has prepared: a part of a model that is called by itself would
@@ -73,7 +72,8 @@ def add_mixin(part: nn.Module, mixin: type) -> None:
     cls: Any = type(part)
     mixins = getattr(cls, "mixins", ())
     if mixin not in mixins:
-        # In one order, so that a set of mixins has one class, whichever of them came first.
+        # By name: one class for a set, with `ModelWithPositions` before `StackWithPositions`, as
+        # it undoes what that does to state dicts.
         ordered = sorted((*mixins, mixin), key=lambda cls: cls.__qualname__)
         part.__class__ = derive(getattr(cls, "stock", cls), tuple(ordered))
     if hasattr(part, "_old_forward"):  # accelerate has replaced `forward`, and calls this one
@@ -95,8 +95,8 @@ def _make_empty(stock: Any, mixins: tuple[type, ...]) -> Any:
     return derived.__new__(derived)
 
 
-# Its attribute `cosines`, while this thread is in a forward pass: by kind of layer, None where the
-# model's code does not rotate. Not a `ContextVar`, which `torch.compile` cannot trace.
+# Its attribute `cosines`, in a forward pass of this thread: of each kind of layer (all with equal
+# encodings), None where the model's code does not rotate. torch.compile traces no `ContextVar`.
 _pass = threading.local()
 
 
@@ -124,12 +124,12 @@ class NoRotation(nn.Module):
 
     def forward(self, *args: Any, **named: Any) -> "Cosines | UnknownCosines":
         """Return the cosines and sines of all layers, each ``(B or 1, T, width)``."""
-        first, *others = _read_cosines() or [None]
+        first, *others = _read_cosines() or [None]  # empty if the stack was called without inputs
         return UnknownCosines() if first is None or others else first
 
 
 class UnknownCosines:
-    """Stands for cosines where layers differ or do not rotate: each replaces it by its own."""
+    """Stands for cosines where layers differ: ``AttentionPositions.prepare`` passes others."""
 
     def __iter__(self) -> NoReturn:
         raise UserError("not all layers of this model rotate alike: read the cosines of a layer")

@@ -21,10 +21,10 @@ from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.derived import derive
 from fairseq_posenc.hf.record import refuse_other_weights
 from fairseq_posenc.hf.saving import (
-    CLASS_PREFIX,
-    MODEL_TYPE,
+    CLASS_PREFIX,  # of class names in the config.json of a model whose positions were set
+    MODEL_TYPE,  # in such a config.json; AutoConfig then builds a `ConfigWithPositions`
     ConfigWithPositions,
-    ModelWithPositions,
+    ModelWithPositions,  # mixin of model classes: builds the positions of the configuration
 )
 from fairseq_posenc.hf.settings import SPEC_FIELD
 
@@ -41,7 +41,7 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
         UserError: the folder is refused or cannot be read, or its weights are not the model's.
     """
     check_folder(folder)
-    transformers.logging.set_verbosity_error()  # what it would report about weights is an error
+    transformers.logging.set_verbosity_error()  # for the whole command: weights are checked below
     with _readable_errors(folder):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         model_class = _find_class(config)
@@ -117,7 +117,7 @@ def _refuse_links(folder: Path) -> None:
 
 
 def _check_settings(config: Any) -> None:
-    """Refuse settings that name code or files, and positions in a stock configuration."""
+    """Refuse settings that name code or files, and positions that a stock class would ignore."""
     if not isinstance(config, dict):
         raise UserError(f"config.json is a {type(config).__name__}, not settings by name")
     if "transformers_weights" in config:

@@ -1,6 +1,6 @@
 """Computes the steps of attention in a layer, for fairseq's, transformers' and our own modules.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+B batch, T queries, S keys, H heads, D head size, C model size, R rows of a table by distance.
 """
 
 from typing import TYPE_CHECKING, cast
@@ -74,7 +74,7 @@ class AttentionCore:
             value: values of the same tokens as ``key``.
             shared: position state of the forward pass, for this kind of layer.
             inputs: the layer's input, ``(B, T, C)``, or without a cache of all tokens, ``(B, S,
-                C)``; forget gates and states are computed from it. None for neither.
+                C)``; forget gates and states (narrower second queries) are computed from it.
             cache: the layer's cache, which is extended.
             mask: mask of all S keys; by default from the direction, and from ``shared``.
             terms: terms for all S keys; by default :meth:`compute_terms`.
@@ -96,7 +96,7 @@ class AttentionCore:
             terms = self.compute_terms(shared)
         if mask is None:
             mask = shared.mask(self.direction)
-        # No query sees the keys that the cache no longer has.
+        # No query sees the keys that the cache has dropped: the first ones, or some by place.
         dropped = src_len - kept.key.size(2)
         if kept.places is not None:
             places = kept.places.to(query.device)
@@ -108,7 +108,7 @@ class AttentionCore:
         if states is not None:
             terms |= Terms([States(states)])
         if kept.decay is not None:
-            terms |= Terms([Decay.split_heads(kept.decay, self.num_heads)])
+            terms |= Terms([Decay.split_heads(kept.decay, self.num_heads)])  # H, or 2 H: encoders
         return AttentionCall(query, kept.key, kept.value, terms, mask, dropout, need_weights)
 
     def _rotate(self, query: Tensor, key: Tensor, shared: LayerShared) -> tuple[Tensor, Tensor]:
@@ -139,7 +139,7 @@ class AttentionCore:
         return terms | self.encodings.terms(shared.positions) if len(self.encodings) else terms
 
     def compute_terms(self, shared: LayerShared, rows: ProjectedRows | None = None) -> Terms:
-        """Combine the terms of stack and layer, with the content rows that this layer projects.
+        """Combine the terms of stack and layer; project rows by distance, as DeBERTa's layers do.
 
         Args:
             shared: position state of the forward pass, for this kind of layer.
@@ -151,7 +151,7 @@ class AttentionCore:
         return rows.project(terms, shared.positions, self._project_rows)
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Project content rows ``(R, C)`` as queries and as keys, both ``(H, R, D)``."""
+        """Project rows by distance, ``(R, C)``, as queries and as keys, both ``(H, R, D)``."""
         projected = (self.q_proj(rows), self.k_proj(rows))
         query, key = (x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1) for x in projected)
         return query, key.repeat_interleave(len(query) // len(key), 0)  # k0, k1: k0, k0, k1, k1

@@ -55,8 +55,8 @@ class Kept(NamedTuple):
         return Kept(keys, torch.cat([self.value, value], dim=2), decay, places)
 
     def select(self, needed: NeededKeys, tokens: int) -> Kept:
-        """Select the keys that queries after all ``tokens`` need: last ones, and some by place."""
-        count = self.key.size(2)
+        """Select the keys that later queries need: the last ones, and those at places ``first``."""
+        count = self.key.size(2)  # among all `tokens`, which include those of this step
         if (last := needed.last) is None or (self.places is None and count <= last):
             return self  # None: they need all that are kept
         if needed.first is None and self.places is None:  # only last ones, and these are the last K
@@ -74,8 +74,8 @@ class Kept(NamedTuple):
     def with_gaps(self, queries: int, tokens: int) -> Kept:
         """Insert T - 1 keys of zeros at the beginning of each gap; no query sees them.
 
-        With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. Tables by distance need
-        these places (see :meth:`~fairseq_posenc.encodings.term.ByDistance.select_keys`).
+        With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. A table has its rows for one
+        query a row later than for the next, so T - 1 rows after ``b`` are of no key that is kept.
 
         Args:
             queries: T.
@@ -123,11 +123,11 @@ class Cache:
     """Keys and values of one layer, for decoding step by step; empty before the first step."""
 
     def __init__(self) -> None:
-        self.kept: Kept | None = None
-        # All tokens that were read, those of dropped keys included; 0 if the keys are a source's.
+        self.kept: Kept | None = None  # a CrossAttention sets it, once; for others `extend` does
+        # All tokens that were read, those of dropped keys included; 0 in a CrossAttention's cache.
         self.tokens = 0
         self.ids: Tensor | None = None  # of self-attention: positions that a caller gave, (B, S)
-        self.rows = ProjectedRows()  # the same for all sentences, so `reorder` leaves them
+        self.rows = ProjectedRows()  # of tables by distance, for all sentences: not reordered
 
     def __bool__(self) -> bool:
         return self.kept is not None

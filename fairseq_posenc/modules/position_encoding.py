@@ -48,7 +48,7 @@ class PositionEncoding(AttentionCore, StackPositions):
 
     def embed(self, embeddings: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Add the input encoding to token embeddings ``(batch, length, embed_dim)``."""
-        return self(embeddings, key_padding_mask)[0]
+        return self(embeddings, key_padding_mask)[0]  # `StackPositions.forward`: [1] is the state
 
     def scores(
         self,
@@ -57,7 +57,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         key_padding_mask: Tensor | None = None,
         inputs: Tensor | None = None,
     ) -> Tensor:
-        """Compute the attention scores before masks and softmax.
+        """Compute the scores before softmax, none masked; the mask counts keys for ``ssmax``.
 
         Args:
             query: projected queries of the last tokens, unscaled, ``(batch, heads, tgt_len,
@@ -71,7 +71,7 @@ class PositionEncoding(AttentionCore, StackPositions):
             ``(batch, heads, tgt_len, src_len)``, in float32 at least.
         """
         call = self._build_call(query, key, key, key_padding_mask, inputs)
-        return reference.scores(call.query, call.key, call.terms, call.mask)  # for terms that count
+        return reference.scores(call.query, call.key, call.terms, call.mask)
 
     def attend(
         self,
@@ -97,7 +97,7 @@ class PositionEncoding(AttentionCore, StackPositions):
             backend: ``auto``, or the name of a backend.
             inputs: as for :meth:`scores`.
         """
-        self.assembly.draft_terms(backend)  # refuses a backend that cannot compute them
+        self.assembly.draft_terms(backend)  # for its error if the backend cannot compute them
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")
         call = self._build_call(query, key, value, key_padding_mask, inputs, direction, dropout)
@@ -138,7 +138,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         return scores[:, :, reach].mean(0)  # of the middle query, which has all distances
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Split content rows ``(R, C)`` into heads ``(H, R, D)``: there are no projections."""
+        """Split rows ``(R, C)``, which layers would project, into heads ``(H, R, D)``."""
         if rows.size(-1) != self.assembly.dims.heads_dim:
             raise UserError(
                 f"rows of width {rows.size(-1)} cannot be split into {self.num_heads} heads of "
@@ -173,6 +173,6 @@ class PositionEncoding(AttentionCore, StackPositions):
         inputs = query.new_zeros(shape) if inputs is None else inputs
         if inputs.shape != shape:
             raise UserError(f"inputs {tuple(inputs.shape)} must be {shape}")
-        shared = Shared.compute(self.shared, positions).of_kind(0)  # the only kind of layer
+        shared = Shared.compute(self.shared, positions).of_kind(0)  # the spec has one layer
         mask = shared.mask(direction or self.direction)
         return self.make_call(query, key, value, shared, inputs, mask=mask, dropout=dropout)

@@ -28,14 +28,14 @@ class GPT2(SymbolEncoder):
     """Encodes with GPT-2's BPE for a fairseq dictionary, whose symbols are ids of ``encoder.json``.
 
     Raises:
-        UserError: the files do not belong together.
+        UserError: a file cannot be read, or has pieces that the other lacks.
     """
 
     def __init__(self, encoder_json: Path, vocab_bpe: Path, dictionary: Dictionary) -> None:
         fairseq = _load(encoder_json, vocab_bpe)
         self._find_words = fairseq.pat.findall  # as the pattern of GPT-2 splits a text
         self._words = _SplitWords(fairseq)
-        super().__init__(self._split, dictionary)
+        super().__init__(self._split, dictionary)  # whose `encode` looks up what `_split` returns
 
     def tokens(self, text: str) -> TextTokens:
         """Tokenize a text, with the characters of each token."""
@@ -71,7 +71,7 @@ class _SplitWords(dict[str, list[str]]):
         return self[word]
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # loading takes seconds; kept for the next tokenizer of the same files
 def _load(encoder_json: Path, vocab_bpe: Path) -> gpt2_bpe_utils.Encoder:
     """Load fairseq's encoder, and check that its files have all pieces."""
     from fairseq.data.encoders import gpt2_bpe_utils
@@ -133,7 +133,7 @@ class Pieces:
             )
 
     def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Split each line, as a ``Splitter``; unknown text becomes ``<unk>``."""
+        """Split each line into texts of pieces; unknown text becomes ``<unk>``."""
         encoded = self.model.encode(list(lines), num_threads=1)  # workers share the cores
         return ([self.texts[number] for number in numbers] for numbers in encoded)
 
@@ -164,8 +164,8 @@ class PieceEncoder(SymbolEncoder):
         for i in reversed(range(len(spans) - 1)):
             if spans[i][0] == spans[i][1]:
                 spans[i] = spans[i + 1]
-        ids = [self.index(self._pieces.texts[number]) for number in encoded["ids"]]
-        return TextTokens.from_spans(text, ids, spans)
+        texts = [self._pieces.texts[number] for number in encoded["ids"]]
+        return TextTokens.from_spans(text, list(map(self.index, texts)), spans)  # or `<unk>`'s
 
 
 Tokenizer = Union[GPT2, PieceEncoder]  # also know the characters of each token

@@ -55,7 +55,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         self.encodings = encodings
         self.direction = direction
         self.backend = backend
-        self.kind = kind
+        self.kind = kind  # by which `inject_context` selects the state for the layer
 
     def __prepare_scriptable__(self) -> None:
         """Refuse ``torch.jit.script``, which calls this method of every submodule."""
@@ -93,7 +93,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             raise UserError(_NO_TORCHSCRIPT)
         if static_kv or before_softmax:
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
-        shared = current_layer()  # the layer's forward has set it
+        shared = current_layer()  # the layer's forward has set it; refuses a call from elsewhere
         buffer = self._get_input_buffer(incremental_state)  # past keys and values; {} if none
         # The positions have the padding of all tokens. fairseq gives that of the new ones, or None
         # if none of these is padding: then no mask is needed.
@@ -102,10 +102,10 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         cache = rows = None
         if incremental_state is not None:
             cache = IncrementalCache(buffer, padding, shared.positions.src_len)
-            # The key is of this module alone, and beam search leaves the rows as they are.
+            # Rows of DeBERTa's table; their key is of this module alone, and beams share them.
             values: dict[str, Any] = incremental_state
             key_of_rows = self._get_full_incremental_state_key("rows")
-            rows = values.setdefault(key_of_rows, ProjectedRows())
+            rows = values.setdefault(key_of_rows, ProjectedRows())  # with those of earlier steps
         drops = self.dropout_module.training or self.dropout_module.apply_during_inference
         call = self.make_call(
             *self.project(query),

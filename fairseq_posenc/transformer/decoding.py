@@ -14,7 +14,7 @@ class IncrementalCache(NamedTuple):
     Attributes:
         buffer: the layer's buffer in fairseq's incremental state; changed in place.
         padding: True for padding, for all tokens, ``(B, S)``.
-        tokens: number of all tokens, S.
+        tokens: S, the number of all tokens, those of this step and those of dropped keys included.
     """
 
     buffer: dict[str, Tensor | None]
@@ -22,19 +22,19 @@ class IncrementalCache(NamedTuple):
     tokens: int
 
     def past_decay(self) -> Tensor | None:
-        """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`."""
+        """Read the kept tokens' sums of logarithms of forget gates, ``(B, G, K, 2)``, or None."""
         return self.buffer.get("prev_decay")
 
     def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
-        """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`."""
+        """Append the new tokens' keys and values; ``decay`` has the kept and the new tokens'."""
         past_key = self.buffer.get("prev_key")
         past_value = self.buffer.get("prev_value")
         visible = Kept(key, value, decay)  # in this step; later ones may need fewer keys
         if past_key is not None and past_value is not None:
             places = self.buffer.get("prev_places")  # a row for each beam, all of them equal
             past = Kept(past_key, past_value, places=None if places is None else places[0].cpu())
-            visible = past.append(key, value, decay, self.tokens)  # the decay covers the past
-        stored = visible.select(needed, self.tokens)  # without keys that no later query sees
+            visible = past.append(key, value, decay, self.tokens)  # decay replaces the past one
+        stored = visible.select(needed, self.tokens)  # last keys and some first ones, for later
         places = stored.places
         if places is not None:  # in each row, as fairseq reorders rows
             places = places.to(key.device).expand(key.size(0), -1)

@@ -71,7 +71,7 @@ class PositionOptions(NamedTuple):
 
 
 def add_position_args(parser: ArgumentParser) -> None:
-    """Add the options to a model family that still uses argparse."""
+    """Add the options to a family that uses argparse, without defaults: architectures have some."""
     gen_parser_from_dataclass(parser, PositionConfig(), delete_default=True, with_prefix="")
 
 
@@ -120,10 +120,10 @@ def build_stack_config(args: Any) -> TransformerConfig:
     return config
 
 
-def read_weight_settings(cfg: Any, layers: Any, dictionary: Any) -> WeightSettings:
-    """Read the settings that a stack's weights depend on, of its ``cfg.encoder`` or ``decoder``."""
+def read_weight_settings(cfg: TransformerConfig, layers: Any, dictionary: Any) -> WeightSettings:
+    """Read what loading compares with a checkpoint; ``layers``: ``cfg.encoder`` or ``decoder``."""
     activation = str(cfg.activation_fn or "relu")
-    return WeightSettings(
+    return WeightSettings(  # stored in each checkpoint: existing values must not be renamed
         heads=int(layers.attention_heads),
         activation="gelu_accurate" if activation == "gelu_fast" else activation,  # an old name
         norm="pre" if layers.normalize_before else "post",
@@ -138,7 +138,7 @@ def read_task_options(task: Any) -> Any:
 
 
 def log_encodings(**stacks: Any) -> None:
-    """Log the position encodings of each stack in one line."""
+    """Log the positions of each stack, a ``PositionalEncoder`` or ``PositionalDecoder``."""
     for name, stack in stacks.items():
         runs = [f"{direction} x{len(list(run))}" for direction, run in groupby(stack.directions)]
         parameters = sum(

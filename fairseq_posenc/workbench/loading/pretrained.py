@@ -61,33 +61,33 @@ def read_pretrained(path: Path) -> Pretrained:
     settings, weights = state["cfg"], state["model"]
     args = Namespace(**vars(as_namespace(settings.model)))  # a copy, which is changed below
     arch = getattr(args, "_name", None)
-    with refuse_unusable_settings(f"--checkpoint {path}"):
+    with refuse_unusable_settings(f"--checkpoint {path}"):  # its errors, and those of fairseq
         if arch is None or find_family(arch) != "masked_lm":
             raise UserError(f"a model of the architecture {arch}, not a RoBERTa or DecBERT")
         data = settings.task.get("data")
-        file = Path(split_paths(str(data))[0], DICTIONARY) if data else None
+        file = Path(split_paths(str(data))[0], DICTIONARY) if data else None  # may be gone
         dictionary = read_trained_dictionary(weights, path, file)
-        if not dictionary.size:
+        if not dictionary.size:  # rows of the token embeddings; None if the weights have none
             raise UserError("holds no token embeddings")
         ARCH_CONFIG_REGISTRY[arch](args)  # adds defaults of options newer than the checkpoint
         if not issubclass(ARCH_MODEL_REGISTRY[arch], PositionalRoberta):
             _add_position_options(args)
         spec = resolve_positions(args).encoder
-        # The rows of fairseq's table win over the options; the last is fairseq's own fallback. A
-        # weight without dimensions is damaged; it is refused when it is loaded.
+        # The table of fairseq's learned positions wins over the options; its first 2 rows are for
+        # no position. A weight without dimensions is damaged: loading refuses it.
         tables = [x for name, x in weights.items() if name.endswith(STOCK_TABLE) and x.dim()]
         count = tables[0].size(0) - STOCK_OFFSET if tables else getattr(args, "max_positions", 0)
-        max_positions = int(count or settings.task.tokens_per_sample)
+        max_positions = int(count or settings.task.tokens_per_sample)  # as fairseq does
         options = {**_list_model_options(args), "position_encoding": str(spec)}
         section = {**options, "max_positions": max_positions, "_name": args._name}
         return Pretrained(path, section, spec, max_positions, dictionary)
 
 
 def _add_position_options(args: Namespace) -> None:
-    """Add our options to those of fairseq's RoBERTa; its encoding names the architecture."""
-    args.position_encoding = "learned" if args.encoder_learned_pos else STOCK_SPEC
+    """Translate the position options of fairseq's RoBERTa to ours; name our architecture."""
+    args.position_encoding = "learned" if args.encoder_learned_pos else STOCK_SPEC  # sinusoids
     if args.no_token_positional_embeddings:
-        args.position_encoding, args.no_token_positional_embeddings = "none", False
+        args.position_encoding, args.no_token_positional_embeddings = "none", False  # True: refused
     args._name = f"roberta_{args.position_encoding.partition('(')[0]}"
 
 

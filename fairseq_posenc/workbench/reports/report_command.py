@@ -90,17 +90,17 @@ def _find_results(path: Path) -> Iterator[Result]:
 def _read_glue(record: Record, path: Path) -> Iterator[Result]:
     """Read one row: what the paper of the protocol reports of each task, and the average."""
     figures: Figures = {**select_figures(record)}
-    if collapsed := sum(bool(row["collapsed"]) for row in record.figures["runs"]):
+    if collapsed := sum(bool(row["collapsed"]) for row in record.figures["runs"]):  # fine-tunings
         figures["collapsed runs"] = collapsed
-    if unfinished := record.data["unfinished"]:
+    if unfinished := record.data["unfinished"]:  # the labels of fine-tunings, in one text
         say(f"{path}: not finished: {unfinished}; the same glue command finishes them")
     protocol = record.data["protocol"]
-    title = f"GLUE, development sets, protocol {protocol} ({STATISTICS[protocol][1]})"
+    title = f"GLUE, development sets, protocol {protocol} ({STATISTICS[protocol][1]})"  # in words
     yield Result(title, str(record.data["name"]), record.spec or "-", figures, str(path))
 
 
 def _read_squad(record: Record, path: Path) -> Iterator[Result]:
-    (row,) = record.rows  # of the table `scores`
+    (row,) = record.rows  # of the first and only table, `scores`
     version = f"SQuAD{record.data['squad']}"
     figures: Figures = {f"{version} EM": row["exact"], f"{version} F1": row["f1"]}
     title, name = "SQuAD, development sets", str(record.data["name"])
@@ -110,7 +110,7 @@ def _read_squad(record: Record, path: Path) -> Iterator[Result]:
 def _read_bleu(record: Record, path: Path) -> Iterator[Result]:
     """Read the means over the trainings of a system, by search, and the best of them."""
     groups = defaultdict(list)
-    for row in record.rows:
+    for row in record.rows:  # of the first table, `scores`: one for each training
         groups[f"{row['system']}, beam {row['beam']}"].append(row)
     for name, rows in groups.items():
         figures: Figures = {"BLEU": statistics.fmean(row["BLEU"] for row in rows)}
@@ -147,7 +147,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
                 figures["valid accuracy"] = curve.best.accuracy / 100
         figures["valid loss"] = None if best is None else float(best) * NATS_PER_BIT
         title = f"Translation, losses in nats, {data}"
-    else:
+    else:  # the task of a fine-tuning
         return
     yield Result(title, folder.name, encoding, figures, str(folder))
 
