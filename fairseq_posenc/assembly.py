@@ -67,7 +67,7 @@ class IdReader(NamedTuple):
     """What an encoding takes as a token's position, such as two integers for ``t5(axes=2)``."""
 
     item: str  # the encoding in the spec
-    acts_on: Place
+    acts_on: Place  # `scores`: it also reads the positions of earlier tokens
     axes: int  # numbers of a position
     takes_real_ids: bool  # also numbers such as 0.5
 
@@ -131,7 +131,7 @@ class Assembly(NamedTuple):
         x = torch.empty(1, 1, self.dims.embed_dim, device="meta")  # the input of a layer
         terms = Encodings(named).terms(token) | Encodings(named).input_terms(x, token)
         self._refuse_too_narrow_tables(layer, terms)
-        if token.drawn is not None:  # the stack has random positions
+        if token.drawn is not None:  # an encoding of the whole stack has drawn a random position
             self._refuse_beside_random(layer, token)
         limits = self._list_limits(self.spec.whole_stack + layer)
         windows = [limit for limit in limits if limit.window is not None]

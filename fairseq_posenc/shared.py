@@ -2,8 +2,8 @@
 
 A stack computes it before its first layer (:meth:`Shared.compute`) and hands it to each layer. If
 layers differ, as in ``3*rope,none``, they are of several kinds, and each layer takes the state of
-its kind, a :class:`LayerShared`. The letters of shapes are those of
-:mod:`~fairseq_posenc.encodings.base`.
+its kind, a :class:`LayerShared`. B batch, S all tokens, whose last T are the queries (all of them,
+except in a step of decoding).
 """
 
 from __future__ import annotations

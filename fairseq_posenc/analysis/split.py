@@ -1,8 +1,7 @@
 """Splits attention scores into parts: from content, from position, and from both together.
 
 The attention report and the plots show the parts. Each part is a difference of scores that the
-reference backend computes with some of the terms. The letters of shapes are those of
-:mod:`~fairseq_posenc.encodings.base`.
+reference backend computes with some of the terms. B batch, H heads, T queries, S keys, D head size.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,6 +1,6 @@
 """The interface of all backends: a call of attention, and the features by which one is chosen.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`; G is 1 (all heads) or H.
+B batch, H heads, T queries, S keys, D head size; G is H, or 1 for all heads.
 """
 
 from __future__ import annotations

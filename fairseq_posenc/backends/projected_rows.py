@@ -1,4 +1,4 @@
-"""Keeps the content rows that a layer has projected, for later steps of decoding.
+"""Keeps rows of DeBERTa's table as a layer has projected them, for later steps of decoding.
 
 H heads, D head size, R rows of a step, C embedding size.
 """
@@ -25,7 +25,7 @@ class ProjectedRows:
         self.tables: tuple[Tensor, Tensor] | None = None  # as queries and as keys, `(H, R, D)`
 
     def project(self, terms: Terms, positions: Positions, project: ProjectRows) -> Terms:
-        """Project the content rows of a step; while there are gradients, none are kept.
+        """Project the rows of ``layer`` of a step; while there are gradients, none are kept.
 
         Args:
             terms: the terms of the step.
@@ -36,7 +36,7 @@ class ProjectedRows:
         # A compiled graph serves all lengths, and would not if it read where rows start.
         if term is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return terms.projected(project)
-        rows, runs = term.table, term.runs
+        rows, runs = term.table, term.runs  # `(R, C)`, and which distances share a row
         whole = range(2 - positions.src_len, positions.tgt_len)  # a row for each distance
         starts = tuple(whole if runs is None else runs.starts)
         if not starts or term.ids is not None:  # a single row, or rows of any distances

@@ -5,7 +5,7 @@ autograd, in O(B * H * T * S) of memory. Tests compare the other backends with i
 query, as in a step of decoding, it is also the fastest: the table rows that are needed then lie in
 the order of the keys.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+B batch, H heads, T queries, S keys, D head size; tables have R rows, and are of G = 1 or H heads.
 """
 
 from collections.abc import Iterator

@@ -74,7 +74,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if not causal:
         total = sum_biases(terms, tgt_len, src_len, mask)
         deps = (total, *mask.cache_deps, tgt_len, src_len, device, query.dtype)
-        bias = mask.cached("sdpa", deps, lambda: _build_bias(total, query, mask, src_len))
+        bias = mask.cached("sdpa", deps, lambda: _build_bias(total, query, mask, src_len))  # once
     kernels = _choose_kernels(device.type, bias, src_len)
     with (
         no_autocast(device) if is_exact else nullcontext(),
@@ -84,7 +84,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         attended = F.scaled_dot_product_attention(
             query, key, value, bias, dropout, is_causal=causal, scale=scale, enable_gqa=is_grouped
         )
-    if mask.may_hide_all:
+    if mask.may_hide_all:  # padding or pairs may leave a query without any key: it gets zeros
         visible = mask.count_visible(tgt_len, src_len, device)
         attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]
     # Decay made the values wider, and float32.

@@ -1,6 +1,6 @@
 """Absolute positions: vectors that are added to the token embeddings, trained or fixed, or none.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+B batch, T queries, C model size, n positions that the model has room for.
 """
 
 import math
@@ -33,7 +33,7 @@ class NoEncoding(Encoding):
     """
 
     acts_on = "input"
-    axes = 0
+    axes = 0  # it reads no position ids
 
 
 @register("learned")
@@ -55,7 +55,7 @@ class Learned(Encoding):
     """
 
     acts_on = "input"
-    has_position_table = True
+    has_position_table = True  # a row for each position: longer models need new rows
 
     def __init__(self, dims: Dims, *, axes: int = 1) -> None:
         super().__init__(dims)

@@ -1,6 +1,6 @@
 """Functions of the distance of a key, added to the score (ALiBi, KERPLE, Sandwich, FIRE).
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+B batch, T queries, S keys, H heads, R distances; in formulas m layers, h heads, d head size.
 """
 
 import math
@@ -31,7 +31,7 @@ class Bias(Encoding, ABC):
 
     def terms(self, positions: Positions) -> list[Term]:
         """Add the function by distance, ``(H, R)``, or by pair, ``(B or 1, H, T, S)``."""
-        if positions.consecutive:  # the distance is the same on all axes
+        if positions.consecutive:  # distances are those of indices, and the same on all axes
             return [NumbersByDistance(self.axes * self.bias(positions.distances()))]
         distances = subtract_ids(positions.ids, positions.tgt_len)  # [B or 1, T, S] or [..., axes]
         pairs = self.bias(distances.flatten()).unflatten(1, distances.shape).transpose(0, 1)
@@ -60,8 +60,8 @@ class Alibi(Bias):
         insists on a causal model. On several ``axes`` the penalties of all are added.
     """
 
-    takes_real_ids = True
-    shared_by_layers = True
+    takes_real_ids = True  # positions may be numbers such as 0.5
+    shared_by_layers = True  # one module, called once in a pass
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class Fire(Encoding):
 
     acts_on = "scores"
     takes_real_ids = True
-    causal_reason = "it counts how far back a key lies"
+    causal_reason = "it counts how far back a key lies"  # not empty: refused in encoders
 
     def __init__(
         self, dims: Dims, *, width: int = 32, threshold: float = 512.0, scale_factor: float = 1.0

@@ -1,6 +1,6 @@
 """Encodings that read the content of tokens: counted positions, forget gates, states.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+B batch, T queries, H heads, C model size, R table rows; in formulas m layers, h heads, d head size.
 """
 
 from typing import Optional, cast
@@ -36,8 +36,8 @@ class Cope(Encoding):
     """
 
     acts_on = "scores"
-    axes = 0
-    causal_reason = "it counts back from the query"
+    axes = 0  # it reads no position ids
+    causal_reason = "it counts back from the query"  # not empty: refused in encoders
 
     def __init__(self, dims: Dims, *, positions: int = 64) -> None:
         super().__init__(dims)

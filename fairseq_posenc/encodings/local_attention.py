@@ -32,7 +32,7 @@ class Window(Encoding):
     """
 
     acts_on = "mask"
-    shared_by_layers = True
+    shared_by_layers = True  # one module, called once in a pass
 
     def __init__(
         self, dims: Dims, *, size: int = 512, first: Optional[int] = None, prefill: bool = False
@@ -48,7 +48,7 @@ class Window(Encoding):
     def locality(self, positions: Positions) -> Locality:
         """Limit the distance of keys. Padding is never one of the first keys."""
         if self.prefill and positions.src_len > positions.tgt_len == 1:
-            return Locality()
+            return Locality()  # no limit
         limits = Locality(window=self.size, prefill=self.prefill)
         if self.first is None:
             return limits
@@ -111,9 +111,9 @@ class Documents(Encoding):
     """
 
     acts_on = "mask"
-    axes = 0
+    axes = 0  # it reads no position ids: it makes positions
     shared_by_layers = True
-    whole_stack = True
+    whole_stack = True  # also in layers that the spec names without it
 
     def __init__(self, dims: Dims, *, end: Literal["eos", "empty"] = "eos") -> None:
         super().__init__(dims)

@@ -1,6 +1,6 @@
 """Polar coordinate positional embedding (PoPE).
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+B batch, H heads, T tokens, D head size; in formulas m layers, h heads, d head size.
 """
 
 import math
@@ -67,8 +67,8 @@ class Pope(Encoding):
     """
 
     acts_on = "rotation"
-    takes_real_ids = True
-    widens = True
+    takes_real_ids = True  # positions may be numbers such as 0.5
+    widens = True  # queries and keys: specs with tables of their width are refused
 
     def __init__(self, dims: Dims, *, base: float = 10000.0) -> None:
         super().__init__(dims)

@@ -1,6 +1,6 @@
 """Rows by distance that are projected: DeBERTa in three forms, and Transformer-XL.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+H heads, G tables (H, or 1 for all), R rows in a call, D head size, C model size; m layers.
 """
 
 import math
@@ -83,7 +83,7 @@ class DebertaV2(Encoding):
     """
 
     acts_on = "scores"
-    shared_by_layers = True
+    shared_by_layers = True  # one module; `terms` is called once in a pass
     firsts: tuple[int, ...]  # the first distance of each logarithmic bucket
 
     def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
@@ -112,7 +112,7 @@ class DebertaV2(Encoding):
         normed = F.layer_norm(
             self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
         )
-        return [RowsByDistance(normed[index], runs, of="layer")]
+        return [RowsByDistance(normed[index], runs, of="layer")]  # which each layer projects
 
     def bucket(self, back: Tensor) -> Tensor:
         """Compute the signed bucket of keys that lie ``back``, i - j, int64 of any shape."""

@@ -1,6 +1,6 @@
 """Relative positions: trained rows for distances, in every layer (Shaw, Raffel, Huang).
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+H heads, G tables (H, or 1 for all), R rows in a call, D head size; m layers, d head size.
 """
 
 from typing import Any, ClassVar, Optional

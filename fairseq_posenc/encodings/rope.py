@@ -1,6 +1,6 @@
 """Rotary position embedding, and its variants with trained frequencies and with decay (xPos).
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+B batch, H heads, T tokens, D head size; in formulas d head size, n and L lengths in tokens.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Rope(Encoding):
     """
 
     acts_on = "rotation"
-    takes_real_ids = True
-    shared_by_layers = True
+    takes_real_ids = True  # positions may be numbers such as 0.5
+    shared_by_layers = True  # one module, called once in a pass
     # The angle per position of each pair, `(rotated / 2,)`; no buffer, which `half()` would round.
     frequencies: Tensor
 

@@ -1,7 +1,7 @@
 """Rotations of queries and keys by their positions, as data: computed once for all layers.
 
-``Encoding.rotation`` makes them, and attention calls them before it computes scores. The letters of
-shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+``Encoding.rotation`` makes them, and attention calls them before it computes scores.
+B batch, H heads, T tokens, D head size, W coordinates that are rotated.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class T5(Encoding):
     """
 
     acts_on = "scores"
-    shared_by_layers = True
+    shared_by_layers = True  # one module, called once in a pass
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class T5(Encoding):
             distances = subtract_ids(positions.ids, positions.tgt_len)
             return [NumbersByPair.of_axes(distances, tables, self.buckets.find)]
         index, runs = self.buckets.select(positions)
-        return [NumbersByDistance(tables.sum(0)[:, index], runs)]  # one distance on all axes
+        return [NumbersByDistance(tables.sum(0)[:, index], runs)]  # a distance is that of all axes
 
 
 class Buckets(NamedTuple):

@@ -1,6 +1,6 @@
 """Dot products of positions (TUPE): as in the M4M paper, and as in its authors' code.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+B batch, T queries, S keys, H = h heads, D = d head size, C model size; n positions, m layers.
 """
 
 from typing import Any
@@ -38,8 +38,8 @@ class Tupe(DistanceEncoding):
         the form of the authors' code.
     """
 
-    has_vectors = False
-    has_position_table = True
+    has_vectors = False  # a row of the table by distance is one number
+    has_position_table = True  # a row for each position: longer models need new rows
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class TupeShared(Encoding):
     """
 
     acts_on = "scores"
-    shared_by_layers = True
+    shared_by_layers = True  # one module, called once in a pass
     has_position_table = True
 
     def __init__(

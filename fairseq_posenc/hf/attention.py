@@ -5,7 +5,7 @@ computed (:class:`PassState`). The function is registered when this module is im
 
 If the model's own code rotates, the cache has rotated keys; if ours does, the cache has keys before
 their rotation. Layers with the same encodings are of one *kind*; kinds are numbered as in
-``Spec.layer_kinds``. The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+``Spec.layer_kinds``. B batch, T new of S tokens, H heads (G of keys), D head size, C model size.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Keeps what our attention needs of earlier tokens in additional layers of transformers' caches.
 
-So it is reordered, repeated, selected, cropped and copied with the keys. The letters of shapes are
-those of :mod:`~fairseq_posenc.encodings.base`.
+They are reordered, repeated, selected, cropped and copied with the keys. B batch, S tokens, T of
+them new; G sums of logarithms of forget gates at each token (*decay*), one for each head.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Describes families of transformers' models: which parts of a model its positions consist of.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+H heads, G of them with keys of their own, D head size, C model size, R rows of a table.
 """
 
 from __future__ import annotations

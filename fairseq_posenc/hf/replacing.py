@@ -186,7 +186,7 @@ class StackPlan(NamedTuple):
         with torch.device("cpu" if weight.is_meta else weight.device):
             positions = HFStackPositions(spec, stack, max_positions, directions, boundary_id)
             heads = {*(getattr(stack.config, "num_attention_heads_per_layer", None) or ())}
-            if len(heads) > 1 and not positions.is_native:
+            if len(heads) > 1 and not positions.is_native:  # native: the model's own code attends
                 raise UserError(
                     f"{spec}: layers of this model have different numbers of heads, "
                     f"{' and '.join(map(str, sorted(heads)))}: take rotations alone"

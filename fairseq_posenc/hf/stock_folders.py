@@ -113,7 +113,7 @@ def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str
 
 def _list_classes(model: Any, stack: Stack) -> Iterator[Any]:
     """Yield the model's stock class, then other classes with the same head and names of weights."""
-    own, family = type(model).stock, stack.family
+    own, family = type(model).stock, stack.family  # `stock`: its class before set_positions
     yield own
     if stack.is_hybrid:
         return

@@ -1,6 +1,6 @@
 """Computes the attention of a layer: to the tokens of its stack, or to an encoder's output.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+B batch, T new tokens, S all tokens, H heads, D head size.
 """
 
 from torch import Tensor, nn
@@ -90,7 +90,7 @@ class SelfAttention(_LayerAttention):
         num_key_value_heads: int | None = None,
     ) -> None:
         super().__init__(positions, dropout, bias, layer, num_key_value_heads)
-        self.assembly.draft_terms(backend)  # refuses a backend that cannot compute them
+        self.assembly.draft_terms(backend)  # for its error if the backend cannot compute them
         self.backend = backend
         causal = self.assembly.dims.causal
         self.direction = direction or ("lr" if causal else "both")

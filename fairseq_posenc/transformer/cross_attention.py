@@ -1,6 +1,6 @@
 """Rotates queries and keys of fairseq's encoder-decoder attention (``rope(cross_attention=true)``).
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+T tokens of target or source, B batch, C width of the model, H heads, D head size.
 """
 
 from typing import Any

@@ -66,8 +66,8 @@ def inject_context(
     # A layer that is run again must take the tensors of its arguments, and not compute others.
     shared = shared._replace(recompute_terms=None)
     if isinstance(shared.rotation, PairRotation) and shared.rotation.is_trained:
-        tensors["shared_phases"] = shared.rotation.phases
-        shared = shared._replace(rotate_ids=None)
+        tensors["shared_phases"] = shared.rotation.phases  # its only tensor with a gradient
+        shared = shared._replace(rotate_ids=None)  # so that no layer computes it again
     return args, {**kwargs, "shared": shared, **tensors}
 
 

@@ -3,7 +3,7 @@
 A stack computes what its layers share once per forward pass. Layers never see tokens, so
 :mod:`~fairseq_posenc.transformer.forward_context` passes this to them.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+B batch, S all tokens, T queries (one in a step of decoding), C width of the model.
 """
 
 from contextlib import AbstractContextManager
@@ -95,7 +95,7 @@ class _PositionalStack:
         for index, direction in enumerate(self.directions):
             layer: Any = self.layers[index]  # iterating over the layers would apply LayerDrop
             layer.self_attn.direction = direction
-            layer.register_forward_pre_hook(inject_context, with_kwargs=True)
+            layer.register_forward_pre_hook(inject_context, with_kwargs=True)  # adds the state
         drafts = self.assembly.draft_terms(self.backend)
         self.has_reset = any(terms.has(Reset) for terms in drafts)
 

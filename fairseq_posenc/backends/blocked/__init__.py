@@ -3,8 +3,7 @@
 Each block computes the equation for some heads and queries, and autograd differentiates it. Scores
 exist for one block at a time and are computed again in the backward pass, together with the random
 numbers of dropout: memory grows linearly with the length. Small calls save their blocks instead.
-Calls with a single query are left to the reference, which is fast there. ``docs/blocked.md`` has
-pictures.
+A single query is left to the reference, which is fast there. ``docs/blocked.md`` has pictures.
 """
 
 import math
@@ -111,7 +110,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     attended = sums.flip(2)  # the last query was stored first
     if call.dropout:
         attended = attended * compute_kept_factor(call.dropout)  # which blocks leave out
-    if call.mask.may_hide_all:
+    if call.mask.may_hide_all:  # padding or pairs may leave a query without any key: zeros
         visible = call.mask.count_visible(sums.size(2), call.key.size(2), sums.device)
         attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]
     return attended.type_as(call.query)

@@ -30,7 +30,8 @@ HIDDEN = -1e38
 class Operands(NamedTuple):
     """The tensors of a call, or, after :meth:`select`, those of a block.
 
-    Each field says its axes: see :meth:`Block.select`, and D, W, U, N, 2 for all. A table whose
+    Each field says its axes. A block takes its part of B, H, T, S, R, of n (near keys), r (their
+    distances), b and a (keys before and after them), and all of D, W, U, N and 2. A table whose
     rows serve runs of distances has U rows in place of R, and an index.
     """
 

@@ -1,6 +1,6 @@
 """Quantizes the attention of models to 16-bit integers, and fills the HTML page of ``inspect``.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`, with L layers.
+L layers, H heads, T queries, S keys.
 """
 
 from __future__ import annotations
