@@ -48,7 +48,7 @@ class Window(Encoding):
     def locality(self, positions: Positions) -> Locality:
         """Limit the distance of keys. Padding is never one of the first keys."""
         if self.prefill and positions.src_len > positions.tgt_len == 1:
-            return Locality()  # no limit
+            return Locality()  # no limit: a generated token
         limits = Locality(window=self.size, prefill=self.prefill)
         if self.first is None:
             return limits

@@ -89,7 +89,7 @@ def read_trained_length(model: Any) -> int:
         return int(trained)
     family = find_family(type(config)) or Family()
     if names := _find_length_fields(config):
-        return int(getattr(config, names[0])) - family.first_id(config)
+        return int(getattr(config, names[0])) - family.first_id(config)  # rows before position 0
     if family.bias:
         return 512  # tokens of T5's pre-training
     raise UserError(f"a model of type {shortened(str(config.model_type))!r} states no length")

@@ -128,7 +128,7 @@ def _read_directions(text: str, stack: Stack) -> list[str]:
 def _read_specs(model: PreTrainedModel, stack: Stack, text: str) -> tuple[Spec | None, Spec]:
     """Read the present spec of a stack, None for positions of no spec, and parse the new one."""
     needs_own = names_own(text)
-    if (earlier := getattr(stack.module, POSITIONS, None)) is not None:
+    if (earlier := getattr(stack.module, POSITIONS, None)) is not None:  # positions were set
         old_spec = earlier.assembly.spec
     else:
         try:
@@ -262,7 +262,7 @@ def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
     # Other attention, to an encoder's output or of another encoder, may go on without positions.
     for module in model.modules():
         if hasattr(module, "is_causal") and not hasattr(module, POSITIONS):
-            setattr(module, WITHOUT_POSITIONS, True)
+            setattr(module, WITHOUT_POSITIONS, True)  # which our attention function asks for
 
 
 def _limit_caches(stack: Stack, spec: Spec) -> None:
@@ -315,7 +315,7 @@ def _copy_weights(
     had_ours = hasattr(plan.stack.module, POSITIONS)  # in a stock model, all others are new
     notes = []
     for owner, part in plan.list_parts():
-        trained = plan.stack.read_weights(owner)
+        trained = plan.stack.read_weights(owner)  # by the names that they have in `part`
         trained = {name: x for name, x in trained.items() if not x.is_meta}  # else loaded later
         for name in sorted(trained.keys() - dict(part.named_parameters()).keys()):
             notes.append(f"{name}: trained, and taken away; load the model again to have it back")

@@ -109,13 +109,13 @@ class ConfigWithPositions(Derived):
         """Write config.json with the changes that keep stock classes from loading the folder."""
         stock = json.loads(super().to_json_string(use_diff))  # type: ignore[misc]
         classes = [name.removeprefix(CLASS_PREFIX) for name in stock.get("architectures") or ()]
+        # With all options: a default of this package that changes later must not change the model.
+        full_specs = {key: parse(stock[key]).full() for key in SPEC_FIELDS if key in stock}
         content = {
             **stock,
             "model_type": MODEL_TYPE,
             _STOCK_TYPE: stock["model_type"],
-            **{
-                key: parse(stock[key]).full() for key in SPEC_FIELDS if key in stock
-            },  # with defaults
+            **full_specs,
             _ATTENTION: OUR_ATTENTION,
             "architectures": [CLASS_PREFIX + name for name in classes],
             "auto_map": {"AutoConfig": f"{_LOADER}.{PositionsConfig.__name__}"},
@@ -160,10 +160,8 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
     content.pop(_ATTENTION, None)
     if not isinstance(spec := content.get(SPEC_FIELD), str):
         raise UserError(f"config.json: {SPEC_FIELD} must be a spec, not {shortened(repr(spec))}")
-    specs = {
-        key: str(parse(content[key])) for key in SPEC_FIELDS if key in content
-    }  # the short form
-    return content | specs
+    specs = {key: str(parse(content[key])) for key in SPEC_FIELDS if key in content}
+    return content | specs  # in the short form, without defaults
 
 
 class ModelWithPositions(Derived):

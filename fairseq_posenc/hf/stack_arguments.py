@@ -113,9 +113,8 @@ class StackArguments:
     def _refuse_packed_axes(self, ids: Tensor) -> None:
         """Refuse ids ``(B, T)`` on a first axis that begin again, as only the next text does."""
         begins = ids.diff(dim=-1).lt(0)
-        if self.real is not None and self.real.size(1) > begins.size(
-            -1
-        ):  # else it is refused later
+        # A mask that is too short is refused later.
+        if self.real is not None and self.real.size(1) > begins.size(-1):
             real = self.real[:, -ids.size(-1) :]
             begins = begins & real[:, 1:] & real[:, :-1]  # padding has any ids
         _refuse_if(begins.any(), _NO_DOCUMENTS)

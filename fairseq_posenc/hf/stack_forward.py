@@ -180,9 +180,8 @@ class HFStackPositions(RecordedPositions, StackPositions):
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
         attention = stack.config._attn_implementation
-        if (
-            attention == OUR_ATTENTION
-        ) == self.is_native:  # a native stack needs the model's, any other one ours
+        has_ours = attention == OUR_ATTENTION
+        if has_ours == self.is_native:  # a native stack needs the model's, any other one ours
             right = self.stock if self.is_native else OUR_ATTENTION
             raise UserError(
                 f"the attention of this model was set to {attention!r}, which leaves its positions "
@@ -283,11 +282,9 @@ class HFStackPositions(RecordedPositions, StackPositions):
 
     def _is_plain(self) -> bool:
         """Check whether the spec needs plain attention, after rotations by the model's code."""
-        limits = self.assembly.limits()
+        limits, drafts = self.assembly.limits(), self.assembly.draft_terms(backend="auto")
         return (
-            not any(
-                self.assembly.draft_terms(backend="auto")
-            )  # no kind of layer changes the scores
+            not any(drafts)  # no kind of layer has terms, which would change its scores
             and not (limits.limits or limits.documents)  # no key is hidden by the spec
             # Such an encoding draws random numbers, which replace the counted positions.
             and not any(x.encoding.acts_on == "positions" for x in self.assembly.spec.items)

@@ -165,7 +165,7 @@ def _count_positions_for_bos(args: Any) -> int:
     one token longer than the table. fairseq's learned positions fail there with an IndexError.
     """
     spec = parse(args.position_encoding_decoder or args.position_encoding)
-    has_table = any(item.encoding.has_position_table for item in spec.items)
+    has_table = any(item.encoding.has_position_table for item in spec.items)  # by position
     is_full = args.max_target_positions == args.tokens_per_sample
     return int(bool(args.add_bos_token) and has_table and is_full)
 

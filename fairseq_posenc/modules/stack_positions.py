@@ -150,7 +150,7 @@ class StackPositions(nn.Module):
 
     def _refuse_gaps(self, padding: Tensor, consecutive: bool) -> None:
         """Refuse padding between tokens if distances between places include it."""
-        counts_places = self.has_window or (self.has_tables and consecutive)
+        counts_places = self.has_window or (self.has_tables and consecutive)  # else: by the ids
         # On a GPU nothing is checked: this would be one more wait in every pass.
         if not counts_places or torch.compiler.is_compiling() or reading_waits(padding.device):
             return

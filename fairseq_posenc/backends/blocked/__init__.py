@@ -71,14 +71,14 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def expand_terms(call: AttentionCall) -> AttentionCall:
-    """Repeat the rows of tables to all distances where that is needed, or faster.
+    """Repeat the rows of tables that several distances share, where that is needed, or faster.
 
     Gains and biases are read through views, which need a row for each distance. A table for each
     head is never repeated for speed: that takes too long.
     """
 
     def select(term: ByDistance) -> bool:
-        if isinstance(term, NumbersByDistance) or term.runs is None:
+        if isinstance(term, NumbersByDistance) or term.runs is None:  # None: repeated already
             return True
         is_long = term.runs.num_rows > MAX_ROWS_PER_KEY * call.key.size(2)
         return is_long and not term.per_head

@@ -106,7 +106,7 @@ def split(call: AttentionCall) -> list[Block]:
     pairs = PAIRS_PER_THREAD * torch.get_num_threads() if device.type == "cpu" else PAIRS_ON_GPU
     deps = (*mask.cache_deps, tgt_len, src_len, device)
     find = partial(_find_ranges, mask, tgt_len, src_len, device)
-    groups = mask.cached("ranges", deps, find)
+    groups = mask.cached("ranges", deps, find)  # once for all layers
     blocks = []
     for index, ranges in enumerate(groups):
         begin, end = (index, index + 1) if len(groups) > 1 else (0, batch)
@@ -130,7 +130,7 @@ def split(call: AttentionCall) -> list[Block]:
 
 def _choose_queries(ranges: Ranges, mask: Mask, most: int) -> int:
     """Choose how many queries a block has, at most ``most``, given the keys that they see."""
-    if mask.locality.limits and mask.locality.first_keys is None:
+    if mask.locality.limits and mask.locality.first_keys is None:  # a window or segments
         # A block has the keys of all its queries: the fewer queries, the fewer hidden pairs.
         widths = [last - first + 1 for first, last in zip(*ranges)]
         few = sum(widths) // len(widths) // KEYS_PER_QUERY // MIN_QUERIES * MIN_QUERIES
@@ -147,8 +147,8 @@ def find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
         The first distance of the second row, and that of the last row, of all tables together.
     """
     rows = [x for x in (terms.rows("query"), terms.rows("key")) if x is not None]
-    starts = [x.runs.starts for x in rows if x.runs is not None and x.runs.starts]
-    whole = any(x.runs is None for x in rows)
+    starts = [x.runs.starts for x in rows if x.runs is not None and x.runs.starts]  # from row 1 on
+    whole = any(x.runs is None for x in rows)  # a row for each distance
     if not starts or whole or terms.gain is not None or terms.first is not None:
         return None
     low, high = min(x[0] for x in starts), max(x[-1] for x in starts)
