@@ -98,7 +98,7 @@ class Shared(NamedTuple):
     """The position state of a forward pass, computed once for all layers of a stack."""
 
     positions: Positions
-    kinds: tuple[LayerShared, ...]  # the state of each kind of layer, by ``Spec.layer_kind``
+    kinds: tuple[LayerShared, ...]  # of each kind of layer: those with equal encodings are of one
     stack: Assembly | None = None  # spec and sizes; `StackPositions` sets it, layers compare it
     source: Positions | None = None  # of an encoder's output, for rotary attention to it
 
@@ -144,7 +144,7 @@ class Shared(NamedTuple):
         return cls(positions, tuple(kinds))
 
     def of_kind(self, kind: int) -> LayerShared:
-        """Select the state of a kind of layer (see :class:`~fairseq_posenc.specs.Spec`)."""
+        """Select the state of a kind of layer, by its index in ``Spec.layer_kinds``."""
         return self.kinds[kind]
 
     def with_source(self, encodings: Encodings, source: Positions) -> Shared:

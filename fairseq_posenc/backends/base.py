@@ -35,7 +35,7 @@ class CallFeatures(NamedTuple):
     dropout: bool = False  # whether weights are dropped
     learns: bool = False  # whether there will be a backward pass
     need_weights: bool = False  # whether the attention weights are requested
-    direction: str = "both"  # or `lr`, no later keys, or `rl`, no earlier ones; see `Mask`
+    direction: str = "both"  # or `lr`, without later keys, or `rl`, without earlier ones
     widened: bool = False  # whether queries and keys are wider than values
 
 

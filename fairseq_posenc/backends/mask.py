@@ -160,7 +160,7 @@ class Mask(NamedTuple):
         return self.cached("visible", deps, lambda: self._count_uncached(tgt_len, src_len, device))
 
     def cached(self, name: str, deps: tuple[object, ...], compute: Callable[[], _T]) -> _T:
-        """Compute a value once for a forward pass; see :meth:`PerForwardCache.get`."""
+        """Compute a value once for a forward pass, and again for other objects in ``deps``."""
         return compute() if self.cache is None else self.cache.get(name, deps, compute)
 
     def _count_uncached(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:

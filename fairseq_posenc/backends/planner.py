@@ -128,7 +128,7 @@ def attend(
     need_weights: bool = False,
     requested: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend on the backend that :func:`choose` chooses; see :class:`AttentionCall`.
+    """Attend on the chosen backend; all other arguments are fields of :class:`AttentionCall`.
 
     Raises:
         UserError: the dropout is not a probability, or the requested backend cannot compute this.

@@ -48,7 +48,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
+    """Compute attended values ``(B, H, T, D)`` and, on request, weights ``(B, H, T, S)``."""
     if call.query.size(2) > 1 or call.terms.rows("channel") is not None:
         call = call.with_all_heads()  # not for a single query: copies would take most of its time
     query, key, value, terms, mask, dropout, need_weights = call

@@ -51,7 +51,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
+    """Compute attended values ``(B, H, T, D)``, and no weights."""
     if not _takes_groups(call):
         call = call.with_all_heads()
     query, key, value, terms, mask, dropout, _ = call

@@ -28,7 +28,7 @@ class PolarRotation(NamedTuple):
 
     @property
     def is_trained(self) -> bool:
-        """See :class:`~fairseq_posenc.encodings.rotation.Rotation`."""
+        """Whether the rotation needs gradients."""
         return self.offsets.requires_grad
 
     def rotate_queries(self, query: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class PassState(NamedTuple):
         plain: by width of cosines, those that rotate by nothing.
         shared: position state of the stack; None if the model's own attention is used.
         need_weights: whether attention weights are requested.
-        is_uncounted: see :class:`~fairseq_posenc.hf.stack_arguments.TokenPositions`.
+        is_uncounted: whether counting the tokens gives other positions, a bool ``()``, or None.
         inputs: input of the layer, ``(B, T, C)``; each layer sets it, and ``cache``, in a copy.
         cache: cache of the keys, or None.
     """
@@ -71,7 +71,7 @@ def make_cosines(rotation: PairRotation, form: str, like: Tensor) -> Cosines:
 
     Args:
         rotation: rotation of the last T tokens.
-        form: see ``cosines`` of :class:`~fairseq_posenc.hf.families.Family`.
+        form: ``half``: as they are; ``pairs``: each of them twice; ``doubled...``: all, and again.
         like: a tensor of the dtype of the result.
     """
     # The parts are taken first, as ONNX cannot select from complex numbers.
@@ -179,7 +179,7 @@ class AttentionPositions(AttentionCore, nn.Module):
                 model's own code does so.
             value: values of the same tokens, ``(B, G, S, D)``.
             state: state of the forward pass, with the input of the layer.
-            scale_factor: that of the model: see :func:`plain_queries`.
+            scale_factor: that of the model, whose scores are divided by the root of it times D.
             dropout: probability of dropping a weight.
 
         Raises:

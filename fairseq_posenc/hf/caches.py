@@ -30,7 +30,7 @@ def find_self_cache(values: Iterable[Any]) -> Cache | None:
 
 
 def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRows:
-    """Find the content rows that a layer has projected for earlier tokens in a cache, to add to.
+    """Find the rows of DeBERTa's table that a layer has projected for earlier tokens, to add to.
 
     Args:
         cache: transformers' cache of all layers, or None.

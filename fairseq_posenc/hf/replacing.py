@@ -170,7 +170,7 @@ class StackPlan(NamedTuple):
             stack: the stack, which is not changed.
             max_positions: length of the longest sequence.
             first_directions: what the first layers see; the others see what the stack allows.
-            boundary_id: see :func:`fairseq_posenc.hf.set_positions`.
+            boundary_id: token that ends a sentence, or a document of ``documents``; or None.
 
         Raises:
             UserError: the spec does not fit the stack.

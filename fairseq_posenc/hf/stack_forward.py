@@ -48,7 +48,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
     """The positions of a stack, which become a submodule of it named ``POSITIONS``.
 
     Args:
-        spec: encodings, as in :class:`StackPositions`.
+        spec: encodings of all layers.
         stack: the stack of a model.
         max_positions: length of the longest sequence.
         directions: for each layer ``lr``, ``rl`` or ``both``.

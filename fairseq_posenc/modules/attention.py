@@ -66,7 +66,7 @@ class SelfAttention(_LayerAttention):
     Args:
         positions: positions of the layer's stack; they do not become a part of this module.
         dropout: probability of dropping a weight in training.
-        direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.mask.Mask`); by
+        direction: ``both``; ``lr``, keys up to the query; or ``rl``, keys from the query on. By
             default ``lr`` in a causal stack, else ``both``.
         backend: ``auto``, or the name of the backend that must be used.
         bias: whether the projections have biases.

@@ -74,7 +74,7 @@ class AttentionCore:
             value: values of the same tokens as ``key``.
             shared: position state of the forward pass, for this kind of layer.
             inputs: the layer's input, ``(B, T, C)``, or without a cache of all tokens, ``(B, S,
-                C)``; forget gates and states (narrower second queries) are computed from it.
+                C)``; forget gates and states are computed from it. None for neither.
             cache: the layer's cache, which is extended.
             mask: mask of all S keys; by default from the direction, and from ``shared``.
             terms: terms for all S keys; by default :meth:`compute_terms`.
@@ -83,7 +83,7 @@ class AttentionCore:
         """
         positions = shared.positions
         query, key = self._rotate(query, key, shared)
-        decay = states = None
+        decay = states = None  # sums of the logarithms of forget gates; second, narrower queries
         if inputs is not None:
             past = None if cache is None else cache.past_decay()  # before `cache` is extended
             decay = self.encodings.decay(inputs, positions, past)
@@ -108,7 +108,7 @@ class AttentionCore:
         if states is not None:
             terms |= Terms([States(states)])
         if kept.decay is not None:
-            terms |= Terms([Decay.split_heads(kept.decay, self.num_heads)])  # H, or 2 H: encoders
+            terms |= Terms([Decay.split_heads(kept.decay, self.num_heads)])  # or 2 H sums
         return AttentionCall(query, kept.key, kept.value, terms, mask, dropout, need_weights)
 
     def _rotate(self, query: Tensor, key: Tensor, shared: LayerShared) -> tuple[Tensor, Tensor]:
@@ -131,7 +131,7 @@ class AttentionCore:
         rotation = shared.rotation_of_last(count)
         if rotation is not None or not len(self.encodings):  # encodings of this layer alone
             return rotation
-        return self.encodings.rotation(shared.positions.places[:, -count:])
+        return self.encodings.rotation(shared.positions.places[:, -count:])  # ids, or random ones
 
     def collect_terms(self, shared: LayerShared) -> Terms:
         """Combine the terms of the stack and of this layer."""

@@ -74,8 +74,8 @@ class Kept(NamedTuple):
     def with_gaps(self, queries: int, tokens: int) -> Kept:
         """Insert T - 1 keys of zeros at the beginning of each gap; no query sees them.
 
-        With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. A table has its rows for one
-        query a row later than for the next, so T - 1 rows after ``b`` are of no key that is kept.
+        With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. Each query reads a table one
+        row after the next query, so the rows of the T - 1 places after ``b`` are needed as well.
 
         Args:
             queries: T.

@@ -61,7 +61,7 @@ def inject_context(
     """
     if _context.stack is None:
         raise UserError("a layer was called outside its stack's forward, so it has no positions")
-    shared = _context.stack.of_kind(cast(Any, layer).self_attn.kind)  # see `Spec.layer_kinds`
+    shared = _context.stack.of_kind(cast(Any, layer).self_attn.kind)  # one for equal encodings
     tensors = {f"shared_{name}": tensor for name, tensor in shared.terms.tensors().items()}
     # A layer that is run again must take the tensors of its arguments, and not compute others.
     shared = shared._replace(recompute_terms=None)

@@ -63,7 +63,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
+    """Compute attended values ``(B, H, T, D)``, and no weights."""
     if call.query.size(2) == 1 or not call.query.numel():
         return reference.attend(call)
     with no_autocast(call.query.device):

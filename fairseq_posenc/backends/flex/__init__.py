@@ -60,7 +60,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
+    """Compute attended values ``(B, H, T, D)``, and no weights."""
     query, key, value, terms, mask, *_ = call.with_all_heads()
     tgt_len, src_len = query.size(2), key.size(2)
     sizes = tgt_len, src_len, query.device  # before padding

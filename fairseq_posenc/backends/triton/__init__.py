@@ -72,7 +72,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`.
+    """Compute attended values ``(B, H, T, D)``, and no weights.
 
     Raises:
         UserError: the keys that a query may see are not a range.
