@@ -223,9 +223,9 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (29353, 27500),
+    "fairseq_posenc": (29350, 27500),
     "fairseq_posenc/encodings": (4124, 3800),
-    "fairseq_posenc/backends": (4073, 3600),
+    "fairseq_posenc/backends": (4070, 3600),
     "fairseq_posenc/backends/triton": (1200, 1200),
     "fairseq_posenc/modules": (1338, 1150),
     "fairseq_posenc/analysis": (299, 300),
@@ -249,8 +249,8 @@ LINES = {
     "fairseq_posenc/workbench/reports": (399, 400),
     "preprocess": (2589, 2600),
     "docs/generate": (456, 750),
-    "benchmarks": (3007, 3600),
-    "tests": (31795, 32000),
+    "benchmarks": (3006, 3600),
+    "tests": (31794, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

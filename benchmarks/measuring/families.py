@@ -131,7 +131,6 @@ class Case(NamedTuple):
             self.length,
             self.dims.head_dim,
             dropout=self.dropout > 0,
-            learns=self.mode == "training",
         )
 
 

@@ -33,7 +33,6 @@ class CallFeatures(NamedTuple):
     first_keys: bool = False  # whether a window leaves some first keys visible
     documents: bool = False  # whether each row has several documents, each with a first token
     dropout: bool = False  # whether weights are dropped
-    learns: bool = False  # whether there will be a backward pass
     need_weights: bool = False  # whether the attention weights are requested
     direction: str = "both"  # or `lr`, without later keys, or `rl`, without earlier ones
     widened: bool = False  # whether queries and keys are wider than values
@@ -94,7 +93,6 @@ class AttentionCall(NamedTuple):
     @property
     def features(self) -> CallFeatures:
         """The features of this call."""
-        inputs = (self.query, self.key, self.value, *self.terms.tensors().values())
         return CallFeatures(
             device=self.query.device.type,
             dtype=self.query.dtype,
@@ -106,7 +104,6 @@ class AttentionCall(NamedTuple):
             first_keys=self.mask.locality.first_keys is not None,
             documents=self.mask.locality.documents,
             dropout=self.dropout > 0,
-            learns=torch.is_grad_enabled() and any(x.requires_grad for x in inputs),
             need_weights=self.need_weights,
             direction=self.mask.direction,
             widened=self.query.size(3) != self.value.size(3),

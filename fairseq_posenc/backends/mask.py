@@ -63,8 +63,7 @@ class Mask(NamedTuple):
             hidden = hidden | self.key_padding[:, key_at]
         if self.pairs is not None:  # which has a row for each of the last T tokens
             past = self.pairs.size(1) - self.pairs.size(0)
-            # Queries that fill a block stand before the last T; what they see does not matter.
-            hidden = hidden | self.pairs[(query_at - past).clamp(min=0), key_at]
+            hidden = hidden | self.pairs[query_at - past, key_at]
         return hidden if hidden.dim() == 3 else hidden[None]
 
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:

@@ -229,11 +229,12 @@ def _multiply_channels(query: Tensor, key: Tensor, gain: Tensor, index: Tensor) 
     def multiply(*factors: Tensor) -> Tensor:
         content = query.new_zeros(())
         for q, k, a in zip(*(x.unbind(-1) for x in factors)):
-            content = content + q[..., None] * k[..., None, :] * a[:, index].transpose(0, 1)
+            weighted = q[..., None] * a[:, index].transpose(0, 1)
+            content = content.addcmul(weighted, k[..., None, :])
         return content
 
     run = multiply
     if torch.is_grad_enabled():
-        run = partial(checkpoint, multiply, use_reentrant=False)
+        run = partial(checkpoint, multiply, use_reentrant=False, preserve_rng_state=False)
     chunks = zip(*(x.split(CHANNELS, -1) for x in (query, key, gain)))
     return sum((run(*factors) for factors in chunks), start=query.new_zeros(()))

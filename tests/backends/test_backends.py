@@ -19,6 +19,7 @@ from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.forward_cache import PerForwardCache
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -37,6 +38,7 @@ FAST = [name for name in HERE if name != "reference"]
 def _several_blocks(monkeypatch):
     """Make blocks so small that a call has several, and the last of them is not full."""
     monkeypatch.setattr(geometry, "MAX_QUERIES", 16)
+    monkeypatch.setattr(geometry, "NEAR_QUERIES", 16)
     monkeypatch.setattr(geometry, "PAIRS_PER_THREAD", 16 * 48)
 
 
@@ -79,14 +81,10 @@ def make_terms(rows: int = ROWS, dtype: torch.dtype = torch.float32) -> dict[str
     first[[0, 1, 2], [0, 0, 2]] = True
 
     def draw(name: str, groups: Any, resets: int) -> Any:
-        sizes: dict[str, Any] = {
-            **{
-                table: (groups, rows + resets, D)
-                for table in ("query_table", "key_table", "value_table")
-            },
-            **{"bias": (groups, rows + resets), "gain": (groups, rows + resets)},
-            **{"state_table": (groups, rows, 3), "states": (B, groups, queries, 3)},
-        }
+        vectors, numbers = ("query_table", "key_table", "value_table"), ("bias", "gain")
+        sizes: dict[str, Any] = dict.fromkeys(vectors, (groups, rows + resets, D))
+        sizes |= dict.fromkeys(numbers, (groups, rows + resets))
+        sizes |= {"state_table": (groups, rows, 3), "states": (B, groups, queries, 3)}
         sizes["pair_bias"] = (*groups, queries, T) if isinstance(groups, tuple) else None
         if name not in sizes:
             return first if name == "reset" else groups
@@ -452,9 +450,11 @@ def test_blocked_gradients_in_half_precision_are_close_to_float64(form, dtype, b
         assert (our - exact).norm() < bound * exact.norm()
 
 
-@pytest.mark.parametrize("form", make_terms(), ids=lambda name: name)
+@pytest.mark.parametrize("form", [*make_terms(), "far keys"])
 def test_a_backward_pass_under_autocast_gives_the_same(form):
-    terms, qkv = make_terms()[form], inputs()
+    rows = [torch.randn(1, 4, D, requires_grad=True) for _ in range(2)]
+    far = terms_of(Runs(range(-1, 2), 1 - T, T - 1), query_table=rows[0], key_table=rows[1])
+    terms, qkv = {**make_terms(), "far keys": far}[form], inputs()
     leaves = [*qkv, *leaves_of(terms)]
     found = []
     for autocast in (False, True):

@@ -35,8 +35,7 @@ def terms_with(name: str) -> Terms:
         torch.nn.init.normal_(parameter)
     tokens = torch.arange(LENGTH)[None] + 4
     positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
-    terms = encoding.terms(positions)
-    return terms
+    return encoding.terms(positions)
 
 
 def is_bias(name: str) -> bool:
