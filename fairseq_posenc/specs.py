@@ -62,7 +62,7 @@ class Item(NamedTuple):
     @classmethod
     def canonical(cls, name: str, values: dict[str, object]) -> Item:
         """Make the canonical item of an encoding: without options that equal the default."""
-        known = registry.options(name)
+        known = registry.options(name)  # the constructor's keyword-only parameters, in order
         changed = [key for key in known if key in values and values[key] != known[key].default]
         return cls(name, tuple((key, values[key]) for key in changed))
 
@@ -73,7 +73,7 @@ class Item(NamedTuple):
 
     def fill_defaults(self) -> Item:
         """Add the options that were not set, with their defaults."""
-        known = registry.options(self.name)
+        known = registry.options(self.name)  # parameters of the constructor, by name
         values = {key: option.default for key, option in known.items()} | dict(self.options)
         for key, value in values.items():
             if isinstance(value, Scaling):

@@ -1,7 +1,10 @@
 """Changes of the softmax: temperatures (factors of all scores of a query), a cap, and sinks.
 
-They change the scores e_ij of the encodings beside them, as in ``rope+llama4``. Specs read options
-and their types from constructors. B batch, T queries, H heads; m layers, h heads in formulas.
+They change the scores e_ij of the encodings beside them, as in ``rope+llama4``. The options of an
+encoding are the keyword-only arguments of its constructor: specs read names, types and defaults
+from its signature, and refuse numbers that are not above 0, unless their type is ``Signed``.
+
+B batch, T queries, H heads; in formulas m layers, h heads.
 """
 
 import math
@@ -13,13 +16,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, Signed, register
 from fairseq_posenc.encodings.precision import make_constant
-from fairseq_posenc.encodings.term import (
-    CountTemperature,
-    ScoreCap,
-    SinkScore,
-    Temperature,
-    Term,
-)
+from fairseq_posenc.encodings.term import CountTemperature, ScoreCap, SinkScore, Temperature, Term
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 

@@ -131,7 +131,7 @@ def _check_settings(config: Any) -> None:
             raise UserError(f"config.json: {name} names code: {shortened(repr(value))}")
 
 
-def _find_class(config: Any) -> Any:
+def _find_class(config: transformers.PretrainedConfig) -> Any:
     """Find the model class that a configuration names."""
     name = str(next(iter(config.architectures or ()), "")).removeprefix(CLASS_PREFIX)
     cls = getattr(transformers, name, None)

@@ -23,13 +23,14 @@ class IncrementalCache(NamedTuple):
 
     def past_decay(self) -> Tensor | None:
         """Read the kept tokens' sums of logarithms of forget gates, ``(B, G, K, 2)``, or None."""
-        return self.buffer.get("prev_decay")
+        return self.buffer.get("prev_decay")  # G sums for each of K tokens, each in two parts
 
     def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
-        """Append the new tokens' keys and values; ``decay`` has the kept and the new tokens'."""
+        """Append new keys and values, ``(B, H, T, D)``; ``decay`` is of kept and new tokens."""
         past_key = self.buffer.get("prev_key")
         past_value = self.buffer.get("prev_value")
-        visible = Kept(key, value, decay)  # in this step; later ones may need fewer keys
+        # B batch, H heads, T new of S tokens, D head size; later steps may need fewer keys.
+        visible = Kept(key, value, decay)
         if past_key is not None and past_value is not None:
             places = self.buffer.get("prev_places")  # a row for each beam, all of them equal
             past = Kept(past_key, past_value, places=None if places is None else places[0].cpu())

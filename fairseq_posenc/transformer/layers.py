@@ -24,7 +24,7 @@ class _PositionalLayer:
 
     fairseq's layers have no argument for the state. Layers with equal encodings are of one kind,
     and share the terms in it. ``cfg.assembly`` has the spec and the sizes of the stack, in which
-    ``index`` counts the layers from 0.
+    ``index`` counts the layers from 0; ``cfg.position`` has our options.
     """
 
     # fairseq's, set by its constructor
@@ -49,7 +49,7 @@ class _PositionalLayer:
             options.attention_heads,
             encodings=assembly.build_layer(self.index),
             backend=cfg.position.backend,
-            kind=assembly.spec.layer_kind(self.index),
+            kind=assembly.spec.layer_kind(self.index),  # which layers of equal encodings share
             dropout=cfg.attention_dropout,
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,

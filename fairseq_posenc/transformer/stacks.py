@@ -2,7 +2,6 @@
 
 A stack computes what its layers share once per forward pass. Layers never see tokens, so
 :mod:`~fairseq_posenc.transformer.forward_context` passes this to them.
-
 B batch, S all tokens, T queries (one in a step of decoding), C width of the model.
 """
 

@@ -76,7 +76,7 @@ class Computation:
             add=Tensor.add_,
             multiply=_multiply,
         )
-        query_at, key_at = block.list_places(self.src_len, scores.device)
+        query_at, key_at = block.list_places(self.src_len, scores.device)  # (M, 1), (1, W)
         if x.first_at is not None and x.first_query is not None and x.first_key is not None:
             first_at = x.first_at[:, None, None, None]
             scores = torch.where(first_at == key_at, x.first_key, scores)
@@ -98,7 +98,7 @@ class Computation:
         if x.sink is not None:
             scores = torch.cat([scores, x.sink.expand(*scores.shape[:3], 1)], -1)
         known = sums if x.value_rows is None else None  # else they include sums of rows
-        attended, kept = Weigh.apply(
+        attended, kept = Weigh.apply(  # softmax, dropout, sums of values; the weights that are kept
             scores, self.flushes, self.dropout, x.query_seeds, x.key_seeds, known, x.value
         )
         if x.value_rows is not None:

@@ -127,7 +127,7 @@ class Attention(torch.autograd.Function):
         numbers. There is a program for each block of queries of a sequence.
         """
         attended = torch.empty_like(problem.query, dtype=torch.float32)
-        shifts = attended.new_empty(problem.query.shape[:3])
+        shifts = attended.new_empty(problem.query.shape[:3])  # - log2 of sums of exponentials
         tile = choose_tile(problem, backward=False)
         programs = len(problem.query) * problem.heads * triton.cdiv(problem.tgt_len, tile.queries)
         launch(forward_kernel, programs, problem, tile, attended, shifts)

@@ -94,7 +94,7 @@ def _read_glue(record: Record, path: Path) -> Iterator[Result]:
         figures["collapsed runs"] = collapsed
     if unfinished := record.data["unfinished"]:  # the labels of fine-tunings, in one text
         say(f"{path}: not finished: {unfinished}; the same glue command finishes them")
-    protocol = record.data["protocol"]
+    protocol = record.data["protocol"]  # a fact beside the tables
     title = f"GLUE, development sets, protocol {protocol} ({STATISTICS[protocol][1]})"  # in words
     yield Result(title, str(record.data["name"]), record.spec or "-", figures, str(path))
 
