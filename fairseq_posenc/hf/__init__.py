@@ -81,9 +81,7 @@ def set_positions(
             "from_pretrained, and set positions before PEFT, torch.compile or DDP wraps it"
         )
     if getattr(model, "peft_config", None):
-        raise UserError(
-            "set positions before adapters of PEFT, which belong to them, or merge_and_unload()"
-        )
+        raise UserError("set positions before adapters of PEFT, or after merge_and_unload()")
     if any(isinstance(x, (FSDPModule, FullyShardedDataParallel)) for x in model.modules()):
         raise UserError("FSDP has sharded this model: set its positions before")
     settings = PositionSettings(spec, max_positions, decoder_spec, directions, boundary_id)
