@@ -145,9 +145,7 @@ def _describe_failure(name: str, status: int, log: Path) -> str:
 
 
 def run_here(
-    tasks: Mapping[str, Task],
-    jobs: int,
-    watch: Callable[[], object] = lambda: None,
+    tasks: Mapping[str, Task], jobs: int, watch: Callable[[], object] = lambda: None
 ) -> None:
     """Run tasks in threads, in their order; Ctrl-C ends all programs, a failed task no other.
 
@@ -164,15 +162,16 @@ def run_here(
     for slot in range(jobs):
         free.put({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
     failures: list[str] = []
+    stopped = False
 
     def run_task(name: str, task: Task) -> None:
         environment = free.get()
         try:
             task(environment)
         except UserError as error:  # or a RunError
-            say(f"{name}: {error}")
-            reason = str(error).splitlines()[0].rstrip(" :")  # lines of a log follow
-            failures.append(f"{name}: {reason}")
+            if not stopped:  # else we ended its program
+                say(f"{name}: {error}")
+            failures.append(f"{name}: {error}".splitlines()[0].rstrip(" :"))  # a log follows
         finally:
             free.put(environment)
 
@@ -184,6 +183,7 @@ def run_here(
             for future in futures:
                 future.result()  # raises a fault of ours
         finally:
+            stopped = True
             pool.shutdown(wait=False, cancel_futures=True)
             # Until no task runs: one may be about to start a program when the others are ended.
             while not all(future.done() for future in futures):
