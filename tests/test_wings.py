@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (2589, 2600),
     "docs/generate": (456, 750),
     "benchmarks": (3006, 3600),
-    "tests": (31794, 32000),
+    "tests": (31793, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -39,7 +39,7 @@ WITHOUT_POSITIONS = "attends_without_positions"
 # What to do about caches, or masks by types of layers, that were made for other windows.
 MAKE_CACHES = (
     "make caches after set_positions, as DynamicCache(config=model.config); in a model around this "
-    "one, give its text_config the layer_types and sliding_window of this one's config"
+    "one, let its config.text_config be this one's config"
 )
 
 
@@ -140,10 +140,8 @@ class AttentionPositions(AttentionCore, nn.Module):
         self, state: PassState, args: tuple[Any, ...], named: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the named arguments of the model's attention, with what positions add to them."""
-        if self.cosine_width:
-            cosines = (self.is_rotated and state.cosines[self.kind]) or state.plain[
-                self.cosine_width
-            ]
+        if width := self.cosine_width:
+            cosines = state.cosines[self.kind] if self.is_rotated else state.plain[width]
             named = {**named, "position_embeddings": cosines}
         if state.shared is None:  # the model's own attention is used, which knows no state
             return named
@@ -211,8 +209,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if self.decay_place is not None:
             cache = DecayCache(state.cache, self.decay_place, earlier)
         layer = (query, key, value, shared, state.inputs, cache)
-        weights = state.need_weights
-        return self.make_call(*layer, terms=terms, dropout=dropout, need_weights=weights)
+        return self.make_call(*layer, terms=terms, dropout=dropout, need_weights=state.need_weights)
 
     def rotation(self, shared: LayerShared, count: int | None = None) -> Rotation | None:
         """Select the rotation for :meth:`make_call`; None if the model's own code applied it."""

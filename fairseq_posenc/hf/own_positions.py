@@ -169,9 +169,9 @@ def _read_layers(config: Config, family: Family) -> list[str]:
             rotation = dict(config.rope_parameters.get(layer_type, config.rope_parameters))
             if bases := getattr(config, "layer_rope_theta", None):
                 rotation["rope_theta"] = bases[index]
-            if getattr(config, "is_heterogeneous", False):  # a fraction is one of the widest head
+            if "head_dim" in (getattr(config, "per_layer_attributes", None) or ()):
                 widths = [layer.head_dim for layer in config.per_layer_config]
-                part = rotation.get("partial_rotary_factor", 1.0)
+                part = rotation.get("partial_rotary_factor", 1.0)  # our fractions: of the widest
                 rotation["partial_rotary_factor"] = part * widths[index] / max(widths)
             if family.sections:
                 # The configuration's own sections win; `pairs` is a key of ours, for `read_rope`.
@@ -210,7 +210,7 @@ def _read_window(config: Config) -> int:
         return int(config.local_attention)
     if not getattr(config, "is_causal", True):
         return 2 * int(config.sliding_window)  # on each side
-    if getattr(config, "use_bidirectional_attention", False):
+    if getattr(config, "use_bidirectional_attention", None) is True:  # not Gemma 4's "vision"
         return 2 * (int(config.sliding_window) - 1)  # here it counts the query and one side
     return int(config.sliding_window)
 

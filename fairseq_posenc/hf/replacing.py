@@ -278,9 +278,9 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     windows = [find_options(layer, "window") for layer in spec.layers]  # {} for no window
     # Where later tokens see the first keys, or all, the cache must have all: a size of 0.
     sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else 0 for x in windows]
-    if getattr(config, "is_heterogeneous", False):  # its types of layers also state their widths
+    if masks_by_type and getattr(config, "is_heterogeneous", False):  # types may state widths, too
         sliding = [x for x, kind in zip(cycle(sizes), config.layer_types) if "sliding" in kind]
-        config.sliding_window = max(sliding) if all(sliding) else 2**31 - 1  # all keys
+        config.sliding_window = max(sliding) if min(sliding, default=0) else 2**31 - 1  # all keys
         return
     if any(sizes):
         config.sliding_window = max(sizes)  # transformers' caches have one size for all layers

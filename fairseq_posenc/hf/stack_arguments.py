@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf.attention import MAKE_CACHES
 from fairseq_posenc.hf.caches import UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.modules.input_checks import read_position_ids
@@ -84,11 +85,12 @@ class StackArguments:
         self.tokens: Tensor | None = named.get("input_ids")
         self.inputs: Tensor = named["inputs_embeds"] if self.tokens is None else self.tokens
         mask = named.get("attention_mask")
-        # `generate` makes a mask for each type of layer: by `make_mask`, all are the padding.
-        self.mask: Any = next(iter(mask.values())) if isinstance(mask, dict) else mask
-        self.real: Tensor | None = None
-        if isinstance(self.mask, Tensor) and self.mask.dim() == 2:
-            self.real = self.mask.ne(0)
+        # `generate` makes a mask for each type of layer: by `make_mask`, all are the padding. If a
+        # model around this one made stock ones, they are None where they hide nothing, or refused.
+        masks = mask.values() if isinstance(mask, dict) else [mask]
+        self.mask: Any = next((x for x in masks if x is not None), None)
+        rows = self.mask if isinstance(self.mask, Tensor) and self.mask.dim() == 2 else None
+        self.real: Tensor | None = None if rows is None else rows.ne(0)
         self.cache: Any = find_self_cache(named.values())
         ids: Tensor | None = named.get("position_ids")
         text_ids = None
@@ -166,9 +168,10 @@ class StackArguments:
         shape = (self.inputs.size(0), self.past + self.inputs.size(1))
         if not isinstance(mask, Tensor) or mask.shape != shape:
             found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            around = f" ({MAKE_CACHES})" if isinstance(self.named["attention_mask"], dict) else ""
             raise UserError(
                 f"attention_mask {found} must be {shape}, 1 for tokens and 0 for padding, those in "
-                "the cache included; windows and documents belong to the spec"
+                "the cache included; windows and documents belong to the spec" + around
             )
         return mask.to(self.inputs.device)
 

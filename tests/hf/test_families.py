@@ -77,7 +77,8 @@ def build(kind):
         sizes = {**sizes, "sliding_window": 5, "layer_rope_theta": [0, 10000.0, 500.0, 0]}
     if kind == "gemma4_text":  # heads of two widths, by type of layer
         types = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}
-        sizes = {**sizes, **types, "global_head_dim": 16, "hidden_size_per_layer_input": 8}
+        sees = {"use_bidirectional_attention": "vision"}  # of the tokens of images alone
+        sizes = {**sizes, **types, **sees, "global_head_dim": 16, "hidden_size_per_layer_input": 8}
     if kind in HYBRIDS:  # only every other layer has attention
         types = [HYBRIDS[kind], "full_attention"] * 4
         sizes = {**sizes, **copy.deepcopy(LINEAR), "num_hidden_layers": 8, "layer_types": types}

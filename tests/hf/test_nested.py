@@ -136,15 +136,15 @@ def test_an_owner_generates_without_other_windows(owner: str, spec: str) -> None
     redraw(whole.eval())
     set_positions(part, spec)
     ids, settings = torch.arange(3, 13)[None], {"max_new_tokens": 5, "do_sample": False}
-    with pytest.raises(UserError, match="give its text_config the layer_types and sliding_window"):
+    with pytest.raises(UserError, match="text_config be this one's config"):
         whole.generate(ids, **settings)
-    text = whole.config.text_config
-    text.sliding_window = part.config.sliding_window
-    text.layer_types = getattr(part.config, "layer_types", None)
+    whole.config.text_config = part.config
     texts = [whole.generate(ids, **settings, use_cache=use_cache) for use_cache in (True, False)]
     assert torch.equal(*texts)
     if owner == "Gemma 3" and spec == "alibi":  # our attention would not see such a mask
-        whole.config.text_config = part.config
+        stock = {"full_attention": None, "sliding_attention": torch.ones(1, 1, 10, 10)}
+        with pytest.raises(UserError, match="text_config be this one's config"):
+            part(ids, attention_mask=stock)
         set_positions(part, "alibi+documents")  # packed texts wrap the mask of an image's tokens
         for named in ({}, {"position_ids": ids % 5}):
             with pytest.raises(UserError, match="tokens of images see later ones"):
