@@ -186,7 +186,7 @@ class TransformerXL(Encoding):
         rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape).transpose(0, 1)
         bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
         _, runs = Runs.select(range(low + 1, high + 1), positions)
-        _, all_distances = Runs.select((), positions)  # no second row begins
+        _, all_distances = Runs.select([], positions)  # no second row begins
         return [
             RowsByDistance(rows, runs, of="query"),
             RowsByDistance(self.u[:, None], all_distances, of="key"),

@@ -50,6 +50,7 @@ class Runs(NamedTuple):
     @classmethod
     def select(cls, starts: Sequence[int], positions: Positions) -> tuple[slice, Runs]:
         """Select the rows that the distances of a call need, as a slice, and their runs."""
+        starts = starts if isinstance(starts, range) else tuple(starts)  # a cache hashes them
         runs = cls(starts, 1 - positions.src_len, positions.tgt_len - 1, positions.device)
         if not positions.consecutive:
             runs = runs._replace(low=-FAR, high=FAR, ids=positions.ids, tgt_len=positions.tgt_len)
@@ -90,8 +91,7 @@ class Runs(NamedTuple):
         if not self.starts:
             return torch.zeros_like(distances)
         if isinstance(self.starts, range):
-            lowest = self.starts[0] - 1
-            return distances.clamp(lowest, self.starts[-1]) - lowest
+            return distances.clamp(self.starts[0] - 1, self.starts[-1]) - (self.starts[0] - 1)
         starts = make_constant(self.starts, distances.device, torch.long)
         return torch.bucketize(distances, starts, right=True)
 
