@@ -102,7 +102,7 @@ class StackArguments:
             if len(ids) > axes:
                 text_ids, ids = ids[0], ids[1:]
             if axes not in [reader.axes for reader in readers]:
-                if text_ids is None:
+                if text_ids is None and (self.mask is None or self.real is not None):
                     self._refuse_packed_axes(ids[0])
                 ids = text_ids
         if ids is not None:
