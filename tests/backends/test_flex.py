@@ -47,7 +47,7 @@ def _call(
         padding[row, : 2 * row] = left
         padding[row, length - 2 * row :] = not left
     with torch.no_grad():
-        return layer._build_call(query, key, value, padding, None)
+        return layer._build_call(query, key, value, padding, torch.randn(batch, length, 32))
 
 
 def _largest_difference(call: AttentionCall) -> float:
