@@ -462,7 +462,7 @@ def test_padding_between_tokens_shifts_nothing_or_is_refused(spec):
     try:
         apart = layer(*positions(x, padding))[0][~padding]
     except UserError as refused:
-        assert "padding stands between tokens" in str(refused)  # noqa: PT017
+        assert "padding lies between tokens" in str(refused)  # noqa: PT017
         assert spec not in ("none", "rope", "learned", "sinusoidal", "fox", "cope", "fire")
         return
     torch.testing.assert_close(

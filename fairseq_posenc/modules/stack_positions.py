@@ -158,7 +158,7 @@ class StackPositions(nn.Module):
         begins = ~padding & F.pad(padding, (1, 0), value=True)[:, :-1]  # [B, S]
         if bool((begins.sum(1) > 1).any()):
             raise UserError(
-                f"key_padding_mask: padding stands between tokens, and {self.assembly.spec} would "
+                f"key_padding_mask: padding lies between tokens, and {self.assembly.spec} would "
                 "count it as distance; pad on the left or on the right of all tokens"
             )
 

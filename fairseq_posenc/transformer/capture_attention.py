@@ -74,7 +74,7 @@ def _capture(
     out: Any,
 ) -> None:
     """Capture the attention of a module, as a forward hook; fairseq's layers pass keywords."""
-    _, weights = out  # of each head, which `_request_weights` has asked for
+    _, weights = out  # of each head, which `_request_weights` requested
     captured.append(
         CapturedAttention(
             stack=match["stack"],

@@ -38,7 +38,7 @@ class Operands(NamedTuple):
     query: Annotated[Tensor, "BHTD"]  # scaled
     key: Annotated[Tensor, "BHnD"]
     value: Annotated[Tensor, "BHSD"]
-    # Their dot products are the scores of far keys: before the near ones, and after; `fold_rows`.
+    # Their dot products are the scores of far keys: before the near ones, and after; `_fold_rows`.
     before_query: Annotated[Tensor | None, "BHTD"]
     before_key: Annotated[Tensor | None, "BHbD"]
     after_query: Annotated[Tensor | None, "BHTD"]
