@@ -131,8 +131,9 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     resumed = check_resumption(path, settings)
     if resumed.loads_optimizer:
         model.optimizer_source = path  # for refusals when the weights are loaded
-        end_if_finished(path, resumed.updates, settings)
-    restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint)
+    finished = resumed.loads_optimizer and is_finished(path, resumed.updates, settings)
+    if finished or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
+        settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
 
 
 def find_start(checkpoint: CheckpointConfig) -> Path | None:
@@ -172,16 +173,15 @@ def restore_if_torn(path: Path, checkpoint: CheckpointConfig) -> None:
         )
 
 
-def end_if_finished(path: Path, updates: int, settings: DictConfig) -> None:
-    """End a training that has made all its updates; fairseq would make and save another one.
+def is_finished(path: Path, updates: int, settings: DictConfig) -> bool:
+    """Check whether a training has made all its updates; fairseq would make and save another one.
 
     Raises:
-        SystemExit: with 0, as when fairseq has made all epochs.
         UserError: the checkpoint is of another training, so this one would do nothing.
     """
     wanted = settings.optimization.max_update
     if not 0 < wanted <= updates:
-        return
+        return False
     state = f"{path} has made {updates:,} updates of --max-update {wanted:,}"
     if path.parent.resolve() != Path(settings.checkpoint.save_dir).resolve():
         raise UserError(
@@ -189,22 +189,21 @@ def end_if_finished(path: Path, updates: int, settings: DictConfig) -> None:
             "--reset-meters --reset-dataloader start counting from 0"
         )
     logger.warning(f"{state}: the training is finished, and nothing was changed")
-    raise SystemExit(0)
+    return True
 
 
-def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> None:
+def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> bool:
     """Restore the count of ``--patience`` in a checkpoint (:func:`_prepare_saving`), if any.
 
-    Raises:
-        SystemExit: with 0, if the training had already ended; fairseq would train on until the
-            next validation.
+    Returns:
+        Whether the training had already ended; fairseq would train on until the next validation.
     """
     counter = _find_counter()
     is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader
     if checkpoint.patience <= 0 or is_reset or counter is None or not progress:
-        return
+        return False
     if progress["metric"] != checkpoint.best_checkpoint_metric:
-        return
+        return False
     counter.best = progress["best"]
     counter.num_runs = progress["runs"]
     is_same_training = checkpoint.restore_file == CheckpointConfig.restore_file
@@ -213,7 +212,8 @@ def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> None:
             f"{checkpoint.save_dir}: {counter.num_runs} validations without improvement reach "
             f"--patience {checkpoint.patience}: the training is finished, and nothing was changed"
         )
-        raise SystemExit(0)
+        return True
+    return False
 
 
 def _find_counter() -> Any:
