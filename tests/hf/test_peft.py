@@ -147,7 +147,7 @@ def test_positions_of_a_model_with_adapters_are_not_set() -> None:
     logits = compute_logits(model, cell.inputs)
     with pytest.raises(UserError, match=r"PeftModel.* is not a model of transformers"):
         set_positions(model, "t5")
-    with pytest.raises(UserError, match="before adapters of PEFT, which belong"):
+    with pytest.raises(UserError, match="before adapters of PEFT, or after merge"):
         set_positions(model.get_base_model(), "t5")
     assert torch.equal(compute_logits(model, cell.inputs), logits)
     set_positions(model.unload(), "t5")
