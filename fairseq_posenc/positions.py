@@ -279,7 +279,7 @@ class Positions(NamedTuple):
     def sentence_ids(self) -> Tensor:
         """Number tokens from 1 in each sentence, ``(B, S)``.
 
-        The first token of a row, its ``<s>``, stands at 0: ``<s> a b c </s> d e </s>`` is
+        The first token of a row, its ``<s>``, is at 0: ``<s> a b c </s> d e </s>`` is
         0 1 2 3 4 1 2 3. No position is higher than in the block.
 
         Source: the "real absolute positions" of Huang et al. (2021), section 5.2.

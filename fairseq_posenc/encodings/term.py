@@ -6,8 +6,8 @@ With q_i and k_j the (rotated) query and key and r = j - i their distance, the s
                     +  q_i.a_p  +  s_i.P_r  +  b_r  +  b_ij  +  c_i - c_j)
 
 where combine is a sum or a product and scale = 1 / sqrt(scale_factor * head_dim). The output is the
-sum of v_j + V_r by the softmax of the scores. The type of a term says where in this a tensor
-stands; :mod:`~fairseq_posenc.encodings.terms` combines the terms of several encodings.
+sum of v_j + V_r by the softmax of the scores. The type of a term says which part of it a
+tensor is; :mod:`~fairseq_posenc.encodings.terms` combines the terms of several encodings.
 
 B batch, T queries, S keys, H heads, G heads with numbers of their own (H, or 1: all share them), R
 rows of a table by distance, D head size, C model size, W width of a state.

@@ -298,12 +298,12 @@ _BART = Family(stacks=("encoder", "decoder"), table="embed_positions")
 # Values of `model_type` in configurations, of models that are built alike.
 _TYPES: dict[Family, str] = {
     _ROTARY: """
-        apertus apertus1p5_text arcee aria_text bitnet cwm dots1 eurobert flex_olmo gemma
-        gemma2 gemma3_text gemma4_text glm4_moe granite granitemoe granitemoeshared gte
-        hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2
-        jina_embeddings_v3 laguna lfm2 llama mellum minimax_m2 ministral mistral mixtral molmo2_text
-        nomic_bert olmo olmo2 olmo3 olmo_hybrid olmoe phi phimoe qwen2 qwen2_moe qwen3 qwen3_moe
-        qwen3_next seed_oss solar_open starcoder2 vaultgemma
+        apertus apertus1p5_text arcee aria_text bitnet cwm dots1 eurobert flex_olmo gemma gemma2
+        gemma3_text gemma4_text glm4_moe granite granitemoe granitemoeshared gte hunyuan_v1_dense
+        hunyuan_v1_moe hy_v3 hyperclovax jais2 jina_embeddings_v3 laguna lfm2 llama mellum
+        minimax_m2 ministral mistral mixtral molmo2_text nomic_bert olmo olmo2 olmo3 olmo_hybrid
+        olmoe phi phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next seed_oss solar_open starcoder2
+        vaultgemma
     """,
     _BERT: "bert bert-generation electra ernie",
     replace(

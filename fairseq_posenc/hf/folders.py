@@ -78,7 +78,7 @@ def _readable_errors(folder: Path, what: str = "its model") -> Iterator[None]:
     except UserError as error:
         raise UserError(f"{folder}: {error}") from error
     except Exception as error:
-        text = str(error).replace(str(folder), folder.name)  # its path stands before the reason
+        text = str(error).replace(str(folder), folder.name)  # its path comes before the reason
         reason = shortened(" ".join(f"{type(error).__name__}: {text}".split()))
         raise UserError(f"{folder}: {what} cannot be read: {reason}") from error
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 
 # A sample with two answers: `3 + 4 = 7 ; 2 + 2 = 4`.
-ASKS = "="  # stands before an answer
-ENDS = ";"  # stands after an answer if more text follows
+ASKS = "="  # comes before an answer
+ENDS = ";"  # comes after an answer if more text follows
 BLANK = "<blank>"  # replaces each token of an answer in an encoder's input
 
 

@@ -69,7 +69,7 @@ class StockFamily:
             path: the model that is converted, for messages.
 
         Raises:
-            UserError: a weight or a parameter stands alone, or their shapes differ.
+            UserError: a weight or a parameter has no partner, or their shapes differ.
         """
         # Tied parameters stand under all their names, as in fairseq's state dict.
         parameters = dict(model.named_parameters(remove_duplicate=False))

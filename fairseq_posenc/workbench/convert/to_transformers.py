@@ -123,7 +123,7 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
     learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table"
     if is_plain and f"{learned}.weight" in weights:
         # `stock.parts` names the table that `set_positions` makes. Here it is the class's own, with
-        # unused rows before position 0. It stands first: `find_name` takes the first that fits.
+        # unused rows before position 0. It comes first: `find_name` takes the first that fits.
         hf_table = f"{model.base_model_prefix}.embeddings.position_embeddings"
         stock = replace(stock, parts={learned: hf_table, **stock.parts})
         weights[f"{learned}.weight"] = F.pad(weights[f"{learned}.weight"], (0, 0, UNUSED_ROWS, 0))
