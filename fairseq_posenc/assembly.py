@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc import backends
-from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, Place
+from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.term import ByDistance, CountedRows, NumbersByPair, RowsOf
 from fairseq_posenc.encodings.terms import Terms
@@ -61,15 +61,6 @@ def build_encodings(
     for encoding in built.as_list():
         encoding.reset_parameters()
     return built
-
-
-class IdReader(NamedTuple):
-    """What an encoding takes as a token's position, such as two integers for ``t5(axes=2)``."""
-
-    item: str  # the encoding in the spec
-    acts_on: Place  # `scores`: it also reads the positions of earlier tokens
-    axes: int  # numbers of a position
-    takes_real_ids: bool  # also numbers such as 0.5
 
 
 class Assembly(NamedTuple):
@@ -216,14 +207,10 @@ class Assembly(NamedTuple):
                     sizes[f"{prefix}encodings.{module}.{name}"] += parameter.numel()
         return dict(sizes)
 
-    def list_id_readers(self) -> list[IdReader]:
-        """List the encodings that read positions, before ``torch.compile`` traces a model."""
+    def find_id_readers(self) -> dict[str, Encoding]:
+        """Draft the encodings that read positions, by their text in a spec: ``t5(axes=2)``."""
         drafts = {str(item): self._build_draft(item) for item in self.spec.items}
-        return [
-            IdReader(item, draft.acts_on, draft.axes, draft.takes_real_ids)
-            for item, draft in drafts.items()
-            if draft.axes
-        ]
+        return {item: draft for item, draft in drafts.items() if draft.axes}
 
     def _build_draft(self, item: Item) -> Encoding:
         dims = self._input_dims if item in self.spec.input_items else self.dims

@@ -1,9 +1,9 @@
 """The position state of a forward pass, which all layers of a stack share.
 
-A stack computes it before its first layer (:meth:`Shared.compute`) and hands it to each layer. If
+A stack computes it before its first layer (:func:`compute_shared`) and hands it to each layer. If
 layers differ, as in ``3*rope,none``, they are of several kinds, and each layer takes the state of
-its kind, a :class:`LayerShared`. B batch, S all tokens, whose last T are the queries (all of them,
-except in a step of decoding).
+its kind. B batch, S all tokens, whose last T are the queries (all of them, except in a step of
+decoding).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends.forward_cache import PerForwardCache, is_reentrant_recomputation
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
-from fairseq_posenc.encodings.base import Encodings
+from fairseq_posenc.encodings.base import Encodings, find_first
 from fairseq_posenc.encodings.locality import Locality, NeededKeys
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fairseq_posenc.assembly import Assembly
 
 
-class LayerShared(NamedTuple):
+class Shared(NamedTuple):
     """The position state that the layers of one kind share in a forward pass.
 
     Attributes:
@@ -36,20 +36,24 @@ class LayerShared(NamedTuple):
         cache: values that the first layer computes for all layers.
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
-        source_rotation: rotation of the source's keys, for rotary encoder-decoder attention.
         locality: limits of the keys that a query may see.
         recompute_terms: computes ``terms`` again, with another autograd graph.
         rotate_ids: computes the rotation at positions ``(B or 1, S)``.
+        source: positions of an encoder's output, for rotary attention to it.
+        source_rotation: rotation of the source's keys.
+        stack: spec and sizes of the stack, which our own layers compare with theirs.
     """
 
     positions: Positions
     cache: PerForwardCache
     terms: Terms = Terms()
     rotation: Rotation | None = None
-    source_rotation: Rotation | None = None
     locality: Locality = Locality()
     recompute_terms: Callable[[], Terms] | None = None
     rotate_ids: Callable[[Tensor], Rotation | None] | None = None
+    source: Positions | None = None
+    source_rotation: Rotation | None = None
+    stack: Assembly | None = None
 
     def layer_terms(self) -> Terms:
         """Select the terms for a layer.
@@ -93,64 +97,40 @@ class LayerShared(NamedTuple):
         padding = self.positions.padding
         return Mask(direction, key_padding=padding, cache=self.cache, locality=self.locality)
 
-
-class Shared(NamedTuple):
-    """The position state of a forward pass, computed once for all layers of a stack."""
-
-    positions: Positions
-    kinds: tuple[LayerShared, ...]  # of each kind of layer: those with equal encodings are of one
-    stack: Assembly | None = None  # spec and sizes; `StackPositions` sets it, layers compare it
-    source: Positions | None = None  # of an encoder's output, for rotary attention to it
-
-    @classmethod
-    def compute(
-        cls,
-        encodings: Encodings,
-        positions: Positions,
-    ) -> Shared:
-        """Compute the position state from the encodings of a stack, each of them once.
-
-        Args:
-            encodings: result of :meth:`Assembly.build_stack`.
-            positions: positions of the tokens.
-        """
-        positions = encodings.number(positions)
-        named = encodings.as_dict()
-        ids = positions.query_places
-
-        def terms_of(name: str) -> Terms:
-            return named[name].combined_terms(positions)
-
-        def combine(names: tuple[str, ...], find_terms: Callable[[str], Terms]) -> Terms:
-            return reduce(or_, map(find_terms, names), Terms([]))
-
-        terms = {name: terms_of(name) for name in named}
-        rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}
-        limits = {name: encoding.locality(positions) for name, encoding in named.items()}
-        kinds = []
-        for kind, names in enumerate(encodings.kinds):
-            # A spec allows a layer at most one rotation.
-            rotation = next((x for name in names if (x := rotations[name]) is not None), None)
-            state = LayerShared(
-                positions,
-                PerForwardCache(),
-                terms=combine(names, terms.__getitem__),
-                rotation=rotation,
-                locality=reduce(and_, (limits[name] for name in names), Locality()),
-                recompute_terms=partial(combine, names, terms_of),
-                rotate_ids=partial(encodings.rotation, kind=kind),
-            )
-            kinds.append(state)
-        return cls(positions, tuple(kinds))
-
-    def of_kind(self, kind: int) -> LayerShared:
-        """Select the state of a kind of layer, by its index in ``Spec.layer_kinds``."""
-        return self.kinds[kind]
-
-    def with_source(self, encodings: Encodings, source: Positions) -> Shared:
+    def with_source(self, source: Positions) -> Shared:
         """Add the rotation of a source's keys at its positions."""
-        kinds = tuple(
-            state._replace(source_rotation=encodings.rotation(source.ids, kind))
-            for kind, state in enumerate(self.kinds)
+        rotation = None if self.rotate_ids is None else self.rotate_ids(source.ids)
+        return self._replace(source=source, source_rotation=rotation)
+
+
+def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, ...]:
+    """Compute the position state of each kind of layer; each encoding computes its part once.
+
+    Args:
+        encodings: those that layers share, with the kinds of layers that use them.
+        positions: positions of the tokens.
+    """
+    positions = encodings.number(positions)
+    named = encodings.as_dict()
+
+    def terms_of(name: str) -> Terms:
+        return named[name].combined_terms(positions)
+
+    def combine(names: tuple[str, ...], find_terms: Callable[[str], Terms]) -> Terms:
+        return reduce(or_, map(find_terms, names), Terms([]))
+
+    terms = {name: terms_of(name) for name in named}
+    rotations = {name: x.rotation(positions.query_places) for name, x in named.items()}
+    limits = {name: x.locality(positions) for name, x in named.items()}
+    return tuple(
+        Shared(
+            positions,
+            PerForwardCache(),
+            terms=combine(names, terms.__getitem__),
+            rotation=find_first(rotations[name] for name in names),
+            locality=reduce(and_, (limits[name] for name in names), Locality()),
+            recompute_terms=partial(combine, names, terms_of),
+            rotate_ids=partial(encodings.rotation, kind=kind),
         )
-        return self._replace(kinds=kinds, source=source)
+        for kind, names in enumerate(encodings.kinds)
+    )

@@ -351,7 +351,7 @@ def test_flex_looks_rows_up_by_ids(spec, tgt_len):
     query = query[:, :, 6 - tgt_len :]
     given = {"past": 6 - tgt_len, "position_ids": IDS}
     shared = positions(x[:, 6 - tgt_len :], **given)[1]
-    call = layer.make_call(query, key, value, shared.of_kind(0))
+    call = layer.make_call(query, key, value, shared[0])
     expected = reference.attend(call)[0]
     modify = build_score_mod(call.terms, tgt_len, 6, query.device, query=call.query, key=call.key)
     scale = call.terms.scale(8)
@@ -367,7 +367,7 @@ def test_parts_of_a_layer_take_ids(spec):
     x = torch.randn(2, 6, 16)
     shared = positions(x, position_ids=IDS)[1]
     query, key, value = torch.randn(3, 2, 2, 6, 8)
-    expected = reference.attend(layer.make_call(query, key, value, shared.of_kind(0)))[0]
+    expected = reference.attend(layer.make_call(query, key, value, shared[0]))[0]
     query, key = parts.rotate(query, key, shared)
     attention = torch.nn.functional.scaled_dot_product_attention
     ours = attention(query, key, value, parts.bias(shared), scale=parts.scale)

@@ -170,7 +170,7 @@ def test_decoding_on_two_axes_equals_the_full_pass(spec):
 def test_biases_of_the_axes_add_up(spec):
     positions, layer = build(spec)
     shared = positions(torch.randn(1, 6, 16).double(), position_ids=IDS[:, :1])[1]
-    terms = shared.of_kind(0).terms | layer.encodings.terms(shared.positions)
+    terms = shared[0].terms | layer.encodings.terms(shared[0].positions)
     table = next(iter([*positions.parameters(), *layer.encodings.parameters()]), None)
     for h, i, j in product(range(2), range(6), range(6)):
         expected = 0.0

@@ -18,7 +18,7 @@ from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import compute_shared
 from fairseq_posenc.transformer.attention import PositionalAttention
 
 
@@ -123,6 +123,6 @@ def _compute_terms_of_one_token(spec: str, dims: Dims, device: torch.device) -> 
     layer, shared = build_random_encodings(spec, dims)
     attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
     positions = make_positions(1, 1, device)
-    terms = attention.compute_terms(Shared.compute(shared.to(device), positions).of_kind(0))
+    terms = attention.compute_terms(compute_shared(shared.to(device), positions)[0])
     x = torch.zeros(1, 1, dims.embed_dim, device=device)
     return terms | layer.input_terms(x, positions)

@@ -20,7 +20,7 @@ from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import compute_shared
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import inject_context, set_context
 from fairseq_posenc.transformer.layers import PositionalDecoderLayer, PositionalEncoderLayer
@@ -59,7 +59,7 @@ def operation(contender: Contender, case: Case) -> Pass:
     x = _draw(case, case.batch, case.length, case.size.embed_dim, std=1.0)
 
     def attend() -> Tensor:
-        common = Shared.compute(shared, positions).of_kind(0)  # all layers are of one kind
+        common = compute_shared(shared, positions)[0]  # all layers are of one kind
         q, k = query, key
         if (rotation := attention.rotation(common)) is not None:
             q, k = rotation.rotate_queries(query), rotation.rotate_keys(key)
@@ -102,7 +102,7 @@ def layer(contender: Contender, case: Case) -> Pass:
     positions = make_positions(case.batch, case.length, case.device)
 
     def compute() -> Tensor:
-        with set_context(Shared.compute(shared, positions)):
+        with set_context(compute_shared(shared, positions)):
             return _select_output(ours(x, **inputs))
 
     return _build_pass(compute, case, modules, [x])

@@ -13,7 +13,7 @@ from fairseq_posenc.backends.reference import attend as attend_by_reference
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.modules.position_encoding import PositionEncoding
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import compute_shared
 
 LENGTH = 6
 HEADS = 2
@@ -40,7 +40,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     works = all(x is not None and x.shape == inputs.shape and x.isfinite().all() for x in added)
     errors = {"the input": 0.0 if works else math.inf}
 
-    shared = Shared.compute(encoding.shared, here).of_kind(0)
+    shared = compute_shared(encoding.shared, here)[0]
     call = encoding.make_call(query, key, value, shared, inputs)
     ids = here.ids + 5
     rotation = encoding.shared.rotation(ids)

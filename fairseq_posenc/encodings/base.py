@@ -275,7 +275,7 @@ class Encodings(nn.ModuleDict):
     def rotation(self, ids: Tensor, kind: int = 0) -> Rotation | None:
         """Compute the rotation of a kind of layer (see :meth:`Encoding.rotation`), or None."""
         named = self.as_dict()
-        return _find_first(named[name].rotation(ids) for name in self.kinds[kind])
+        return find_first(named[name].rotation(ids) for name in self.kinds[kind])
 
     def decay(self, x: Tensor, positions: Positions, past: Tensor | None = None) -> Tensor | None:
         """Add up the logarithms of forget gates over the tokens, or None where there are no gates.
@@ -289,7 +289,7 @@ class Encodings(nn.ModuleDict):
             ``(B, H, K + T, 2)``, or in an encoder ``(B, 2 H, T, 2)``, the second half for later
             keys. Each sum has two parts (see :func:`sum_exactly`).
         """
-        gates = _find_first(encoding.forget_gates(x) for encoding in self.as_list())
+        gates = find_first(encoding.forget_gates(x) for encoding in self.as_list())
         if gates is None:
             return None
         logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, H or 2 H, T]
@@ -300,7 +300,7 @@ class Encodings(nn.ModuleDict):
 
     def states(self, x: Tensor) -> Tensor | None:
         """Project the queries' tokens (see :meth:`Encoding.states`)."""
-        return _find_first(encoding.states(x) for encoding in self.as_list())
+        return find_first(encoding.states(x) for encoding in self.as_list())
 
     def input_terms(self, x: Tensor, positions: Positions) -> Terms:
         """List decay and states, which are computed from the input of a layer.
@@ -327,6 +327,6 @@ class Encodings(nn.ModuleDict):
         return reduce(or_, (x.combined_terms(positions) for x in self.as_list()), Terms([]))
 
 
-def _find_first(values: Iterable[Value | None]) -> Value | None:
+def find_first(values: Iterable[Value | None]) -> Value | None:
     """Find the first value that is not None."""
     return next((value for value in values if value is not None), None)

@@ -29,7 +29,7 @@ from fairseq_posenc.hf.derived import CALLED_BY_ITSELF, Cosines, Derived
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.modules.attention_core import AttentionCore
-from fairseq_posenc.shared import LayerShared, Shared
+from fairseq_posenc.shared import Shared
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 OUR_ATTENTION = "fairseq_posenc"  # name of the attention function in transformers
@@ -59,7 +59,7 @@ class PassState(NamedTuple):
 
     cosines: list[Cosines | None]
     plain: dict[int, Cosines]
-    shared: Shared | None = None
+    shared: tuple[Shared, ...] | None = None
     need_weights: bool = False
     is_uncounted: Tensor | None = None
     inputs: Tensor | None = None
@@ -190,7 +190,7 @@ class AttentionPositions(AttentionCore, nn.Module):
                 "and positions are computed for all of them: take tp_plan only with encodings that "
                 "are rotations, else device_map or FSDP"
             )
-        shared = state.shared.of_kind(self.kind)
+        shared = state.shared[self.kind]
         self._check_cache(shared, key.size(2))
         positions = shared.positions
         earlier = positions.src_len - query.size(2)
@@ -211,11 +211,11 @@ class AttentionPositions(AttentionCore, nn.Module):
         layer = (query, key, value, shared, state.inputs, cache)
         return self.make_call(*layer, terms=terms, dropout=dropout, need_weights=state.need_weights)
 
-    def rotation(self, shared: LayerShared, count: int | None = None) -> Rotation | None:
+    def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
         """Select the rotation for :meth:`make_call`; None if the model's own code applied it."""
         return None if self.is_rotated else super().rotation(shared, count)
 
-    def _check_cache(self, shared: LayerShared, keys: int) -> None:
+    def _check_cache(self, shared: Shared, keys: int) -> None:
         """Refuse a cache that lacks keys that the spec needs, or has room for later keys."""
         src_len = shared.positions.src_len
         if keys == src_len:  # also for graphs of any length, which the comparisons below would fix

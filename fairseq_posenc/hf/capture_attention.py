@@ -52,7 +52,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             else:
                 state = named[POSITION_STATE]
                 call = positions.prepare_call(module, queries, key, value, state, factor)
-                rotation = positions.rotation(state.shared.of_kind(positions.kind))
+                rotation = positions.rotation(state.shared[positions.kind])
             _, weights = reference.attend(call._replace(need_weights=True))
             assert weights is not None
             is_causal = positions is None or positions.dims.causal

@@ -101,7 +101,7 @@ class StackArguments:
         if axes and isinstance(ids, Tensor) and ids.dim() == 3 and len(ids) in (axes, 1 + axes):
             if len(ids) > axes:
                 text_ids, ids = ids[0], ids[1:]
-            if axes not in [reader.axes for reader in readers]:
+            if axes not in [reader.axes for reader in readers.values()]:
                 if text_ids is None and (self.mask is None or self.real is not None):
                     self._refuse_packed_axes(ids[0])
                 ids = text_ids

@@ -168,7 +168,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if has_types and named.get("token_type_ids") is None:
             # The model's code would look up types of tokens by positions, as far as its own go.
             named = {**named, "token_type_ids": torch.zeros_like(embeddings[..., 0]).long()}
-        state = self._make_state(stack, [kind.rotation for kind in shared.kinds])
+        state = self._make_state(stack, [kind.rotation for kind in shared])
         state = state._replace(is_uncounted=tokens.is_uncounted)
         if not self.is_native:
             needs_weights = named.get("output_attentions")
@@ -244,7 +244,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
 
     def _compute_shared(
         self, stack: Stack, inputs: Tensor, tokens: TokenPositions, past: int
-    ) -> tuple[Tensor, Shared]:
+    ) -> tuple[Tensor, tuple[Shared, ...]]:
         """Compute the position state that layers share, and the input of the first of them.
 
         Args:

@@ -18,6 +18,7 @@ from fairseq_posenc.modules.input_checks import (
     check_mask,
     check_self_cache,
     check_source_positions,
+    select_state,
 )
 from fairseq_posenc.modules.stack_positions import StackPositions, read_assembly
 from fairseq_posenc.shared import Shared
@@ -104,7 +105,7 @@ class SelfAttention(_LayerAttention):
     def forward(
         self,
         x: Tensor,
-        shared: Shared,
+        shared: tuple[Shared, ...],
         cache: Cache | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -126,8 +127,8 @@ class SelfAttention(_LayerAttention):
             UserError: ``shared`` belongs to another stack or batch, or to other tokens than those
                 in the cache and in ``x``.
         """
-        check_layer_input(x, shared, cache, self.assembly)
-        state = shared.of_kind(self.kind)
+        state = select_state(shared, self.kind, self.assembly)
+        check_layer_input(x, state.positions, cache, self.assembly.dims.embed_dim)
         check_self_cache(cache, state, x.size(0), self.num_key_value_heads, self.head_dim)
         query, key, value = self.project(x)
         dropout = self.dropout if self.training else 0.0
@@ -177,7 +178,7 @@ class CrossAttention(_LayerAttention):
         self,
         x: Tensor,
         source: Tensor | None,
-        shared: Shared,
+        shared: tuple[Shared, ...],
         source_padding_mask: Tensor | None = None,
         cache: Cache | None = None,
         need_weights: bool = False,
@@ -201,9 +202,9 @@ class CrossAttention(_LayerAttention):
             UserError: keys must be rotated, but the positions were computed without
                 ``source_length``; or a mask, a batch or a cache does not fit.
         """
-        check_layer_input(x, shared, cache, self.assembly)
-        state = shared.of_kind(self.kind)
-        self._check_source(x.size(0), source, source_padding_mask, shared, cache)
+        state = select_state(shared, self.kind, self.assembly)
+        check_layer_input(x, state.positions, cache, self.assembly.dims.embed_dim)
+        self._check_source(x.size(0), source, source_padding_mask, state, cache)
         query = self.split_heads(self.q_proj(x))  # [B, H, T, D]
         if self.rotates and state.rotation is not None:
             query = state.rotation.rotate_queries(query)

@@ -15,7 +15,7 @@ from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import Decay, States
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.modules.cache import Kept, KeyValueCache
-from fairseq_posenc.shared import LayerShared
+from fairseq_posenc.shared import Shared
 
 
 class AttentionCore:
@@ -57,7 +57,7 @@ class AttentionCore:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        shared: LayerShared,
+        shared: Shared,
         inputs: Tensor | None = None,
         cache: KeyValueCache | None = None,
         mask: Mask | None = None,
@@ -111,7 +111,7 @@ class AttentionCore:
             terms |= Terms([Decay.split_heads(kept.decay, self.num_heads)])  # or 2 H sums
         return AttentionCall(query, kept.key, kept.value, terms, mask, dropout, need_weights)
 
-    def _rotate(self, query: Tensor, key: Tensor, shared: LayerShared) -> tuple[Tensor, Tensor]:
+    def _rotate(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
         """Rotate queries ``(B, H, T, D)``, and the keys of the last tokens, T or more."""
         of_queries = of_keys = self.rotation(shared)
         if key.size(2) != query.size(2):  # keys that were cached unrotated
@@ -120,7 +120,7 @@ class AttentionCore:
             return query, key
         return of_queries.rotate_queries(query), of_keys.rotate_keys(key)
 
-    def rotation(self, shared: LayerShared, count: int | None = None) -> Rotation | None:
+    def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
         """Select the rotation of the last tokens: the stack's, this layer's, or None.
 
         Args:
@@ -133,12 +133,12 @@ class AttentionCore:
             return rotation
         return self.encodings.rotation(shared.positions.places[:, -count:])  # ids, or random ones
 
-    def collect_terms(self, shared: LayerShared) -> Terms:
+    def collect_terms(self, shared: Shared) -> Terms:
         """Combine the terms of the stack and of this layer."""
         terms = shared.layer_terms()
         return terms | self.encodings.terms(shared.positions) if len(self.encodings) else terms
 
-    def compute_terms(self, shared: LayerShared, rows: ProjectedRows | None = None) -> Terms:
+    def compute_terms(self, shared: Shared, rows: ProjectedRows | None = None) -> Terms:
         """Combine the terms of stack and layer; project rows by distance, as DeBERTa's layers do.
 
         Args:

@@ -3,55 +3,57 @@
 B batch, T new tokens, S all tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from fairseq_posenc.assembly import Assembly, IdReader
+from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.cache import Cache
 from fairseq_posenc.positions import Positions, may_sync
-from fairseq_posenc.shared import LayerShared, Shared
+from fairseq_posenc.shared import Shared
 
 
-def check_shared(shared: object, assembly: Assembly) -> None:
-    """Refuse anything but the state that the positions of a layer's own stack computed."""
-    if not isinstance(shared, Shared):
+def select_state(shared: object, kind: int, assembly: Assembly) -> Shared:
+    """Select the state of a kind of layer; refuse any that another stack than its own computed."""
+    if not isinstance(shared, tuple) or not all(isinstance(state, Shared) for state in shared):
         raise UserError(
             f"`shared` must be the second result of the stack's positions, not "
             f"{type(shared).__name__}: x, shared = positions(embeddings), then layer(x, shared)"
         )
-    if shared.stack is not assembly and shared.stack != assembly:
+    stack = shared[0].stack
+    if stack is not assembly and stack != assembly:
         raise UserError(
             "`shared` was computed by the positions of another stack: pass each layer the "
             "result of its own StackPositions"
         )
+    return shared[kind]
 
 
-def check_layer_input(x: Tensor, shared: Shared, cache: object, assembly: Assembly) -> None:
+def check_layer_input(x: Tensor, positions: Positions, cache: object, embed_dim: int) -> None:
     """Refuse an input of a layer, ``(batch, tgt_len, embed_dim)``, if another was numbered.
 
     Args:
         x: the input.
-        shared: the position state of the forward pass.
+        positions: the positions of the forward pass.
         cache: a :class:`Cache`, or None.
-        assembly: the encodings of the layer's stack.
+        embed_dim: the width of the stack.
     """
-    check_shared(shared, assembly)
-    check_embeddings("x", x, assembly.dims.embed_dim)
-    batch, tgt_len = shared.positions.batch_size, shared.positions.tgt_len
+    check_embeddings("x", x, embed_dim)
+    batch, tgt_len = positions.batch_size, positions.tgt_len
     if x.shape[:2] != (batch, tgt_len):
         raise UserError(
-            f"x {tuple(x.shape)} must be ({batch}, {tgt_len}, {assembly.dims.embed_dim}): `shared` "
-            f"was computed for a batch of {batch} and {tgt_len} new tokens"
+            f"x {tuple(x.shape)} must be ({batch}, {tgt_len}, {embed_dim}): `shared` was computed "
+            f"for a batch of {batch} and {tgt_len} new tokens"
         )
     if cache is not None and not isinstance(cache, Cache):
         raise UserError(f"cache must be a Cache, one for each layer, not {type(cache).__name__}")
 
 
 def check_self_cache(
-    cache: Cache | None, shared: LayerShared, batch: int, heads: int, head_dim: int
+    cache: Cache | None, shared: Shared, batch: int, heads: int, head_dim: int
 ) -> None:
     """Refuse a cache that does not fit the tokens before, or the batch and heads of the keys."""
     positions = shared.positions
@@ -141,14 +143,14 @@ def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None
 
 
 def read_position_ids(
-    name: str, ids: Tensor, readers: Sequence[IdReader], batch: int, lengths: tuple[int, ...]
+    name: str, ids: Tensor, readers: Mapping[str, Encoding], batch: int, lengths: tuple[int, ...]
 ) -> Tensor:
     """Check a caller's position ids, and put their axes last.
 
     Args:
         name: of the argument, for messages.
         ids: position ids, ``(B or 1, S)``, or ``(axes, B or 1, S)``.
-        readers: the encodings of the stack that read positions, each with its name in the spec.
+        readers: the encodings of the stack that read positions, by their text in the spec.
         batch: number of sentences.
         lengths: allowed numbers of ids for each sentence.
 
@@ -168,15 +170,14 @@ def read_position_ids(
             f"{name} {tuple(ids.shape)} must be ({batch} or 1, {allowed}), or on several axes "
             f"(axes, {batch} or 1, {allowed})"
         )
-    for reader in readers:
+    for item, reader in readers.items():
         if ids.is_floating_point() and not reader.takes_real_ids:
             raise UserError(
-                f"{name} must be whole numbers (torch.long) for {reader.item}, not "
-                f"{_name_type(ids)}"
+                f"{name} must be whole numbers (torch.long) for {item}, not {_name_type(ids)}"
             )
         if axes and axes != [reader.axes]:
             raise UserError(
-                f"{name} {tuple(ids.shape)} are on {axes[0]} axes, and {reader.item} has "
+                f"{name} {tuple(ids.shape)} are on {axes[0]} axes, and {item} has "
                 f"{reader.axes}: set its option axes if it has one, or give one position for each "
                 "token"
             )

@@ -7,9 +7,9 @@ from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
 from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Reset, ScaleFactor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
-from fairseq_posenc.modules.input_checks import check_shared
+from fairseq_posenc.modules.input_checks import select_state
 from fairseq_posenc.modules.stack_positions import StackPositions, read_assembly
-from fairseq_posenc.shared import LayerShared, Shared
+from fairseq_posenc.shared import Shared
 
 
 class LayerPositions(AttentionCore, nn.Module):
@@ -54,13 +54,15 @@ class LayerPositions(AttentionCore, nn.Module):
         self.scale = terms.scale(self.assembly.dims.head_dim)
         self.encodings = self.assembly.build_layer(layer)
 
-    def rotate(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
+    def rotate(
+        self, query: Tensor, key: Tensor, shared: tuple[Shared, ...]
+    ) -> tuple[Tensor, Tensor]:
         """Rotate queries and keys of the new tokens, both ``(batch, heads, tgt_len, head_dim)``.
 
         Raises:
             UserError: they have another shape.
         """
-        state = self._select_state(shared)
+        state = select_state(shared, self.kind, self.assembly)
         tgt_len, head_dim = state.positions.tgt_len, self.assembly.dims.head_dim
         for name, x in {"query": query, "key": key}.items():
             if x.dim() != 4 or x.shape[2:] != (tgt_len, head_dim):
@@ -72,15 +74,18 @@ class LayerPositions(AttentionCore, nn.Module):
             return query, key
         return rotation.rotate_queries(query), rotation.rotate_keys(key)
 
-    def hidden(self, shared: Shared, direction: str = "both") -> Tensor | None:
+    def hidden(self, shared: tuple[Shared, ...], direction: str = "both") -> Tensor | None:
         """Mark the keys that a query must not see, ``(batch or 1, 1, tgt_len or 1, src_len)``.
 
         ``lr`` also hides later keys, ``rl`` earlier ones; None: no key is hidden.
         """
-        mask, positions = self._select_state(shared).mask(direction), shared.positions
-        return mask.forbidden(positions.tgt_len, positions.src_len, positions.device)
+        state = select_state(shared, self.kind, self.assembly)
+        positions = state.positions
+        return state.mask(direction).forbidden(
+            positions.tgt_len, positions.src_len, positions.device
+        )
 
-    def bias(self, shared: Shared) -> Tensor | None:
+    def bias(self, shared: tuple[Shared, ...]) -> Tensor | None:
         """Compute the bias, which is added to the scaled scores before masks and softmax.
 
         Args:
@@ -92,13 +97,13 @@ class LayerPositions(AttentionCore, nn.Module):
         Raises:
             UserError: the encodings also multiply the scores; use :meth:`score_mod`.
         """
-        state = self._select_state(shared)
+        state = select_state(shared, self.kind, self.assembly)
         terms = self.collect_terms(state)
         if terms.gain is not None:
             raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
-        return sum_biases(terms, shared.positions.tgt_len, shared.positions.src_len)
+        return sum_biases(terms, state.positions.tgt_len, state.positions.src_len)
 
-    def score_mod(self, shared: Shared) -> ScoreMod:
+    def score_mod(self, shared: tuple[Shared, ...]) -> ScoreMod:
         """Build the function that ``torch.nn.attention.flex_attention`` takes as ``score_mod``.
 
         Also pass it :attr:`scale`. No matrix of scores is made.
@@ -106,11 +111,6 @@ class LayerPositions(AttentionCore, nn.Module):
         Args:
             shared: second result of the stack's positions in this forward pass.
         """
-        terms = self.collect_terms(self._select_state(shared))
-        positions = shared.positions
+        state = select_state(shared, self.kind, self.assembly)
+        terms, positions = self.collect_terms(state), state.positions
         return build_score_mod(terms, positions.tgt_len, positions.src_len, positions.device)
-
-    def _select_state(self, shared: Shared) -> LayerShared:
-        """Select the position state of this layer's kind."""
-        check_shared(shared, self.assembly)
-        return shared.of_kind(self.kind)

@@ -10,7 +10,7 @@ from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.modules.stack_positions import StackPositions, positions_from_padding
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import compute_shared
 
 
 class PositionEncoding(AttentionCore, StackPositions):
@@ -173,6 +173,6 @@ class PositionEncoding(AttentionCore, StackPositions):
         inputs = query.new_zeros(shape) if inputs is None else inputs
         if inputs.shape != shape:
             raise UserError(f"inputs {tuple(inputs.shape)} must be {shape}")
-        shared = Shared.compute(self.shared, positions).of_kind(0)  # the spec has one layer
+        shared = compute_shared(self.shared, positions)[0]  # the spec has one layer
         mask = shared.mask(direction or self.direction)
         return self.make_call(query, key, value, shared, inputs, mask=mask, dropout=dropout)

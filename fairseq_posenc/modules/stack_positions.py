@@ -21,7 +21,7 @@ from fairseq_posenc.modules.input_checks import (
     read_position_ids,
 )
 from fairseq_posenc.positions import Positions, reading_waits
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import Shared, compute_shared
 from fairseq_posenc.specs import Spec, parse
 
 
@@ -54,7 +54,7 @@ class StackPositions(nn.Module):
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
         self.assembly = Assembly(parse(spec) if isinstance(spec, str) else spec, dims)
         limits = self.assembly.limits()  # a `Locality` of one token: which limits there are
-        self.id_readers = self.assembly.list_id_readers()
+        self.id_readers = self.assembly.find_id_readers()  # a plain dict: no submodules
         # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = limits.window is not None
         drafts = self.assembly.draft_terms(backend="auto")  # of each kind of layer
@@ -63,9 +63,9 @@ class StackPositions(nn.Module):
         self.reads_all_ids = (
             limits.segments is not None
             or limits.first_keys is not None
-            or any(reader.acts_on == "scores" for reader in self.id_readers)
+            or any(reader.acts_on == "scores" for reader in self.id_readers.values())
         )
-        # Encodings, under names that state dicts have; what they compute in a pass is a `Shared`.
+        # Encodings, under names that state dicts have; what they compute in a pass is in `Shared`.
         self.input = self.assembly.build_input()
         self.shared = self.assembly.build_stack()
 
@@ -80,7 +80,7 @@ class StackPositions(nn.Module):
         source_padding_mask: Tensor | None = None,
         source_position_ids: Tensor | None = None,
         ends: Tensor | None = None,
-    ) -> tuple[Tensor, Shared]:
+    ) -> tuple[Tensor, tuple[Shared, ...]]:
         """Add the input encoding to embeddings, and compute the state that every layer takes.
 
         Args:
@@ -133,20 +133,20 @@ class StackPositions(nn.Module):
             raise UserError("the tokens in the cache had position_ids: give those of the new ones")
         if key_padding_mask is not None and document_ids is None:
             self._refuse_gaps(key_padding_mask, positions.consecutive)
-        shared = Shared.compute(self.shared, positions)._replace(stack=self.assembly)
+        shared = compute_shared(self.shared, positions)
         for encoding in self.input.as_list() if self.input is not None else ():
-            vectors = encoding.embed(shared.positions)  # which may be random ones
+            vectors = encoding.embed(shared[0].positions)  # which may be random ones
             assert vectors is not None, "encodings of the input have some"
             embeddings = embeddings + vectors.type_as(embeddings)
         if source_length is not None:
             source = self._number_source(
                 batch, source_length, source_padding_mask, source_position_ids, embeddings.device
             )
-            shared = shared.with_source(self.shared, source)  # adds the rotation of its keys
+            shared = tuple(state.with_source(source) for state in shared)
         elif source_position_ids is not None or source_padding_mask is not None:
             name = "padding_mask" if source_position_ids is None else "position_ids"
             raise UserError(f"source_{name}: also give source_length")
-        return embeddings, shared
+        return embeddings, tuple(state._replace(stack=self.assembly) for state in shared)
 
     def _refuse_gaps(self, padding: Tensor, consecutive: bool) -> None:
         """Refuse padding between tokens if distances between places include it."""

@@ -15,25 +15,25 @@ from torch import nn
 
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.shared import LayerShared, Shared
+from fairseq_posenc.shared import Shared
 
 
 class _Context(threading.local):
     """The position state of the forward pass that this thread is in."""
 
-    stack: Shared | None = None  # of the stack that runs
-    layer: LayerShared | None = None  # of the layer that runs
+    stack: tuple[Shared, ...] | None = None  # of the stack that runs, for each kind of layer
+    layer: Shared | None = None  # of the layer that runs
 
 
 _context = _Context()
 
 
-def current_context() -> Shared | None:
+def current_context() -> tuple[Shared, ...] | None:
     """Get the position state of the stack that runs; None outside a stack."""
     return _context.stack
 
 
-def current_layer() -> LayerShared:
+def current_layer() -> Shared:
     """Get the position state of the layer that runs; refuse a call outside a layer."""
     if _context.layer is None:
         raise UserError("attention was called outside its layer, so it has no positions")
@@ -41,7 +41,9 @@ def current_layer() -> LayerShared:
 
 
 @contextmanager
-def set_context(stack: Shared | None = None, layer: LayerShared | None = None) -> Iterator[None]:
+def set_context(
+    stack: tuple[Shared, ...] | None = None, layer: Shared | None = None
+) -> Iterator[None]:
     """Set the state of a stack, or that of a layer (in which no stack runs), while a block runs."""
     before = _context.stack, _context.layer
     _context.stack, _context.layer = stack, layer
@@ -61,7 +63,7 @@ def inject_context(
     """
     if _context.stack is None:
         raise UserError("a layer was called outside its stack's forward, so it has no positions")
-    shared = _context.stack.of_kind(cast(Any, layer).self_attn.kind)  # one for equal encodings
+    shared = _context.stack[cast(Any, layer).self_attn.kind]  # one for equal encodings
     tensors = {f"shared_{name}": tensor for name, tensor in shared.terms.tensors().items()}
     # A layer that is run again must take the tensors of its arguments, and not compute others.
     shared = shared._replace(recompute_terms=None)
@@ -71,7 +73,7 @@ def inject_context(
     return args, {**kwargs, "shared": shared, **tensors}
 
 
-def pop_context(shared: LayerShared, kwargs: dict[str, Any]) -> LayerShared:
+def pop_context(shared: Shared, kwargs: dict[str, Any]) -> Shared:
     """Rebuild the position state from a layer's arguments; remove its tensors from ``kwargs``."""
     tensors = [kwargs.pop(f"shared_{name}") for name in shared.terms.tensors()]
     shared = shared._replace(terms=shared.terms.with_tensors(tensors))

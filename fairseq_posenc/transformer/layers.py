@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.shared import LayerShared
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.cross_attention import rotate_projections
 from fairseq_posenc.transformer.forward_context import pop_context, set_context
@@ -36,7 +36,7 @@ class _PositionalLayer:
         self.index = index  # first, because fairseq's constructor builds the attention
         super().__init__(cfg, **kwargs)  # type: ignore[call-arg]
 
-    def forward(self, *args: Any, shared: LayerShared, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, shared: Shared, **kwargs: Any) -> Any:
         """Run fairseq's layer with the arguments that :func:`inject_context` has added."""
         with set_context(layer=pop_context(shared, kwargs)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]

@@ -20,7 +20,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, format_directions
 from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import Shared, compute_shared
 from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.forward_context import current_context, inject_context, set_context
 from fairseq_posenc.transformer.layers import (
@@ -53,7 +53,7 @@ class InputPositions(nn.Module):
         """
         if (shared := current_context()) is None:
             raise UserError("embed_positions was called outside its stack, which counts the tokens")
-        vectors = self.encodings.as_list()[0].embed(shared.positions)
+        vectors = self.encodings.as_list()[0].embed(shared[0].positions)
         assert vectors is not None, "an input encoding adds vectors"
         return vectors.type_as(self.like)
 
@@ -84,7 +84,7 @@ class _PositionalStack:
         self.layers_kept = cfg.layers_kept
         self.weight_settings = read_weight_settings(cfg, options, dictionary)
         self.assembly: Assembly = cfg.assembly
-        self.id_readers = self.assembly.list_id_readers()  # encodings that a caller's ids must fit
+        self.id_readers = self.assembly.find_id_readers()  # encodings that a caller's ids must fit
         self.backend = cfg.position.backend
         self.eos_idx = dictionary.eos()
         at_input = self.assembly.build_input()
@@ -144,7 +144,7 @@ class _PositionalStack:
 
     def compute_shared(
         self, tokens: Tensor, decoding: bool = False, ids: Tensor | None = None
-    ) -> Shared:
+    ) -> tuple[Shared, ...]:
         """Compute the position state of a forward pass, once for all of its layers.
 
         Args:
@@ -161,7 +161,7 @@ class _PositionalStack:
             positions = self.encodings.number(positions.replace_ids(ids))
         if self.has_reset:
             positions = positions._replace(first=positions.is_first())  # once, not in each layer
-        return Shared.compute(self.encodings, positions)
+        return compute_shared(self.encodings, positions)
 
 
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
@@ -234,7 +234,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         if is_first and encoder_out is not None and self.rotates_source:
             (padding,) = encoder_out["encoder_padding_mask"]  # [B, S]
             source = Positions.from_padding(padding, tgt_len=0)
-            shared = shared.with_source(self.encodings, source)
+            shared = tuple(state.with_source(source) for state in shared)
         with set_context(shared):
             decoded = super().extract_features(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs

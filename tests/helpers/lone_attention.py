@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import compute_shared
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import set_context
 
@@ -27,7 +27,7 @@ class LoneAttention(PositionalAttention):
             state["tokens"] = src_len = tgt_len + state.get("tokens", 0)
         if padding is None:
             padding = torch.zeros(batch, src_len, dtype=torch.bool, device=query.device)
-        shared = Shared.compute(self.encodings, Positions.from_padding(padding, tgt_len=tgt_len))
+        shared = compute_shared(self.encodings, Positions.from_padding(padding, tgt_len=tgt_len))
         # The layer adds its terms to those of the stack; kept, they would count twice.
-        with set_context(layer=shared.of_kind(0)._replace(terms=Terms())):
+        with set_context(layer=shared[0]._replace(terms=Terms())):
             return super().forward(query, *args, **named)

@@ -17,7 +17,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.shared import LayerShared
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import set_context
 from tests.helpers import oracles
@@ -157,7 +157,7 @@ def test_rotary_cross_attention_equals_the_formula():
     (rope,) = model.decoder.encodings.as_list()
     at_target, at_source = (rope.rotation(torch.arange(length)[None]) for length in (3, 5))
     with set_context(
-        layer=LayerShared(None, PerForwardCache(), rotation=at_target, source_rotation=at_source)
+        layer=Shared(None, PerForwardCache(), rotation=at_target, source_rotation=at_source)
     ):
         ours, _ = attention(query, key, key, need_weights=False)
 

@@ -213,7 +213,7 @@ def test_the_first_tokens_of_each_document_stay_visible(spec, window):
         positions = StackPositions(in_documents, 16, 2, 150, direction == "lr").double()
         layer = SelfAttention(positions, backend="reference").double()
         embedded, shared = positions(x, document_ids=ids)
-        call = layer.make_call(*layer.project(embedded), shared.of_kind(0))
+        call = layer.make_call(*layer.project(embedded), shared[0])
         pairs = [
             call._replace(
                 **{n: getattr(call, n)[b : b + 1] for n in ("query", "key", "value")},
@@ -347,7 +347,7 @@ def test_a_cache_keeps_the_keys_that_are_visible_by_definition(spec, limits, kep
     ]
     for b, left in enumerate((0, 3, 9)):
         embedded, shared = positions(x[b : b + 1, left:])
-        call = layer.make_call(*layer.project(embedded), shared.of_kind(0), inputs=embedded)
+        call = layer.make_call(*layer.project(embedded), shared[0], inputs=embedded)
         seen = visible(limits.replace(",prefill=true", ""), "lr", 30 - left).clone()
         if "prefill" in limits:  # the tokens that were computed alone have no window
             alone = slice(12 - left, 17 - left)

@@ -159,7 +159,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     shared = stack.compute_shared(tokens)
     attentions = [layer.self_attn for layer in stack.layers]
     # What each layer adds to the scores, in tables with a row for every distance.
-    terms = [x.compute_terms(shared.of_kind(x.kind)).expanded() for x in attentions]
+    terms = [x.compute_terms(shared[x.kind]).expanded() for x in attentions]
     style = {
         "num_heads": dims.num_heads,
         "pre_norm": stack.layers[0].normalize_before,
@@ -170,7 +170,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     # Without a table of vectors at the input, CTranslate2 would add sinusoids.
     vectors = torch.zeros(length, dims.embed_dim)
     if stack.embed_positions is not None:  # a spec has at most one encoding of the input
-        vectors = stack.embed_positions.encodings.as_list()[0].embed(shared.positions)[0]
+        vectors = stack.embed_positions.encodings.as_list()[0].embed(shared[0].positions)[0]
     copied = copy.deepcopy(stack)  # quantization changes weights in place
     table = F.pad(vectors, (0, 0, 1, 0))  # a row for padding, and those of positions
     copied.embed_positions = nn.Embedding.from_pretrained(table, padding_idx=0)

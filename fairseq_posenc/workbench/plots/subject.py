@@ -16,7 +16,7 @@ from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import compute_shared
 from fairseq_posenc.specs import parse
 
 
@@ -79,7 +79,7 @@ class Subject:
         encoding = self.encodings[layer]
         positions = make_positions(length)
         # A single layer has a single kind, 0.
-        shared = Shared.compute(encoding.shared, positions).of_kind(0).terms
+        shared = compute_shared(encoding.shared, positions)[0].terms
         return positions.distances(), (shared | encoding.layer.terms(positions)).expanded()
 
 
