@@ -1,7 +1,8 @@
 """Builds the encodings of a spec for a stack: at the input, shared by all layers, in each layer.
 
-All hosts build their encodings with :class:`Assembly`. Before that, it checks and counts them on
-drafts: encodings on the device "meta", which have shapes, but no values, and take no memory.
+All hosts build their encodings with these functions, from a spec and the sizes of the stack. Before
+that, they check and count them on drafts: encodings on the device "meta", which have shapes, but no
+values, and take no memory.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache, reduce
 from operator import and_
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,171 +63,172 @@ def build_encodings(
     return built
 
 
-class Assembly(NamedTuple):
-    """The encodings of a spec for a stack of given sizes: builds, checks and counts them.
+def build_input(spec: Spec, dims: Dims) -> Encodings | None:
+    """Build the encodings that add vectors to the token embeddings; None without any."""
+    items = name_modules(spec.input_items)
+    return build_encodings(items, _find_input_dims(spec, dims)) if items else None
 
-    >>> dims = Dims(embed_dim=8, num_heads=2, max_positions=4)
-    >>> Assembly(Spec((), ((Item("m1"),),)), dims).parameters(layers=6)
-    {'layers.*.self_attn.encodings.m1.table': 24}
+
+def build_shared(spec: Spec, dims: Dims) -> Encodings:
+    """Build the encodings that layers share."""
+    items = spec.shared_modules
+    used = [spec.whole_stack + layer for layer in spec.layer_kinds]  # by each kind of layer
+    kinds = [tuple(name for name, item in items.items() if item in kind) for kind in used]
+    return build_encodings(items, dims, kinds)
+
+
+def build_layer(spec: Spec, dims: Dims, index: int = 0) -> Encodings:
+    """Build the encodings whose modules belong to a layer; layers are counted from 0."""
+    return build_encodings(spec.layer_modules(index), dims)
+
+
+def draft_terms(spec: Spec, dims: Dims, backend: str) -> list[Terms]:
+    """Compute the terms of a single token on "meta", and refuse what cannot work.
+
+    Args:
+        spec: encodings of all layers.
+        dims: sizes of the stack.
+        backend: ``auto``, or the name of the backend that must be used.
+
+    Returns:
+        The terms of each of ``Spec.layer_kinds``.
+
+    Raises:
+        UserError: the encodings do not work together, on the backend, or in this memory.
     """
 
-    spec: Spec
-    dims: Dims
-
-    def build_input(self) -> Encodings | None:
-        """Build the encodings that add vectors to the token embeddings; None without any."""
-        items = name_modules(self.spec.input_items)
-        return build_encodings(items, self._input_dims) if items else None
-
-    def build_stack(self) -> Encodings:
-        """Build the encodings that layers share."""
-        items = self.spec.shared_modules
-        used = [self.spec.whole_stack + layer for layer in self.spec.layer_kinds]  # by each kind
-        kinds = [tuple(name for name, item in items.items() if item in kind) for kind in used]
-        return build_encodings(items, self.dims, kinds)
-
-    def build_layer(self, index: int = 0) -> Encodings:
-        """Build the encodings whose modules belong to a layer; layers are counted from 0."""
-        return build_encodings(self.spec.layer_modules(index), self.dims)
-
-    def trained_at(self, length: int) -> Assembly:
-        """Return the assembly of the same stack with weights that were trained at a length."""
-        return self._replace(dims=self.dims._replace(trained_on=length))
-
-    def draft_terms(self, backend: str) -> list[Terms]:
-        """Compute the terms of a single token on "meta", and refuse what cannot work.
-
-        Args:
-            backend: ``auto``, or the name of the backend that must be used.
-
-        Returns:
-            The terms of each of ``Spec.layer_kinds``.
-
-        Raises:
-            UserError: the encodings do not work together, on the backend, or in this memory.
-        """
-        self.check_size()
-        drafts = [self._draft_kind(layer) for layer in self.spec.layer_kinds]
-        for terms, limits in drafts:
-            backends.check(backend, terms.projected(self._project), self.dims.head_dim, limits)
-        return [terms for terms, _ in drafts]
-
-    @cache  # noqa: B019  (for all layers of equal assemblies, which are tuples)
-    def _draft_kind(self, layer: Items) -> tuple[Terms, Locality]:
-        """Compute the terms and limits of a kind of layer; see :meth:`draft_terms`."""
-        token = _make_one_token()
-        for item in self.spec.whole_stack:
-            token = self._build_draft(item).number(token)
-        named = {name: self._build_draft(item) for name, item in name_modules(layer).items()}
-        x = torch.empty(1, 1, self.dims.embed_dim, device="meta")  # the input of a layer
-        terms = Encodings(named).terms(token) | Encodings(named).input_terms(x, token)
-        self._refuse_too_narrow_tables(layer, terms)
-        if token.drawn is not None:  # an encoding of the whole stack has drawn a random position
-            self._refuse_beside_random(layer, token)
-        limits = self._list_limits(self.spec.whole_stack + layer)
-        windows = [limit for limit in limits if limit.window is not None]
-        if len(windows) > 1 and any(limit.first_keys is not None for limit in windows):
-            raise UserError(
-                f"{self.spec}: a layer has two windows, and one hides the first keys of the other: "
-                "leave one out"
-            )
-        return terms, reduce(and_, limits, Locality())
-
-    def limits(self) -> Locality:
-        """Combine the limits of visible keys of all layers, for a single token on "meta"."""
-        return reduce(and_, self._list_limits(self.spec.items), Locality())
-
-    def _list_limits(self, items: Items) -> list[Locality]:
-        token = _make_one_token()
-        return [self._build_draft(item).locality(token) for item in items]
-
-    def _project(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def project(rows: Tensor) -> tuple[Tensor, Tensor]:
         """Shape rows that a layer's projections make queries and keys of, both ``(H, R, D)``."""
-        projected = rows.new_empty(self.dims.num_heads, rows.size(0), self.dims.head_dim)
+        projected = rows.new_empty(dims.num_heads, rows.size(0), dims.head_dim)
         return projected, projected
 
-    def _refuse_too_narrow_tables(self, layer: Items, terms: Terms) -> None:
-        """Refuse tables that are as wide as a head where an encoding widens queries and keys."""
-        of_heads: tuple[RowsOf, ...] = ("query", "key", "channel", "layer")  # meet queries or keys
-        if not (terms.has(CountedRows) or any(terms.rows(of) for of in of_heads)):
-            return
-        for item in layer:
-            if item.encoding.widens:
-                raise UserError(
-                    f"{self.spec}: {item.name} makes queries and keys wider, so tables of vectors "
-                    "that are multiplied with them do not fit"
-                )
+    check_size(spec, dims)
+    drafts = [_draft_layer(spec, dims, layer) for layer in spec.layer_kinds]
+    for terms, limits in drafts:
+        backends.check(backend, terms.projected(project), dims.head_dim, limits)
+    return [terms for terms, _ in drafts]
 
-    def _refuse_beside_random(self, layer: Items, token: Positions) -> None:
-        """Refuse encodings that would ignore, or do not know, the random positions of ``token``."""
-        if self.spec.rotates_source:
+
+@cache
+def _draft_layer(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms, Locality]:
+    """Compute the terms and limits of a kind of layer, once for equal stacks."""
+    token = _make_one_token()
+    for item in spec.whole_stack:
+        token = _build_draft(item, spec, dims).number(token)
+    named = {name: _build_draft(item, spec, dims) for name, item in name_modules(layer).items()}
+    x = torch.empty(1, 1, dims.embed_dim, device="meta")  # the input of a layer
+    terms = Encodings(named).terms(token) | Encodings(named).input_terms(x, token)
+    _refuse_too_narrow_tables(spec, layer, terms)
+    if token.drawn is not None:  # an encoding of the whole stack has drawn a random position
+        _refuse_beside_random(spec, dims, layer, token)
+    limits = _list_limits(spec, dims, spec.whole_stack + layer)
+    windows = [limit for limit in limits if limit.window is not None]
+    if len(windows) > 1 and any(limit.first_keys is not None for limit in windows):
+        raise UserError(
+            f"{spec}: a layer has two windows, and one hides the first keys of the other: leave "
+            "one out"
+        )
+    return terms, reduce(and_, limits, Locality())
+
+
+def find_limits(spec: Spec, dims: Dims) -> Locality:
+    """Combine the limits of visible keys of all layers, for a single token on "meta"."""
+    return reduce(and_, _list_limits(spec, dims, spec.items), Locality())
+
+
+def _list_limits(spec: Spec, dims: Dims, items: Items) -> list[Locality]:
+    token = _make_one_token()
+    return [_build_draft(item, spec, dims).locality(token) for item in items]
+
+
+def _refuse_too_narrow_tables(spec: Spec, layer: Items, terms: Terms) -> None:
+    """Refuse tables that are as wide as a head where an encoding widens queries and keys."""
+    of_heads: tuple[RowsOf, ...] = ("query", "key", "channel", "layer")  # meet queries or keys
+    if not (terms.has(CountedRows) or any(terms.rows(of) for of in of_heads)):
+        return
+    for item in layer:
+        if item.encoding.widens:
             raise UserError(
-                f"{self.spec}: a decoder does not know the random positions of its encoder"
-            )
-        for item in (*self.spec.input_items, *layer):
-            reason = "counts in sentences" if item.encoding.counts_in_sentences else ""
-            if Terms(self._build_draft(item).terms(token)).has(ByDistance, NumbersByPair):
-                reason = "uses distances between tokens"
-            if reason:
-                raise UserError(
-                    f"{self.spec}: {item.name} {reason}, which random positions do not change"
-                )
-
-    def check_size(self, layers: int = 1, always_allocated: int = 0) -> None:
-        """Refuse tables that do not fit into this machine's memory, before they are allocated.
-
-        Args:
-            layers: number of layers of the stack.
-            always_allocated: number of float32 values that the host allocates whatever the spec;
-                the tables of the spec replace them.
-        """
-        if not hasattr(os, "sysconf"):  # Windows: torch reports a failed allocation
-            return
-        needed = 4 * max(always_allocated, sum(self.parameters(layers).values()))  # bytes
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if needed > memory:
-            raise UserError(
-                f"{self.dims.max_positions:,} positions would take {needed / 1e9:,.0f} GB, and "
-                f"this machine has {memory / 1e9:,.0f}: choose fewer (max_positions, "
-                "max_source_positions, max_target_positions, tokens_per_sample)"
+                f"{spec}: {item.name} makes queries and keys wider, so tables of vectors that are "
+                "multiplied with them do not fit"
             )
 
-    def parameters(self, layers: int) -> dict[str, int]:
-        """Count the elements of each position parameter of a stack by its name in a model.
 
-        ``layers.*`` stands for all layers, whose elements are added up.
-        """
-        modules = [("embed_positions.", name_modules(self.spec.input_items))]
-        modules.append(("", self.spec.shared_modules))
-        modules += [("layers.*.self_attn.", self.spec.layer_modules(i)) for i in range(layers)]
-        sizes: Counter[str] = Counter()
-        for prefix, items in modules:
-            for module, item in items.items():
-                for name, parameter in self._build_draft(item).named_parameters():
-                    sizes[f"{prefix}encodings.{module}.{name}"] += parameter.numel()
-        return dict(sizes)
+def _refuse_beside_random(spec: Spec, dims: Dims, layer: Items, token: Positions) -> None:
+    """Refuse encodings that would ignore, or do not know, the random positions of ``token``."""
+    if spec.rotates_source:
+        raise UserError(f"{spec}: a decoder does not know the random positions of its encoder")
+    for item in (*spec.input_items, *layer):
+        reason = "counts in sentences" if item.encoding.counts_in_sentences else ""
+        if Terms(_build_draft(item, spec, dims).terms(token)).has(ByDistance, NumbersByPair):
+            reason = "uses distances between tokens"
+        if reason:
+            raise UserError(f"{spec}: {item.name} {reason}, which random positions do not change")
 
-    def find_id_readers(self) -> dict[str, Encoding]:
-        """Draft the encodings that read positions, by their text in a spec: ``t5(axes=2)``."""
-        drafts = {str(item): self._build_draft(item) for item in self.spec.items}
-        return {item: draft for item, draft in drafts.items() if draft.axes}
 
-    def _build_draft(self, item: Item) -> Encoding:
-        dims = self._input_dims if item in self.spec.input_items else self.dims
-        return _build_on_meta(item, dims)
+def check_size(spec: Spec, dims: Dims, layers: int = 1, always_allocated: int = 0) -> None:
+    """Refuse tables that do not fit into this machine's memory, before they are allocated.
 
-    @property
-    def _input_dims(self) -> Dims:
-        """Sizes for the encoding of the input.
+    Args:
+        spec: encodings of all layers.
+        dims: sizes of the stack.
+        layers: number of layers of the stack.
+        always_allocated: number of float32 values that the host allocates whatever the spec;
+            the tables of the spec replace them.
+    """
+    if not hasattr(os, "sysconf"):  # Windows: torch reports a failed allocation
+        return
+    needed = 4 * max(always_allocated, sum(count_parameters(spec, dims, layers).values()))  # bytes
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory:
+        raise UserError(
+            f"{dims.max_positions:,} positions would take {needed / 1e9:,.0f} GB, and this machine "
+            f"has {memory / 1e9:,.0f}: choose fewer (max_positions, max_source_positions, "
+            "max_target_positions, tokens_per_sample)"
+        )
 
-        With random positions its table has a row for every position that can be drawn.
-        """
-        for item in self.spec.whole_stack:
-            if item not in self.spec.input_items:  # whose draft asks for these sizes
-                limit = self._build_draft(item).drawn_below
-                if limit is not None:
-                    return self.dims._replace(max_positions=limit)
-        return self.dims
+
+def count_parameters(spec: Spec, dims: Dims, layers: int) -> dict[str, int]:
+    """Count the elements of each position parameter of a stack by its name in a model.
+
+    ``layers.*`` stands for all layers, whose elements are added up:
+
+    >>> dims = Dims(embed_dim=8, num_heads=2, max_positions=4)
+    >>> count_parameters(Spec((), ((Item("m1"),),)), dims, layers=6)
+    {'layers.*.self_attn.encodings.m1.table': 24}
+    """
+    modules = [("embed_positions.", name_modules(spec.input_items)), ("", spec.shared_modules)]
+    modules += [("layers.*.self_attn.", spec.layer_modules(i)) for i in range(layers)]
+    sizes: Counter[str] = Counter()
+    for prefix, items in modules:
+        for module, item in items.items():
+            for name, parameter in _build_draft(item, spec, dims).named_parameters():
+                sizes[f"{prefix}encodings.{module}.{name}"] += parameter.numel()
+    return dict(sizes)
+
+
+def find_id_readers(spec: Spec, dims: Dims) -> dict[str, Encoding]:
+    """Draft the encodings that read positions, by their text in a spec: ``t5(axes=2)``."""
+    drafts = {str(item): _build_draft(item, spec, dims) for item in spec.items}
+    return {item: draft for item, draft in drafts.items() if draft.axes}
+
+
+def _build_draft(item: Item, spec: Spec, dims: Dims) -> Encoding:
+    """Build an encoding of a stack on the device "meta"."""
+    return _build_on_meta(item, _find_input_dims(spec, dims) if item in spec.input_items else dims)
+
+
+def _find_input_dims(spec: Spec, dims: Dims) -> Dims:
+    """Find the sizes for the encoding of the input.
+
+    With random positions its table has a row for every position that can be drawn.
+    """
+    for item in spec.whole_stack:
+        if item not in spec.input_items:
+            limit = _build_on_meta(item, dims).drawn_below
+            if limit is not None:
+                return dims._replace(max_positions=limit)
+    return dims
 
 
 @cache

@@ -11,21 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial, reduce
 from operator import and_, or_
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from fairseq_posenc.backends.forward_cache import PerForwardCache, is_reentrant_recomputation
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
-from fairseq_posenc.encodings.base import Encodings, find_first
+from fairseq_posenc.encodings.base import Dims, Encodings, find_first
 from fairseq_posenc.encodings.locality import Locality, NeededKeys
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
-
-if TYPE_CHECKING:
-    from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.specs import Spec
 
 
 class Shared(NamedTuple):
@@ -41,7 +39,8 @@ class Shared(NamedTuple):
         rotate_ids: computes the rotation at positions ``(B or 1, S)``.
         source: positions of an encoder's output, for rotary attention to it.
         source_rotation: rotation of the source's keys.
-        stack: spec and sizes of the stack, which our own layers compare with theirs.
+        spec: encodings of the stack; our own layers compare it, and ``dims``, with theirs.
+        dims: sizes of the stack.
     """
 
     positions: Positions
@@ -53,7 +52,8 @@ class Shared(NamedTuple):
     rotate_ids: Callable[[Tensor], Rotation | None] | None = None
     source: Positions | None = None
     source_rotation: Rotation | None = None
-    stack: Assembly | None = None
+    spec: Spec | None = None
+    dims: Dims | None = None
 
     def layer_terms(self) -> Terms:
         """Select the terms for a layer.

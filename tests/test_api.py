@@ -36,8 +36,8 @@ def test_scores_equal_the_formula(name):
     encoding = make(name).double()
     query, key = torch.randn(2, 2, 17, 8, dtype=torch.float64)
     built = encoding.shared if name in encoding.shared else encoding.layer
-    (item,) = encoding.assembly.spec.items
-    options = oracle_options(item, encoding.assembly.dims)
+    (item,) = encoding.spec.items
+    options = oracle_options(item, encoding.dims)
     theirs = oracles.SCORES[name](query, key, oracle_params(built, name), options)
     tolerance = 1e-5 if name in IN_FLOAT32 else 1e-12
     ours = encoding.scores(query[None], key[None])[0]

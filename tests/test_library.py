@@ -32,7 +32,7 @@ def both(spec: str, direction: str = "both"):
     positions = awake(StackPositions(spec, 16, 2, max_positions=12, causal=causal))
     ours = SelfAttention(positions, direction=direction if not causal else None)
     awake(ours.encodings)
-    theirs = PositionalAttention(16, 2, positions.assembly.build_layer(), ours.direction)
+    theirs = PositionalAttention(16, 2, SelfAttention(positions).encodings, ours.direction)
     theirs.load_state_dict(ours.state_dict())
     return positions.eval(), ours.eval(), theirs.eval()
 

@@ -155,7 +155,7 @@ def test_a_batch_on_two_axes_equals_each_row_alone(spec):
 @pytest.mark.parametrize("spec", WITH_AXES)
 def test_decoding_on_two_axes_equals_the_full_pass(spec):
     positions, layer = build(spec, causal="asymmetric" not in spec)
-    if not positions.assembly.dims.causal:
+    if not positions.dims.causal:
         return
     x = torch.randn(2, 6, 16, dtype=torch.float64)
     full = layer(*positions(x, position_ids=IDS))[0]

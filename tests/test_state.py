@@ -61,7 +61,7 @@ class Model(nn.Module):
 
     def forward(self, x: torch.Tensor, padding: torch.Tensor | None = None) -> torch.Tensor:
         documents = None
-        if "documents" in str(self.positions.assembly.spec):
+        if "documents" in str(self.positions.spec):
             documents = torch.arange(x.size(1)).div(5, rounding_mode="floor").expand(x.shape[:2])
         x, shared = self.positions(x, padding, document_ids=documents)
         for layer in self.layers:

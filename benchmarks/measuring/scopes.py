@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc import specs
-from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
@@ -132,7 +131,7 @@ def layer_config(contender: Contender, case: Case) -> Any:
     )
     base_architecture(args)
     config = build_stack_config(args)
-    config.assembly = Assembly(specs.parse(contender.encoding), case.dims)  # as a stack does
+    config.spec, config.dims = specs.parse(contender.encoding), case.dims  # as a stack does
     return config
 
 

@@ -10,7 +10,7 @@ import re
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 
 from fairseq_posenc import registry, specs
-from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.assembly import count_parameters
 from fairseq_posenc.encodings.base import Dims, Signed
 
 HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
@@ -55,7 +55,7 @@ def count_at_base_size(name: str) -> int:
     """Count an encoding's parameters in RoBERTa-base with 512 positions."""
     spec = specs.parse(name)
     dims = BASE._replace(causal=spec.is_causal_only)
-    return sum(Assembly(spec, dims).parameters(BASE_LAYERS).values())
+    return sum(count_parameters(spec, dims, BASE_LAYERS).values())
 
 
 def format_options(name: str) -> str:

@@ -50,7 +50,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
         q.double() @ k.double().transpose(-1, -2)
         for q, k in ((query, key), (call.query, call.key), (later_call.query, later_call.key))
     )
-    rotates = any(item.encoding.acts_on == "rotation" for item in encoding.assembly.spec.items)
+    rotates = any(item.encoding.acts_on == "rotation" for item in encoding.spec.items)
     does_nothing = rotates and (products - plain).abs().max() < LEAST_CHANGE
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache, mask
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.assembly import build_layer
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
@@ -29,6 +29,7 @@ from fairseq_posenc.hf.derived import CALLED_BY_ITSELF, Cosines, Derived
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.modules.attention_core import AttentionCore
+from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.shared import Shared
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
@@ -103,7 +104,7 @@ class AttentionPositions(AttentionCore, nn.Module):
     """The positions of a layer's self-attention: its trained encodings, and how they are applied.
 
     Args:
-        assembly: encodings of all layers.
+        positions: the stack's, which are not kept.
         index: number of the layer.
         stack: the stack of the model, which is not kept.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
@@ -114,7 +115,7 @@ class AttentionPositions(AttentionCore, nn.Module):
 
     def __init__(
         self,
-        assembly: Assembly,
+        positions: StackPositions,
         index: int,
         stack: Stack,
         direction: str,
@@ -124,12 +125,12 @@ class AttentionPositions(AttentionCore, nn.Module):
     ) -> None:
         super().__init__()
         attention: Any = stack.attentions[index]
-        head_dim = getattr(attention, "head_dim", assembly.dims.head_dim)
-        self.dims = assembly.dims._replace(own_head_dim=head_dim)
+        head_dim = getattr(attention, "head_dim", positions.dims.head_dim)
+        self.dims = positions.dims._replace(own_head_dim=head_dim)
         self.num_heads, self.head_dim = self.dims.num_heads, self.dims.head_dim
         self.cosine_width = stack.find_cosine_width(attention)
-        self.encodings = assembly.build_layer(index)
-        self.kind = assembly.spec.layer_kind(index)
+        self.encodings = build_layer(positions.spec, positions.dims, index)
+        self.kind = positions.spec.layer_kind(index)
         self.family = stack.family
         self.direction = direction
         self.is_rotated = is_rotated

@@ -46,7 +46,7 @@ def read_positions(model: Any) -> str:
 def read_spec(model: Any) -> Spec:
     """Read the positions that a model, or its configuration, has: see :func:`read_positions`."""
     if (positions := _find_positions(model)) is not None:
-        return positions.assembly.spec
+        return positions.spec
     if isinstance(model, str):
         raise UserError(f"{shortened(repr(model))} is a name: load the model by from_pretrained")
     config = getattr(model, "config", model)
@@ -63,7 +63,7 @@ def read_spec(model: Any) -> Spec:
 def count_positions(model: Any) -> int:
     """Count the positions that a model, or its configuration, has room for."""
     if (positions := _find_positions(model)) is not None:
-        return positions.assembly.dims.max_positions
+        return positions.dims.max_positions
     return int(getattr(model, LENGTH_FIELD, None) or read_trained_length(model))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.derived import Derived, derive
 from fairseq_posenc.hf.families import Family, find_family
@@ -37,13 +37,13 @@ _EXCLUDED = rf"(?#call fairseq_posenc.hf.set_positions first)(.*\.)?{POSITIONS}"
 class RecordedPositions(nn.Module):
     """Base of the positions of a stack, whose state dict records what its weights depend on."""
 
-    assembly: Assembly
+    spec: Spec
+    dims: Dims
     directions: str
 
     def get_extra_state(self) -> Tensor:
         """Build the record for the state dict: the spec, and the length of the training."""
-        length = self.assembly.dims.trained_length
-        return Identity(self.assembly.spec, self.directions, length).to_tensor()
+        return Identity(self.spec, self.directions, self.dims.trained_length).to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
         """Compare the record of a state dict with these positions; refuse others, set nothing."""

@@ -19,6 +19,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
+from fairseq_posenc.assembly import draft_terms
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import (
@@ -87,13 +88,14 @@ def replace_positions(
         text = "set_positions: " + "; ".join(dict.fromkeys(notes))  # layers have equal notes
         warnings.warn(text, stacklevel=3)  # names the line that called `set_positions`
     _install(model, plans)
+    first, last = plans[0].positions.spec, plans[-1].positions.spec  # a decoder's is the last
     # With an encoder, caches also have all of its keys, which a window must not drop.
     if stacks[0].is_decoder_alone:
-        _limit_caches(stacks[0], plans[0].spec)
+        _limit_caches(stacks[0], first)
     PositionSettings(
-        spec=str(plans[0].spec),
+        spec=str(first),
         max_positions=length,
-        decoder_spec=str(plans[-1].spec) if plans[-1].spec != plans[0].spec else None,
+        decoder_spec=str(last) if last != first else None,
         directions=plans[0].positions.directions,
         boundary_id=settings.boundary_id,
     ).write(model.config)
@@ -129,7 +131,7 @@ def _read_specs(model: PreTrainedModel, stack: Stack, text: str) -> tuple[Spec |
     """Read the present spec of a stack, None for positions of no spec, and parse the new one."""
     needs_own = names_own(text)
     if (earlier := getattr(stack.module, POSITIONS, None)) is not None:  # positions were set
-        old_spec = earlier.assembly.spec
+        old_spec = earlier.spec
     else:
         try:
             old_spec = read_spec(model)
@@ -148,11 +150,6 @@ class StackPlan(NamedTuple):
     stack: Stack
     positions: HFStackPositions
     layers: list[AttentionPositions]
-
-    @property
-    def spec(self) -> Spec:
-        """The new positions."""
-        return self.positions.assembly.spec
 
     @classmethod
     def make(
@@ -191,15 +188,14 @@ class StackPlan(NamedTuple):
                     f"{spec}: layers of this model have different numbers of heads, "
                     f"{' and '.join(map(str, sorted(heads)))}: take rotations alone"
                 )
-            assembly = positions.assembly
-            # The terms of each kind of layer, refused here if the backend lacks one. Native
-            # attention uses none of our backends.
-            terms = assembly.draft_terms("auto" if positions.is_native else positions.backend)
+            # The terms of each kind of layer, refused here if the backend lacks one.
+            backend = "auto" if positions.is_native else positions.backend  # native: none of ours
+            terms = draft_terms(spec, positions.dims, backend)
             layers = []
             for index, is_rotated in enumerate(positions.is_rotated):
                 gated = any(term.name == "decay" for term in terms[spec.layer_kind(index)])
                 layer = AttentionPositions(
-                    assembly,
+                    positions,
                     index,
                     stack,
                     directions[index],
@@ -314,6 +310,7 @@ def _copy_weights(
     """
     had_ours = hasattr(plan.stack.module, POSITIONS)  # in a stock model, all others are new
     notes = []
+    spec = plan.positions.spec
     for owner, part in plan.list_parts():
         trained = plan.stack.read_weights(owner)  # by the names that they have in `part`
         trained = {name: x for name, x in trained.items() if not x.is_meta}  # else loaded later
@@ -324,9 +321,7 @@ def _copy_weights(
                 weight, note = trained.get(f"{place}.{name}"), ""
                 if weight is None:
                     note = "untrained, as the positions until now lack it" if had_ours else ""
-                elif old_spec and (
-                    changed := list_changed_options(encoding.name, old_spec, plan.spec)
-                ):
+                elif old_spec and (changed := list_changed_options(encoding.name, old_spec, spec)):
                     note = f"untrained, as the model's has other options: {changed}"
                 else:
                     note = _copy_weight(encoding, name, weight, old_length, extend)

@@ -75,8 +75,8 @@ class StackArguments:
         stack: Stack,
         boundary_id: int | None,
     ) -> None:
-        self.spec = positions.assembly.spec
-        self.is_decoder = positions.assembly.dims.causal
+        self.spec = positions.spec
+        self.is_decoder = positions.dims.causal
         self.has_documents = any(item.name == "documents" for item in self.spec.items)
         self.boundary_id = boundary_id
         self.named = named

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import PretrainedConfig
 
+from fairseq_posenc import assembly
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_scaling import Dynamic, LongRope
 from fairseq_posenc.encodings.rotation import Rotation
@@ -80,7 +81,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         )
         # Scalings and buckets depend on the length of the training, not on `max_positions`.
         length = read_trained_length(stack.config)
-        self.assembly = self.assembly.trained_at(length)  # a copy, which later builds the layers'
+        self.dims = self.dims._replace(trained_on=length)  # for the layers, which are built later
         for encodings in filter(None, (self.input, self.shared)):  # which the base class has built
             for encoding in encodings.as_list():
                 encoding.trained_at(length)  # in place
@@ -111,7 +112,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
 
     def _refuse_layers_that_differ(self, stack: Stack, rotates_alone: bool) -> None:
         """Refuse positions that not all layers can have, as in Gemma 4, whose layers differ."""
-        spec, dims = self.assembly.spec, self.assembly.dims
+        spec, dims = self.spec, self.dims
         if getattr(stack.config, "num_kv_shared_layers", None):
             raise UserError("layers of this model share keys and values, which is not served here")
         if spec.input_items and getattr(stack.config, "hidden_size_per_layer_input", None):
@@ -119,8 +120,8 @@ class HFStackPositions(RecordedPositions, StackPositions):
                 f"{spec}: this model finds tokens by their embeddings, so add no vectors"
             )
         widths = sorted({*stack.head_widths})
-        parts = [self.assembly._replace(dims=dims._replace(own_head_dim=x)) for x in widths]
-        sizes = {str(part.parameters(len(spec.layers))) for part in parts}
+        parts = [dims._replace(own_head_dim=x) for x in widths]
+        sizes = {str(assembly.count_parameters(spec, part, len(spec.layers))) for part in parts}
         if len(widths) > 1 and (len(sizes) > 1 or not rotates_alone):
             raise UserError(
                 f"{spec}: heads of this model are {' and '.join(map(str, widths))} wide, by layer: "
@@ -202,7 +203,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
                 "torch.jit.trace records the sizes of one input, on which these positions depend: "
                 "take torch.export.export"
             )
-        causal = self.assembly.dims.causal
+        causal = self.dims.causal
         is_causal = self.is_decoder and getattr(stack.config, "is_causal", True)
         # Some attention functions of transformers obey the argument.
         if is_causal != causal or arguments.named.get("is_causal") not in (None, causal):
@@ -262,7 +263,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
             embeddings = stack.module.get_input_embeddings()(inputs)
         elif is_looked_up:
             empty = torch.empty(1, device=inputs.device)
-            embeddings = empty.expand(*inputs.shape, self.assembly.dims.embed_dim)
+            embeddings = empty.expand(*inputs.shape, self.dims.embed_dim)
         # An encoder multiplies only the embeddings that it looks up, a decoder all of them.
         is_scaled = is_looked_up or self.is_decoder
         scale = getattr(stack.module, self.family.scale, 1.0) if is_scaled else 1.0
@@ -282,12 +283,13 @@ class HFStackPositions(RecordedPositions, StackPositions):
 
     def _is_plain(self) -> bool:
         """Check whether the spec needs plain attention, after rotations by the model's code."""
-        limits, drafts = self.assembly.limits(), self.assembly.draft_terms(backend="auto")
+        limits = assembly.find_limits(self.spec, self.dims)
+        drafts = assembly.draft_terms(self.spec, self.dims, backend="auto")
         return (
             not any(drafts)  # no kind of layer has terms, which would change its scores
             and not (limits.limits or limits.documents)  # no key is hidden by the spec
             # Such an encoding draws random numbers, which replace the counted positions.
-            and not any(x.encoding.acts_on == "positions" for x in self.assembly.spec.items)
+            and not any(x.encoding.acts_on == "positions" for x in self.spec.items)
         )
 
     def _rotations(self, ids: Tensor) -> list[Rotation | None]:

@@ -56,14 +56,14 @@ def find_stock_model(model: Any) -> PreTrainedModel:
     family = find_family(type(model.config))
     assert family is not None, "its positions were set"
     stacks = family.find_stacks(model)
-    assembly = getattr(stacks[0].module, POSITIONS).assembly
-    spec = assembly.spec
+    positions = getattr(stacks[0].module, POSITIONS)
+    spec = positions.spec
     _refuse_unknown(spec, family)
     _refuse_incomparable(model)
     weights = _name_stock_weights(model, stacks)
     reason = f"no stock class with these weights has {shortened(str(spec))}"
     for model_class in _list_classes(model, stacks[0]):
-        config = write_configuration(model_class.config_class, model.config, spec, assembly.dims)
+        config = write_configuration(model_class.config_class, model.config, spec, positions.dims)
         if config is None or (stock := _build(model_class, config, weights)) is None:
             continue
         difference = _compare(model, stock, stacks[0])
@@ -161,9 +161,9 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> fl
 
 def _draw_inputs(model: PreTrainedModel, stack: Stack) -> Iterator[tuple[dict[str, Tensor], slice]]:
     """Yield the arguments of forward passes on random tokens, with the place of real tokens."""
-    assembly = getattr(stack.module, POSITIONS).assembly
-    windows = [dict(item.options).get("size", 0) for item in assembly.spec.items]  # 0: no window
-    length = min(max(8, *windows) + 4, _LONGEST_INPUT, assembly.dims.max_positions)
+    positions = getattr(stack.module, POSITIONS)
+    windows = [dict(item.options).get("size", 0) for item in positions.spec.items]  # 0: no window
+    length = min(max(8, *windows) + 4, _LONGEST_INPUT, positions.dims.max_positions)
     padding = model.config.pad_token_id or 0
     symbols = model.get_input_embeddings().weight.size(0)
     tokens = torch.randint(1, symbols, (1, length), generator=torch.Generator().manual_seed(1))

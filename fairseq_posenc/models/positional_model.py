@@ -19,7 +19,7 @@ class PositionalModel(PositionCheckpoints):
         for stack in stacks.values():
             self.init_positions = stack.cfg.position.init_positions  # equal in all; read on loading
         log_encodings(**stacks)
-        prepare_command(self, task, [stack.assembly.spec for stack in stacks.values()])
+        prepare_command(self, task, [stack.spec for stack in stacks.values()])
 
 
 def make_architecture(set_size: Architecture, **defaults: Any) -> Architecture:

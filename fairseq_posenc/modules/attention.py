@@ -5,6 +5,7 @@ B batch, T new tokens, S all tokens, H heads, D head size.
 
 from torch import Tensor, nn
 
+from fairseq_posenc.assembly import build_layer, draft_terms
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import check_dropout
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
@@ -20,7 +21,7 @@ from fairseq_posenc.modules.input_checks import (
     check_source_positions,
     select_state,
 )
-from fairseq_posenc.modules.stack_positions import StackPositions, read_assembly
+from fairseq_posenc.modules.stack_positions import StackPositions, read_stack
 from fairseq_posenc.shared import Shared
 
 
@@ -37,10 +38,9 @@ class _LayerAttention(AttentionCore, nn.Module):
         source_dim: int | None = None,
     ) -> None:
         super().__init__()
-        self.assembly = read_assembly(positions, layer)
+        self.spec, self.dims = spec, dims = read_stack(positions, layer)
         # Layers with the same encodings are of one kind, and take the same state.
-        self.kind = self.assembly.spec.layer_kind(layer)
-        dims = self.assembly.dims
+        self.kind = spec.layer_kind(layer)
         self.num_heads = dims.num_heads
         self.head_dim = dims.head_dim
         self.dropout = check_dropout(dropout)
@@ -91,16 +91,16 @@ class SelfAttention(_LayerAttention):
         num_key_value_heads: int | None = None,
     ) -> None:
         super().__init__(positions, dropout, bias, layer, num_key_value_heads)
-        self.assembly.draft_terms(backend)  # for its error if the backend cannot compute them
+        draft_terms(self.spec, self.dims, backend)  # for its error if a backend cannot do this
         self.backend = backend
-        causal = self.assembly.dims.causal
+        causal = self.dims.causal
         self.direction = direction or ("lr" if causal else "both")
         if self.direction not in DIRECTIONS or (causal and self.direction != "lr"):
             raise UserError(
                 f"direction {self.direction!r}: choose one of {', '.join(DIRECTIONS)}; in a causal "
                 "stack it is lr"
             )
-        self.encodings = self.assembly.build_layer(layer)
+        self.encodings = build_layer(self.spec, self.dims, layer)
 
     def forward(
         self,
@@ -127,8 +127,8 @@ class SelfAttention(_LayerAttention):
             UserError: ``shared`` belongs to another stack or batch, or to other tokens than those
                 in the cache and in ``x``.
         """
-        state = select_state(shared, self.kind, self.assembly)
-        check_layer_input(x, state.positions, cache, self.assembly.dims.embed_dim)
+        state = select_state(shared, self.kind, self.spec, self.dims)
+        check_layer_input(x, state.positions, cache, self.dims.embed_dim)
         check_self_cache(cache, state, x.size(0), self.num_key_value_heads, self.head_dim)
         query, key, value = self.project(x)
         dropout = self.dropout if self.training else 0.0
@@ -172,7 +172,7 @@ class CrossAttention(_LayerAttention):
         num_key_value_heads: int | None = None,
     ) -> None:
         super().__init__(positions, dropout, bias, layer, num_key_value_heads, source_dim)
-        self.rotates = self.assembly.spec.select_layers([layer]).rotates_source
+        self.rotates = self.spec.select_layers([layer]).rotates_source
 
     def forward(
         self,
@@ -202,8 +202,8 @@ class CrossAttention(_LayerAttention):
             UserError: keys must be rotated, but the positions were computed without
                 ``source_length``; or a mask, a batch or a cache does not fit.
         """
-        state = select_state(shared, self.kind, self.assembly)
-        check_layer_input(x, state.positions, cache, self.assembly.dims.embed_dim)
+        state = select_state(shared, self.kind, self.spec, self.dims)
+        check_layer_input(x, state.positions, cache, self.dims.embed_dim)
         self._check_source(x.size(0), source, source_padding_mask, state, cache)
         query = self.split_heads(self.q_proj(x))  # [B, H, T, D]
         if self.rotates and state.rotation is not None:

@@ -8,23 +8,24 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fairseq_posenc.assembly import Assembly
-from fairseq_posenc.encodings.base import Encoding
+from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.cache import Cache
 from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.shared import Shared
+from fairseq_posenc.specs import Spec
 
 
-def select_state(shared: object, kind: int, assembly: Assembly) -> Shared:
+def select_state(shared: object, kind: int, spec: Spec, dims: Dims) -> Shared:
     """Select the state of a kind of layer; refuse any that another stack than its own computed."""
     if not isinstance(shared, tuple) or not all(isinstance(state, Shared) for state in shared):
         raise UserError(
             f"`shared` must be the second result of the stack's positions, not "
             f"{type(shared).__name__}: x, shared = positions(embeddings), then layer(x, shared)"
         )
-    stack = shared[0].stack
-    if stack is not assembly and stack != assembly:
+    state = shared[0]
+    same_spec = state.spec is spec or state.spec == spec  # usually one object: cheap to compare
+    if not same_spec or state.dims != dims:
         raise UserError(
             "`shared` was computed by the positions of another stack: pass each layer the "
             "result of its own StackPositions"

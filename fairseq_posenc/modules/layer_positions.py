@@ -2,13 +2,14 @@
 
 from torch import Tensor, nn
 
+from fairseq_posenc.assembly import build_layer, draft_terms
 from fairseq_posenc.backends.by_distance import sum_biases
 from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
 from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Reset, ScaleFactor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.modules.input_checks import select_state
-from fairseq_posenc.modules.stack_positions import StackPositions, read_assembly
+from fairseq_posenc.modules.stack_positions import StackPositions, read_stack
 from fairseq_posenc.shared import Shared
 
 
@@ -40,10 +41,9 @@ class LayerPositions(AttentionCore, nn.Module):
 
     def __init__(self, positions: StackPositions, layer: int = 0) -> None:
         super().__init__()
-        self.assembly = read_assembly(positions, layer)
-        spec = self.assembly.spec
+        self.spec, self.dims = spec, dims = read_stack(positions, layer)
         self.kind = spec.layer_kind(layer)  # layers with the same encodings are of one kind
-        terms = self.assembly.draft_terms(backend="auto")[self.kind]  # of a single token
+        terms = draft_terms(spec, dims, backend="auto")[self.kind]  # of a single token
         widens = any(item.encoding.widens for item in spec.layer_kinds[self.kind])
         simple = (NumbersByDistance, NumbersByPair, Reset, ScaleFactor)
         if widens or not all(isinstance(term, simple) for term in terms):  # widens: query and key
@@ -51,8 +51,8 @@ class LayerPositions(AttentionCore, nn.Module):
                 f"{spec}: its scores are more than a rotated dot product, a factor and a bias for "
                 "each distance: use SelfAttention"
             )
-        self.scale = terms.scale(self.assembly.dims.head_dim)
-        self.encodings = self.assembly.build_layer(layer)
+        self.scale = terms.scale(dims.head_dim)
+        self.encodings = build_layer(spec, dims, layer)
 
     def rotate(
         self, query: Tensor, key: Tensor, shared: tuple[Shared, ...]
@@ -62,8 +62,8 @@ class LayerPositions(AttentionCore, nn.Module):
         Raises:
             UserError: they have another shape.
         """
-        state = select_state(shared, self.kind, self.assembly)
-        tgt_len, head_dim = state.positions.tgt_len, self.assembly.dims.head_dim
+        state = select_state(shared, self.kind, self.spec, self.dims)
+        tgt_len, head_dim = state.positions.tgt_len, self.dims.head_dim
         for name, x in {"query": query, "key": key}.items():
             if x.dim() != 4 or x.shape[2:] != (tgt_len, head_dim):
                 raise UserError(
@@ -79,7 +79,7 @@ class LayerPositions(AttentionCore, nn.Module):
 
         ``lr`` also hides later keys, ``rl`` earlier ones; None: no key is hidden.
         """
-        state = select_state(shared, self.kind, self.assembly)
+        state = select_state(shared, self.kind, self.spec, self.dims)
         positions = state.positions
         return state.mask(direction).forbidden(
             positions.tgt_len, positions.src_len, positions.device
@@ -88,16 +88,13 @@ class LayerPositions(AttentionCore, nn.Module):
     def bias(self, shared: tuple[Shared, ...]) -> Tensor | None:
         """Compute the bias, which is added to the scaled scores before masks and softmax.
 
-        Args:
-            shared: second result of the stack's positions in this forward pass.
-
         Returns:
             ``(batch or 1, heads or 1, tgt_len, src_len)`` in float32, or None for no bias.
 
         Raises:
             UserError: the encodings also multiply the scores; use :meth:`score_mod`.
         """
-        state = select_state(shared, self.kind, self.assembly)
+        state = select_state(shared, self.kind, self.spec, self.dims)
         terms = self.collect_terms(state)
         if terms.gain is not None:
             raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
@@ -107,10 +104,7 @@ class LayerPositions(AttentionCore, nn.Module):
         """Build the function that ``torch.nn.attention.flex_attention`` takes as ``score_mod``.
 
         Also pass it :attr:`scale`. No matrix of scores is made.
-
-        Args:
-            shared: second result of the stack's positions in this forward pass.
         """
-        state = select_state(shared, self.kind, self.assembly)
+        state = select_state(shared, self.kind, self.spec, self.dims)
         terms, positions = self.collect_terms(state), state.positions
         return build_score_mod(terms, positions.tgt_len, positions.src_len, positions.device)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc import backends
+from fairseq_posenc.assembly import build_layer, draft_terms
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.encodings.base import Encodings
@@ -30,12 +31,10 @@ class PositionEncoding(AttentionCore, StackPositions):
         head_dim: int | None = None,
     ) -> None:
         super().__init__(spec, embed_dim, num_heads, max_positions, causal, head_dim)
-        self.assembly.spec.check_length(1)  # one layer, not a list of different ones
-        dims = self.assembly.dims
-        self.num_heads = dims.num_heads
-        self.head_dim = dims.head_dim
-        self.direction = "lr" if dims.causal else "both"
-        self.layer = self.assembly.build_layer()
+        self.spec.check_length(1)  # one layer, not a list of different ones
+        self.num_heads, self.head_dim = self.dims.num_heads, self.dims.head_dim
+        self.direction = "lr" if self.dims.causal else "both"
+        self.layer = build_layer(self.spec, self.dims)
 
     @property
     def encodings(self) -> Encodings:  # type: ignore[override]
@@ -97,7 +96,7 @@ class PositionEncoding(AttentionCore, StackPositions):
             backend: ``auto``, or the name of a backend.
             inputs: as for :meth:`scores`.
         """
-        self.assembly.draft_terms(backend)  # for its error if the backend cannot compute them
+        draft_terms(self.spec, self.dims, backend)  # for its error if a backend cannot do this
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")
         call = self._build_call(query, key, value, key_padding_mask, inputs, direction, dropout)
@@ -118,7 +117,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         Returns:
             ``(heads, 2 * reach + 1)`` for distances ``-reach .. reach``.
         """
-        dims = self.assembly.dims
+        dims = self.dims
         length = 2 * reach + 1
         if reach < 0:
             raise UserError(f"reach={reach}: the largest distance cannot be negative")
@@ -139,7 +138,7 @@ class PositionEncoding(AttentionCore, StackPositions):
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Split rows ``(R, C)``, which layers would project, into heads ``(H, R, D)``."""
-        if rows.size(-1) != self.assembly.dims.heads_dim:
+        if rows.size(-1) != self.dims.heads_dim:
             raise UserError(
                 f"rows of width {rows.size(-1)} cannot be split into {self.num_heads} heads of "
                 f"width {self.head_dim} without a layer's projections: take a SelfAttention"
@@ -158,7 +157,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         dropout: float = 0.0,
     ) -> AttentionCall:
         """Check the arguments, and make the call of a backend."""
-        dims = self.assembly.dims
+        dims = self.dims
         batch, _, tgt_len, _ = query.shape
         src_len = key.size(2)
         query_shape = (batch, dims.num_heads, tgt_len, dims.head_dim)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.assembly import Assembly
+from fairseq_posenc import assembly
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.errors import UserError
@@ -51,13 +51,14 @@ class StackPositions(nn.Module):
         head_dim: int | None = None,
     ) -> None:
         super().__init__()
+        spec = parse(spec) if isinstance(spec, str) else spec
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
-        self.assembly = Assembly(parse(spec) if isinstance(spec, str) else spec, dims)
-        limits = self.assembly.limits()  # a `Locality` of one token: which limits there are
-        self.id_readers = self.assembly.find_id_readers()  # a plain dict: no submodules
+        self.spec, self.dims = spec, dims
+        limits = assembly.find_limits(spec, dims)  # of one token: which there are
+        self.id_readers = assembly.find_id_readers(spec, dims)  # a plain dict: no submodules
         # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = limits.window is not None
-        drafts = self.assembly.draft_terms(backend="auto")  # of each kind of layer
+        drafts = assembly.draft_terms(spec, dims, backend="auto")  # of each kind of layer
         self.has_tables = any(terms.has(ByDistance) for terms in drafts)
         # Whether earlier tokens' positions matter, too: for distances, and for visible keys.
         self.reads_all_ids = (
@@ -66,8 +67,8 @@ class StackPositions(nn.Module):
             or any(reader.acts_on == "scores" for reader in self.id_readers.values())
         )
         # Encodings, under names that state dicts have; what they compute in a pass is in `Shared`.
-        self.input = self.assembly.build_input()
-        self.shared = self.assembly.build_stack()
+        self.input = assembly.build_input(spec, dims)
+        self.shared = assembly.build_shared(spec, dims)
 
     def forward(
         self,
@@ -112,7 +113,7 @@ class StackPositions(nn.Module):
         """
         past_ids = past.ids if isinstance(past, Cache) else None
         past = past.tokens if isinstance(past, Cache) else past
-        check_embeddings("embeddings", embeddings, self.assembly.dims.embed_dim)
+        check_embeddings("embeddings", embeddings, self.dims.embed_dim)
         if isinstance(past, bool) or not isinstance(past, (int, torch.SymInt)) or past < 0:
             raise UserError(
                 f"past={past!r}: the number of earlier tokens must be a whole number of at least 0"
@@ -146,7 +147,7 @@ class StackPositions(nn.Module):
         elif source_position_ids is not None or source_padding_mask is not None:
             name = "padding_mask" if source_position_ids is None else "position_ids"
             raise UserError(f"source_{name}: also give source_length")
-        return embeddings, tuple(state._replace(stack=self.assembly) for state in shared)
+        return embeddings, tuple(state._replace(spec=self.spec, dims=self.dims) for state in shared)
 
     def _refuse_gaps(self, padding: Tensor, consecutive: bool) -> None:
         """Refuse padding between tokens if distances between places include it."""
@@ -158,7 +159,7 @@ class StackPositions(nn.Module):
         begins = ~padding & F.pad(padding, (1, 0), value=True)[:, :-1]  # [B, S]
         if bool((begins.sum(1) > 1).any()):
             raise UserError(
-                f"key_padding_mask: padding lies between tokens, and {self.assembly.spec} would "
+                f"key_padding_mask: padding lies between tokens, and {self.spec} would "
                 "count it as distance; pad on the left or on the right of all tokens"
             )
 
@@ -183,9 +184,9 @@ class StackPositions(nn.Module):
 
     def _split_documents(self, positions: Positions, ids: Tensor | None) -> Positions:
         """Restart positions where the number of the document changes."""
-        packed = any(item.name == "documents" for item in self.assembly.spec.whole_stack)
+        packed = any(item.name == "documents" for item in self.spec.whole_stack)
         if ids is not None and not packed:
-            raise UserError(f"document_ids: the spec {self.assembly.spec} must have +documents")
+            raise UserError(f"document_ids: the spec {self.spec} must have +documents")
         if ids is None and packed:
             raise UserError("documents: give document_ids, the number of each token's document")
         if ids is None:
@@ -214,7 +215,7 @@ class StackPositions(nn.Module):
             ids = join_ids(past_ids, ids.expand(batch, *ids.shape[1:]))
         if ids.size(1) < src_len and self.reads_all_ids:
             raise UserError(
-                f"position_ids {tuple(ids.shape)}: {self.assembly.spec} also needs those of the "
+                f"position_ids {tuple(ids.shape)}: {self.spec} also needs those of the "
                 f"earlier tokens, ({batch} or 1, {src_len}); or pass a layer's cache as past"
             )
         # No encoding reads the ids of earlier tokens here, so these may be zeros.
@@ -222,8 +223,8 @@ class StackPositions(nn.Module):
         return positions.replace_ids(torch.cat([missing, ids], 1))
 
 
-def read_assembly(positions: StackPositions, layer: int) -> Assembly:
-    """Check a layer's arguments ``positions`` and ``layer``; return the assembly of its stack.
+def read_stack(positions: StackPositions, layer: int) -> tuple[Spec, Dims]:
+    """Check a layer's arguments ``positions`` and ``layer``; return the stack's spec and sizes.
 
     Raises:
         UserError: ``positions`` is something else, or ``layer`` is not a number of at least 0.
@@ -235,7 +236,7 @@ def read_assembly(positions: StackPositions, layer: int) -> Assembly:
         )
     if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
         raise UserError(f"layer={layer!r}: layers are numbered 0, 1, 2 and so on")
-    return positions.assembly
+    return positions.spec, positions.dims
 
 
 def positions_from_padding(

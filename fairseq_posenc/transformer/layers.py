@@ -10,7 +10,7 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
-from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.assembly import build_layer
 from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.shared import Shared
@@ -23,7 +23,7 @@ class _PositionalLayer:
     """Base of both layers: passes the position state to the attention inside, through a context.
 
     fairseq's layers have no argument for the state. Layers with equal encodings are of one kind,
-    and share the terms in it. ``cfg.assembly`` has the spec and the sizes of the stack, in which
+    and share the terms in it. ``cfg.spec`` and ``cfg.dims`` are those of the stack, in which
     ``index`` counts the layers from 0; ``cfg.position`` has our options.
     """
 
@@ -43,13 +43,12 @@ class _PositionalLayer:
 
     def _build_attention(self, cfg: Any, options: Any, **kwargs: Any) -> PositionalAttention:
         """Build self-attention with this layer's encodings, by ``cfg.encoder`` or ``decoder``."""
-        assembly: Assembly = cfg.assembly
         return PositionalAttention(
             self.embed_dim,
             options.attention_heads,
-            encodings=assembly.build_layer(self.index),
+            encodings=build_layer(cfg.spec, cfg.dims, self.index),
             backend=cfg.position.backend,
-            kind=assembly.spec.layer_kind(self.index),  # which layers of equal encodings share
+            kind=cfg.spec.layer_kind(self.index),  # which layers of equal encodings share
             dropout=cfg.attention_dropout,
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
@@ -96,7 +95,7 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         """Build fairseq's cross-attention, and let it rotate if this layer's spec says so."""
         attention = super().build_encoder_attention(embed_dim, cfg)
-        if cfg.assembly.spec.select_layers([self.index]).rotates_source:
+        if cfg.spec.select_layers([self.index]).rotates_source:
             if self.quant_noise > 0:
                 raise UserError(
                     "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "

@@ -147,6 +147,6 @@ def log_encodings(**stacks: Any) -> None:
             if is_position_parameter(f".{key}")  # with a dot, as in the names of a whole model
         )
         logger.info(
-            f"{name} position encoding: {stack.assembly.spec} | directions: {' '.join(runs)} | "
+            f"{name} position encoding: {stack.spec} | directions: {' '.join(runs)} | "
             f"backend: {stack.backend} | position parameters: {parameters:,}"
         )

@@ -13,7 +13,7 @@ import torch
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from torch import Tensor, nn
 
-from fairseq_posenc.assembly import Assembly
+from fairseq_posenc import assembly
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.encodings.term import Reset
 from fairseq_posenc.errors import UserError
@@ -83,19 +83,19 @@ class _PositionalStack:
             )
         self.layers_kept = cfg.layers_kept
         self.weight_settings = read_weight_settings(cfg, options, dictionary)
-        self.assembly: Assembly = cfg.assembly
-        self.id_readers = self.assembly.find_id_readers()  # encodings that a caller's ids must fit
+        spec, dims = self.spec, self.dims = cfg.spec, cfg.dims
+        self.id_readers = assembly.find_id_readers(spec, dims)  # which a caller's ids must fit
         self.backend = cfg.position.backend
         self.eos_idx = dictionary.eos()
-        at_input = self.assembly.build_input()
+        at_input = assembly.build_input(spec, dims)
         self.embed_positions = None if at_input is None else InputPositions(at_input)
-        self.encodings = self.assembly.build_stack()  # those that layers share
+        self.encodings = assembly.build_shared(spec, dims)  # those that layers share
         self.directions = directions + ("both",) * (len(self.layers) - len(directions))
         for index, direction in enumerate(self.directions):
             layer: Any = self.layers[index]  # iterating over the layers would apply LayerDrop
             layer.self_attn.direction = direction
             layer.register_forward_pre_hook(inject_context, with_kwargs=True)  # adds the state
-        drafts = self.assembly.draft_terms(self.backend)
+        drafts = assembly.draft_terms(spec, dims, self.backend)
         self.has_reset = any(terms.has(Reset) for terms in drafts)
 
     def _next_index(self) -> int:
@@ -106,11 +106,9 @@ class _PositionalStack:
     @property
     def identity(self) -> Identity:
         """Positions and settings that the weights of this stack belong to."""
-        spec, dims = self.assembly
-        directions = () if dims.causal else self.directions  # in a decoder always lr
-        return Identity(
-            spec, format_directions(directions), dims.trained_length, self.weight_settings
-        )
+        directions = () if self.dims.causal else self.directions  # in a decoder always lr
+        length, settings = self.dims.trained_length, self.weight_settings
+        return Identity(self.spec, format_directions(directions), length, settings)
 
     def get_extra_state(self) -> Tensor:
         """Encode the identity, which torch stores in the state dict beside the parameters."""
@@ -121,7 +119,7 @@ class _PositionalStack:
         loaded = Identity.from_tensor(state)
         length = loaded.trained_length
         self.weight_settings = self.weight_settings.fill_from(loaded.weight_settings)
-        self.assembly = self.assembly.trained_at(length)
+        self.dims = self.dims._replace(trained_on=length)
         for module in cast(nn.Module, self).modules():
             if isinstance(module, Encoding):
                 module.trained_at(length)
@@ -200,7 +198,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         cfg = _assemble(cfg, "decoder")
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn)
         self.install(cfg, cfg.decoder, dictionary, directions=("lr",) * len(self.layers))
-        self.rotates_source = self.assembly.spec.rotates_source
+        self.rotates_source = self.spec.rotates_source
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
@@ -265,7 +263,7 @@ def _assemble(cfg: Any, side: str) -> Any:
         side: ``encoder`` or ``decoder``.
 
     Returns:
-        A copy of the configuration with ``assembly``, which layers take from there, and
+        A copy of the configuration with ``spec`` and ``dims``, which layers take from there, and
         ``layers_kept``, the indices of the kept layers, None for all.
     """
     stack, spec = getattr(cfg, side), getattr(cfg.position, side)
@@ -279,8 +277,8 @@ def _assemble(cfg: Any, side: str) -> Any:
         raise UserError("window(prefill=true) is for models of transformers: export this one first")
     length = cfg.max_target_positions if causal else cfg.max_source_positions
     dims = Dims(stack.embed_dim, stack.attention_heads, length, causal)
-    cfg = copy(cfg)  # the caller's stays without an assembly
-    cfg.assembly, cfg.layers_kept = Assembly(spec, dims), kept
     # fairseq's constructor builds a table by position, even if we replace it.
-    cfg.assembly.check_size(stack.layers, always_allocated=dims.max_positions * dims.embed_dim)
+    assembly.check_size(spec, dims, stack.layers, always_allocated=length * dims.embed_dim)
+    cfg = copy(cfg)  # the caller's stays as it is
+    cfg.spec, cfg.dims, cfg.layers_kept = spec, dims, kept
     return cfg

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fairseq_posenc import specs
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.analysis.catalogue import BASE, BASE_LAYERS
-from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.assembly import count_parameters
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.user_dir import DECBERT
 from fairseq_posenc.workbench.running.options import add_count
@@ -110,7 +110,7 @@ def run_count(args: argparse.Namespace) -> int:
     spec = specs.parse(args.encoding)
     dims = Dims(args.embed_dim, args.heads, args.max_positions, causal=args.decoder)
     spec.check_length(args.layers)  # refuses a list of more layers
-    sizes = Assembly(spec, dims).parameters(args.layers)
+    sizes = count_parameters(spec, dims, args.layers)
     total = sum(sizes.values())
     if args.json:
         print(json.dumps({"encoding": str(spec), "total": total, "parameters": sizes}, indent=2))

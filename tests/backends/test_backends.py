@@ -226,7 +226,7 @@ def test_layers_learn_at_lengths_that_fill_tiles(name, spec, causal, monkeypatch
     positions = StackPositions(spec, embed_dim=8, num_heads=2, causal=causal).double()
     layer = SelfAttention(positions).double()
     try:
-        layer.assembly.draft_terms(name)
+        SelfAttention(positions, backend=name)
     except UserError:  # the backend does not serve it
         return
     learned = [*positions.parameters(), *layer.parameters()]

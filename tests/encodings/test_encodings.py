@@ -12,7 +12,7 @@ from fairseq.modules import MultiheadAttention
 from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
-from fairseq_posenc.assembly import Assembly, build_encodings
+from fairseq_posenc.assembly import build_encodings, count_parameters, draft_terms
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
@@ -76,7 +76,7 @@ def test_gradients_equal_those_of_the_formula(spec):
 @pytest.mark.parametrize("positions", [7, 1100])
 def test_parameter_count_has_a_closed_form(name, positions):
     dims = Dims(embed_dim=24, num_heads=3, max_positions=positions, causal=needs_causal(name))
-    counted = sum(Assembly(specs.parse(name), dims).parameters(5).values())
+    counted = sum(count_parameters(specs.parse(name), dims, 5).values())
     assert counted == oracles.parameter_count(name, m=5, n=positions, d=8, D=24, h=3)
 
 
@@ -282,7 +282,7 @@ def test_a_part_of_odd_heads_can_be_rotated():
 
 def test_values_by_distance_go_with_any_scale():
     parsed = specs.parse("shaw(scale_factor=2)+shaw_values")
-    assert Assembly(parsed, DIMS).draft_terms("auto")[0].find(ScaleFactor).factor == 2
+    assert draft_terms(parsed, DIMS, "auto")[0].find(ScaleFactor).factor == 2
 
 
 def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from fairseq_posenc.api import Cache, SelfAttention, StackPositions
+from fairseq_posenc.assembly import build_shared
 from tests.encodings import second_oracles as oracles
 
 C, HEADS, D, N, T = 16, 2, 8, 64, 11
@@ -115,9 +116,8 @@ def built(case: Case, causal: bool, backend: str = "reference") -> tuple[Any, An
     torch.manual_seed(5)
     positions = StackPositions(case.spec, C, HEADS, max_positions=N, causal=causal)
     if case.trained_on:  # which a checkpoint says
-        dims = positions.assembly.dims._replace(trained_on=case.trained_on)
-        positions.assembly = positions.assembly._replace(dims=dims)
-        positions.shared = positions.assembly.build_stack()
+        positions.dims = positions.dims._replace(trained_on=case.trained_on)
+        positions.shared = build_shared(positions.spec, positions.dims)
     layer = SelfAttention(positions, backend=backend)
     for module in (positions.double().eval(), layer.double().eval()):
         for name, parameter in module.named_parameters():

@@ -10,7 +10,7 @@ import torch
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 
 from fairseq_posenc import registry, specs
-from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.assembly import count_parameters
 from fairseq_posenc.backends import triton
 from fairseq_posenc.backends.forward_cache import PerForwardCache
 from fairseq_posenc.encodings.base import Dims
@@ -57,7 +57,7 @@ PAD, EOS = 1, 2
 
 def has_parameters(spec: str) -> bool:
     dims = Dims(embed_dim=32, num_heads=4, max_positions=24, causal=needs_causal(spec))
-    return sum(Assembly(specs.parse(spec), dims).parameters(layers=2).values()) > 0
+    return sum(count_parameters(specs.parse(spec), dims, layers=2).values()) > 0
 
 
 def gradients(model, family, tokens):

@@ -24,7 +24,7 @@ def draw_batch(model: Any, side: str) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     batch = []
     for stack in list_stacks(model).values():
-        longest = min(512, stack.assembly.dims.max_positions)
+        longest = min(512, stack.dims.max_positions)
         symbols = stack.embed_tokens.num_embeddings
         tokens = torch.randint(SPECIAL_SYMBOLS, symbols, (3, longest), generator=generator)
         middle = longest // 2

@@ -89,7 +89,7 @@ def _refuse_unsupported(trained: OpenModel) -> None:
         raise UserError(f"{lacks} a {trained.head} model, but translation models and causal LMs")
     refuse_odd_parts(trained, "CTranslate2")
     for stack in trained.stacks.values():
-        spec, activation = stack.assembly.spec, stack.cfg.activation_fn
+        spec, activation = stack.spec, stack.cfg.activation_fn
         if activation not in _ACTIVATIONS:
             raise UserError(f"{lacks} the activation {activation}, but {', '.join(_ACTIVATIONS)}")
         if others := sorted({item.name for item in spec.items} - known):
@@ -153,7 +153,7 @@ def build_specification(trained: OpenModel, vocabularies: list[list[str]], dtype
 
 def _build_stack(trained: OpenModel, stack: Any) -> Any:
     """Build an encoder or a decoder with its weights and positions."""
-    dims: Dims = stack.assembly.dims
+    dims: Dims = stack.dims
     length = dims.max_positions
     tokens = torch.full((1, length), SPECIAL_SYMBOLS)  # any symbol that is not padding
     shared = stack.compute_shared(tokens)

@@ -55,7 +55,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     """
     transformers.logging.disable_progress_bar()
     stock = find_stock_family(trained)
-    specs = {str(stack.assembly.spec) for stack in trained.stacks.values()}
+    specs = {str(stack.spec) for stack in trained.stacks.values()}
     has_directions = any(stack.identity.directions for stack in trained.stacks.values())
     is_plain = specs == {stock.own_positions} and not has_directions  # the class has them itself
     name = stock.classes[trained.head]
@@ -149,7 +149,7 @@ def _select_weights(trained: OpenModel) -> dict[str, Tensor]:
 def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
     """Give a model of transformers the positions of a trained one, without their weights."""
     stacks = [*trained.stacks.values()]
-    specs = [stack.assembly.spec for stack in stacks]
+    specs = [stack.spec for stack in stacks]
     names = {item.name for spec in specs for item in spec.items}
     reads_ends = names & {"documents", "sentence_learned"}  # of sentences, at `boundary_id`
     with warnings.catch_warnings():  # the positions taken away are a new model's, untrained
@@ -157,7 +157,7 @@ def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
         set_positions(
             model,
             str(specs[0]),
-            max_positions=max(stack.assembly.dims.max_positions for stack in stacks),
+            max_positions=max(stack.dims.max_positions for stack in stacks),
             decoder_spec=str(specs[1]) if specs[0] != specs[-1] else None,
             directions=stacks[0].identity.directions,
             boundary_id=stacks[0].eos_idx if reads_ends else None,
@@ -213,7 +213,7 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily) -> dict[str, Any
         "eos_token_id": stacks[-1].eos_idx,
         "bos_token_id": stacks[-1].eos_idx if begins_with_eos else stacks[-1].dictionary.bos(),
         "vocab_size": stacks[0].embed_tokens.num_embeddings,  # the source's
-        "max_position_embeddings": max(x.assembly.dims.trained_length for x in stacks),
+        "max_position_embeddings": max(x.dims.trained_length for x in stacks),
         "tie_word_embeddings": trained.ties_embeddings,
     }
     if trained.family == "masked_lm":

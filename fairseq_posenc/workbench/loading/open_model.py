@@ -238,7 +238,7 @@ class OpenModel(OpenTask):
     def positions(self) -> dict[str, Optional[str]]:
         """The position encodings of each stack, as a spec; None if the model is fairseq's."""
         return {
-            name: str(stack.assembly.spec) if hasattr(stack, "assembly") else None
+            name: str(stack.spec) if hasattr(stack, "spec") else None
             for name, stack in self.stacks.items()
         }
 

@@ -34,7 +34,7 @@ class Subject:
     @property
     def dims(self) -> Dims:
         """Sizes of the layers."""
-        return self.encodings[0].assembly.dims
+        return self.encodings[0].dims
 
     @property
     def stack(self) -> str:
@@ -44,13 +44,13 @@ class Subject:
     @property
     def title(self) -> str:
         """The spec of the position encodings, and where they are from."""
-        spec = parse(",".join(str(layer.assembly.spec) for layer in self.encodings))
+        spec = parse(",".join(str(layer.spec) for layer in self.encodings))
         return f"{spec}{self.label}"
 
     @property
     def named_layers(self) -> dict[int, str]:
         """The names of the layers to show; only the first if all share their encodings."""
-        specs = {layer.assembly.spec for layer in self.encodings}
+        specs = {layer.spec for layer in self.encodings}
         if len(specs) > 1 or self.encodings[0].layer.as_list():  # encodings of each layer alone
             return {index: f"layer {index + 1}" for index in self.layers}
         return {self.layers[0]: "all layers"}
@@ -102,8 +102,8 @@ def build_subject(
 
 def collect_subjects(model: nn.Module) -> dict[str, Subject]:
     """Collect the stacks of a trained model by name; empty for fairseq's own models."""
-    # fairseq's stacks have no assembly; theirs is not imported: pictures of specs need no fairseq.
-    stacks = [module for module in model.modules() if hasattr(module, "assembly")]
+    # fairseq's stacks have no spec; ours are not imported: pictures of specs need no fairseq.
+    stacks = [module for module in model.modules() if hasattr(module, "spec")]
     subjects = [_build_trained_subject(stack) for stack in stacks]
     return {subject.stack: subject for subject in subjects}
 
@@ -115,16 +115,16 @@ def make_positions(length: int) -> Positions:
 
 def _build_trained_subject(stack: Any) -> Subject:
     """Build the encodings of each layer, with the trained modules."""
-    dims = stack.assembly.dims
+    dims = stack.dims
     sizes = dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
     encodings, projections = [], []
     for index in range(len(stack.layers)):  # iterating over the list would apply LayerDrop
         attention = stack.layers[index].self_attn
-        spec = stack.assembly.spec.select_layers([index])
+        spec = stack.spec.select_layers([index])
         encoding = PositionEncoding(str(spec), *sizes)
         # Only its methods are needed: its new modules are all replaced by the trained ones.
         at_input = stack.embed_positions
-        encoding.assembly = stack.assembly._replace(spec=spec)
+        encoding.dims = dims
         encoding.input = None if at_input is None else at_input.encodings
         encoding.shared = stack.encodings.select(attention.kind)  # shared by this kind of layer
         encoding.layer = attention.encodings  # those of this layer alone
