@@ -12,10 +12,9 @@ from torch.nn import functional as F
 
 from fairseq_posenc.encodings.absolute import Sinusoidal
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
-from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.relative_positions import DistanceEncoding, make_projections
 from fairseq_posenc.encodings.runs import Runs, mirror
-from fairseq_posenc.encodings.t5 import find_firsts
+from fairseq_posenc.encodings.t5 import Buckets, find_firsts
 from fairseq_posenc.encodings.term import NumbersByDistance, RowsByDistance, Term
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
@@ -84,7 +83,7 @@ class DebertaV2(Encoding):
 
     acts_on = "scores"
     shared_by_layers = True  # one module; `terms` is called once in a pass
-    firsts: tuple[int, ...]  # the first distance of each logarithmic bucket
+    bucket_rule: Buckets  # which row of the table each distance has
 
     def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
         super().__init__(dims, scale_factor)
@@ -104,39 +103,34 @@ class DebertaV2(Encoding):
 
     def terms(self, positions: Positions) -> list[Term]:
         """Compute the normalised rows for each layer to project, ``(R, C)``."""
-        # On either side of 0, buckets begin at every distance up to buckets / 2, then at `firsts`.
-        starts = mirror((*range(1, self.buckets // 2 + 1), *self.firsts))
-        _, runs = Runs.select(starts, positions)  # a run: distances that share a row
-        bucket = self.bucket(-runs.representatives())  # of a distance i - j of each run
-        index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)  # rows begin with later keys
+        index, runs = self.bucket_rule.select(positions)
         normed = F.layer_norm(
             self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
         )
         return [RowsByDistance(normed[index], runs, of="layer")]  # which each layer projects
 
-    def bucket(self, back: Tensor) -> Tensor:
-        """Compute the signed bucket of keys that lie ``back``, i - j, int64 of any shape."""
-        exact = self.buckets // 2
-        unsigned = back.abs()
-        firsts = make_constant(self.firsts, unsigned.device, torch.long)
-        far = exact + torch.bucketize(unsigned, firsts, right=True)
-        return torch.where(unsigned <= exact, back, far * back.sign())
-
     def compute_constants(self) -> None:
-        """Find the first distance of each logarithmic bucket; also called when lengths change.
+        """Find the buckets; also called when lengths change.
 
         Rounded as in DebertaV2: the logarithm runs from ``buckets / 2`` to the trained length - 1,
         which falls in the last bucket but one.
         """
         exact = self.buckets // 2
         # At least `exact` + 1, or the logarithm would run over no distance.
-        farthest = max(self.dims.trained_length, exact + 2) - 1
+        longest = max(self.dims.trained_length, exact + 2) - 1
 
         def find_bucket(distance: int) -> int:
-            share = math.log(distance / exact) / math.log(farthest / exact)
+            share = math.log(distance / exact) / math.log(longest / exact)
             return math.ceil(share * (exact - 1))
 
-        self.firsts = find_firsts(find_bucket, start=exact, count=self.buckets - exact)
+        firsts = find_firsts(find_bucket, start=exact, count=self.buckets - exact)
+        # On either side of 0, buckets begin at every distance up to `exact`, then at `firsts`.
+        starts = mirror((*range(1, exact + 1), *firsts))
+        farthest, last_row = exact + len(firsts), 2 * self.buckets - 1
+        # Rows begin with later keys. The farthest earlier ones would have a row beyond the last.
+        numbers = range(farthest, -farthest - 1, -1)
+        rows = tuple(min(self.buckets + number, last_row) for number in numbers)
+        self.bucket_rule = Buckets(starts, rows)
 
 
 @register("transformer_xl")

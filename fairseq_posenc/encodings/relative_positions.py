@@ -245,10 +245,10 @@ class M1(Encoding):
 
     def terms(self, positions: Positions) -> list[Term]:
         """Multiply the dot product by the numbers of unsigned distances, ``(G, R)``."""
-        # The runs of signed distances, of which two share a row of the table.
-        _, runs = Runs.select(range(1 - self.max_distance, self.max_distance + 1), positions)
-        distances = runs.representatives().abs().clamp(max=self.max_distance)  # [R]
-        return [NumbersByDistance(self.table[:, distances], runs, multiplies=True)]
+        limit = self.max_distance
+        kept, runs = Runs.select(range(1 - limit, limit + 1), positions)  # signed: two share a row
+        unsigned = torch.arange(-limit, limit + 1, device=positions.device)[kept].abs()  # [R]
+        return [NumbersByDistance(self.table[:, unsigned], runs, multiplies=True)]
 
 
 @register("m2")

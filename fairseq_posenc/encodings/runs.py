@@ -81,11 +81,6 @@ class Runs(NamedTuple):
             return self.starts == distances
         return len(self.starts) == len(distances) and tuple(self.starts) == tuple(distances)
 
-    def representatives(self) -> Tensor:
-        """List a distance of each row: the last one of the first row, the first ones of others."""
-        distances = (self.starts[0] - 1, *self.starts) if self.starts else (self.low,)
-        return make_constant(distances, self.device, torch.long)
-
     def find(self, distances: Tensor) -> Tensor:
         """Find the row of each distance, int64 of any shape; others than the call's, too."""
         if not self.starts:

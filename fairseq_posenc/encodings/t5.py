@@ -1,6 +1,6 @@
 """A trained number for each bucket of distances, shared by all layers (T5).
 
-:class:`Buckets` also serves ``tupe_shared``, and :func:`find_firsts` the buckets of ``deberta_v2``.
+:class:`Buckets` also serves ``tupe_shared`` and ``deberta_v2``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class T5(Encoding):
     ) -> None:
         super().__init__(dims, scale_factor)
         self.axes = axes
-        self.buckets = Buckets.build(
+        self.buckets = Buckets.of_t5(
             self.name, num_buckets, max_distance, both_sides=not dims.causal
         )
         self.table = nn.Parameter(torch.empty(axes * dims.num_heads, num_buckets))
@@ -74,21 +74,23 @@ class T5(Encoding):
 
 
 class Buckets(NamedTuple):
-    """T5's buckets of distances: small distances have one each, large distances share them.
+    """Buckets of signed distances j - i, each with a row of a table.
+
+    >>> past = Buckets(starts=(-2, -1, 0), rows=(3, 2, 1, 0))  # up to -3; -2; -1; 0 and more
+    >>> past.find(torch.tensor([-9, -2, 0, 5]))
+    tensor([3, 2, 0, 0])
 
     Attributes:
-        exact: the number of distances in a direction that have their own bucket, from 0 on.
-        firsts: the first distance of each shared bucket but the first, which begins at ``exact``.
-        both_sides: whether later keys have buckets, too, after those of earlier keys.
+        starts: the first distance of each bucket but the first, ascending (:class:`Runs`).
+        rows: the row of each bucket.
     """
 
-    exact: int
-    firsts: tuple[int, ...]
-    both_sides: bool
+    starts: tuple[int, ...]
+    rows: tuple[int, ...]
 
     @classmethod
-    def build(cls, name: str, buckets: int, max_distance: int, both_sides: bool) -> Buckets:
-        """Compute the distances at which buckets begin.
+    def of_t5(cls, name: str, buckets: int, max_distance: int, both_sides: bool) -> Buckets:
+        """Make T5's buckets: small distances have one each, large distances share them.
 
         Args:
             name: the name of the encoding, for error messages.
@@ -112,22 +114,21 @@ class Buckets(NamedTuple):
             # Where a bucket begins exactly, another library's logarithm may be a little less.
             return int(share * (side - exact) + 1e-6)
 
-        return cls(exact, find_firsts(find_bucket, exact, side - exact - 1), both_sides)
+        firsts = find_firsts(find_bucket, exact, side - exact - 1)  # inputs reach all buckets
+        starts = mirror((*range(1, exact + 1), *firsts), both_sides)
+        # Later keys have the rows after those of earlier keys: with `side` 4, 3 2 1 0 5 6 7.
+        later = range(side + 1, 2 * side) if both_sides else ()
+        return cls(starts, (*range(side - 1, -1, -1), *later))
 
     def select(self, positions: Positions) -> tuple[Tensor, Runs]:
-        """Select the buckets that a call needs, int64 ``(R,)``, and their runs of distances."""
-        starts = mirror((*range(1, self.exact + 1), *self.firsts), self.both_sides)
-        _, runs = Runs.select(starts, positions)
-        return self.find(runs.representatives()), runs
+        """Select the rows that a call needs, int64 ``(R,)``, and their runs of distances."""
+        kept, runs = Runs.select(self.starts, positions)
+        return make_constant(self.rows[kept], positions.device, torch.long), runs
 
     def find(self, distances: Tensor) -> Tensor:
-        """Find the bucket of each signed distance j - i, int64 of any shape, also for pairs."""
-        unsigned = distances.abs() if self.both_sides else -distances.clamp(max=0)
-        firsts = make_constant(self.firsts, unsigned.device, torch.long)
-        far = self.exact + torch.bucketize(unsigned, firsts, right=True)
-        bucket = torch.where(unsigned < self.exact, unsigned, far)
-        side = self.exact + 1 + len(self.firsts)  # buckets of a direction; inputs reach all of them
-        return bucket + side * distances.gt(0) if self.both_sides else bucket
+        """Find the row of each distance, int64 of any shape."""
+        starts, rows = (make_constant(x, distances.device, torch.long) for x in self)
+        return rows[torch.bucketize(distances, starts, right=True)]
 
 
 def find_firsts(find_bucket: Callable[[int], int], start: int, count: int) -> tuple[int, ...]:

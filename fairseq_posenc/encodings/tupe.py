@@ -104,7 +104,7 @@ class TupeShared(Encoding):
         reset: bool = False,
     ) -> None:
         super().__init__(dims, scale_factor)
-        self.bucket_rule = Buckets.build(self.name, num_buckets, max_distance, both_sides=True)
+        self.bucket_rule = Buckets.of_t5(self.name, num_buckets, max_distance, both_sides=True)
         self.num_buckets = num_buckets
         self.reset = reset
         width = dims.embed_dim

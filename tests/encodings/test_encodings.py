@@ -494,7 +494,7 @@ def test_each_distance_has_the_row_of_its_bucket(spec, causal):
             expected = encoding.table[:, encoding.buckets.find(distances)]
             found = terms.bias.expand()
         else:
-            index = (encoding.bucket(-distances) + 8).clamp(0, 15)
+            index = encoding.bucket_rule.find(distances)
             normed = torch.nn.functional.layer_norm(encoding.table, (16,), eps=1e-7)
             expected = normed[index]
             found = terms.rows("layer").expand()

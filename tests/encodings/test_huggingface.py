@@ -226,7 +226,7 @@ def test_ours_equals_the_example_of_a_class_that_has_gone(name):
 @pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 30), (64, 512)])
 def test_t5_buckets_equal_theirs_at_every_distance(both_sides, buckets, reach):
     distances = torch.arange(-2000, 2001)
-    ours = Buckets.build("t5", buckets, reach, both_sides).find(distances)
+    ours = Buckets.of_t5("t5", buckets, reach, both_sides).find(distances)
     theirs = modeling_t5.T5Attention._relative_position_bucket(
         distances, both_sides, buckets, reach
     )
@@ -236,11 +236,10 @@ def test_t5_buckets_equal_theirs_at_every_distance(both_sides, buckets, reach):
 @pytest.mark.parametrize(("buckets", "positions"), [(256, 512), (32, 128), (8, 24), (4, 2000)])
 def test_deberta_v2_buckets_equal_theirs_at_every_distance(buckets, positions):
     distances = torch.arange(-2000, 2001)
-    ours = DebertaV2(Dims(8, 2, positions), buckets=buckets).bucket(distances)
+    ours = DebertaV2(Dims(8, 2, positions), buckets=buckets).bucket_rule.find(-distances)
     theirs = modeling_deberta_v2.make_log_bucket_position(distances, buckets, positions)
-    # What counts is the row of the table, beyond whose ends all distances are the same.
-    ours, theirs = ((x.long() + buckets).clamp(0, 2 * buckets - 1) for x in (ours, theirs))
-    assert torch.equal(ours, theirs)
+    # Beyond the ends of the table, all distances have the same row.
+    assert torch.equal(ours, (theirs.long() + buckets).clamp(0, 2 * buckets - 1))
 
 
 def test_sinusoids_equal_those_of_fairseq_with_padding():
