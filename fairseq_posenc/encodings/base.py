@@ -103,6 +103,8 @@ class Encoding(nn.Module):
     counts_in_sentences: ClassVar[bool] = False  # True: it counts tokens itself, in each sentence
     takes_real_ids: ClassVar[bool] = False  # True: positions may be any numbers, such as 0.5
     without_options: ClassVar[tuple[str, ...]] = ()  # options of its base class that specs refuse
+    zeros: ClassVar[tuple[str, ...]] = ()  # names of the parameters that start at 0
+    ones: ClassVar[tuple[str, ...]] = ()  # of those that start at 1; others are drawn at random
     causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     # Numbers of a position that it reads: 2 for the row and column of a patch; 0: it reads none.
     axes: int = 1
@@ -116,9 +118,12 @@ class Encoding(nn.Module):
         self.scale_factor = scale_factor  # c of 1 / sqrt(c * D); None: 1, or another encoding's
 
     def reset_parameters(self) -> None:
-        """Draw all parameters: normal, standard deviation 0.02."""
-        for parameter in self.parameters():
-            nn.init.normal_(parameter, std=INIT_STD)
+        """Set ``zeros`` and ``ones``; draw other parameters: normal, standard deviation 0.02."""
+        for name, parameter in self.named_parameters():
+            if name in self.zeros or name in self.ones:
+                nn.init.constant_(parameter, float(name in self.ones))
+            else:
+                nn.init.normal_(parameter, std=INIT_STD)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Encoding:
         """Move constants to the parameters' device; their values and types stay.

@@ -37,15 +37,12 @@ class Cope(Encoding):
 
     acts_on = "scores"
     axes = 0  # it reads no position ids
+    zeros = ("table",)
     causal_reason = "it counts back from the query"  # not empty: refused in encoders
 
     def __init__(self, dims: Dims, *, positions: int = 64) -> None:
         super().__init__(dims)
         self.table = nn.Parameter(torch.empty(positions, dims.head_dim))
-
-    def reset_parameters(self) -> None:
-        """Start at 0."""
-        nn.init.zeros_(self.table)
 
     def terms(self, positions: Positions) -> list[Term]:
         """Return the table; attention counts the positions, as they depend on the scores."""

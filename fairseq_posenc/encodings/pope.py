@@ -68,6 +68,7 @@ class Pope(Encoding):
 
     acts_on = "rotation"
     takes_real_ids = True  # positions may be numbers such as 0.5
+    zeros = ("delta",)
     widens = True  # queries and keys: specs with tables of their width are refused
 
     def __init__(self, dims: Dims, *, base: float = 10000.0) -> None:
@@ -76,10 +77,6 @@ class Pope(Encoding):
             raise UserError(f"pope(base={base:g}): the base must be more than 1")
         self.base = base
         self.delta = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
-
-    def reset_parameters(self) -> None:
-        """Start at 0."""
-        nn.init.zeros_(self.delta)
 
     def rotation(self, ids: Tensor) -> PolarRotation:
         """Compute the angles at positions ``ids``, ``(B or 1, T)``, in float32."""

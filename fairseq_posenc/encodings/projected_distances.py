@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.absolute import Sinusoidal
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
+from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.relative_positions import DistanceEncoding, make_projections
 from fairseq_posenc.encodings.runs import Runs, mirror
 from fairseq_posenc.encodings.t5 import Buckets, find_firsts
@@ -83,6 +83,7 @@ class DebertaV2(Encoding):
 
     acts_on = "scores"
     shared_by_layers = True  # one module; `terms` is called once in a pass
+    ones, zeros = ("norm_weight",), ("norm_bias",)  # a neutral layer norm
     bucket_rule: Buckets  # which row of the table each distance has
 
     def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
@@ -94,12 +95,6 @@ class DebertaV2(Encoding):
         self.table = nn.Parameter(torch.empty(2 * buckets, dims.embed_dim))
         self.norm_weight = nn.Parameter(torch.empty(dims.embed_dim))
         self.norm_bias = nn.Parameter(torch.empty(dims.embed_dim))
-
-    def reset_parameters(self) -> None:
-        """Draw the vectors: normal, standard deviation 0.02; the layer norm starts neutral."""
-        nn.init.normal_(self.table, std=INIT_STD)
-        nn.init.ones_(self.norm_weight)
-        nn.init.zeros_(self.norm_bias)
 
     def terms(self, positions: Positions) -> list[Term]:
         """Compute the normalised rows for each layer to project, ``(R, C)``."""

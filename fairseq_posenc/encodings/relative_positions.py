@@ -48,7 +48,6 @@ class DistanceEncoding(Encoding):
     has_vectors: ClassVar[bool] = True  # whether a row has D numbers, not one
     rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # `RowsByDistance.of` of the terms that `use` makes
     multiplies: ClassVar[bool] = False  # whether numbers multiply q_i.k_j
-    initial_value: ClassVar[Optional[float]] = None  # of all rows; None: drawn at random
 
     def __init__(
         self,
@@ -74,14 +73,6 @@ class DistanceEncoding(Encoding):
         self.table["weight"] = torch.empty(groups, 2 * self.max_distance + 1, *row_shape)
         if reset:  # not in `weight`, which would be longer than that of a checkpoint without it
             self.table["reset"] = torch.empty(groups, 2, *row_shape)
-
-    def reset_parameters(self) -> None:
-        """Set the rows to the class's initial value; draw them at random if it has none."""
-        if self.initial_value is None:
-            super().reset_parameters()
-        else:
-            for parameter in self.table.values():
-                nn.init.constant_(parameter, self.initial_value)
 
     def select_rows(self, positions: Positions) -> tuple[Tensor, Runs]:
         """Select the rows for the distances of a call.
@@ -220,6 +211,7 @@ class M1(Encoding):
     """
 
     acts_on = "scores"
+    ones = ("table",)  # which is plain attention
 
     def __init__(
         self,
@@ -233,10 +225,6 @@ class M1(Encoding):
         self.max_distance = dims.max_positions - 1 if max_distance is None else max_distance
         groups = dims.num_heads if per_head else 1
         self.table = nn.Parameter(torch.empty(groups, self.max_distance + 1))
-
-    def reset_parameters(self) -> None:
-        """Start from plain attention."""
-        nn.init.ones_(self.table)
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend the loaded table, the only parameter, by repeating the number at its end."""
@@ -270,7 +258,7 @@ class M2(DistanceEncoding):
 
     has_vectors = False
     multiplies = True
-    initial_value = 1.0
+    ones = ("table.weight", "table.reset")
 
 
 @register("m3")
@@ -291,7 +279,7 @@ class M3(DistanceEncoding):
         matrix product computes this form, so it costs D passes over the scores.
     """
 
-    initial_value = 1.0
+    ones = ("table.weight", "table.reset")
     rows_of = ("channel",)
 
 

@@ -210,6 +210,7 @@ class LeRope(Rope):
     """
 
     without_options = _OPTIONS_OF_ROPE_ALONE
+    zeros = ("alpha",)  # which is `rope`
 
     def __init__(self, dims: Dims, **others: Any) -> None:
         super().__init__(dims, **others)
@@ -227,10 +228,6 @@ class LeRope(Rope):
 
         super()._apply(keep_float32, recurse)
         return self
-
-    def reset_parameters(self) -> None:
-        """Start as ``rope``."""
-        nn.init.zeros_(self.alpha)
 
     def angles_per_position(self) -> Tensor:
         """Multiply the frequencies by the trained factors, ``(rotated / 2,)``."""

@@ -254,6 +254,7 @@ class Sink(Encoding):
 
     acts_on = "softmax"
     axes = 0  # it reads no positions
+    zeros = ("score",)
 
     # A value may be 0 or negative, unlike a float option.
     def __init__(self, dims: Dims, *, value: Optional[Signed] = None) -> None:
@@ -263,11 +264,6 @@ class Sink(Encoding):
         self.value = value
         if value is None:
             self.score = nn.Parameter(torch.empty(dims.num_heads))
-
-    def reset_parameters(self) -> None:
-        """Start at 0."""
-        if self.value is None:
-            nn.init.zeros_(self.score)
 
     def terms(self, positions: Positions) -> list[Term]:
         """Return the extra score of each head."""

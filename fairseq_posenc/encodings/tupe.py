@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
+from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.relative_positions import DistanceEncoding, make_projections
 from fairseq_posenc.encodings.t5 import Buckets
@@ -93,6 +93,7 @@ class TupeShared(Encoding):
     acts_on = "scores"
     shared_by_layers = True  # one module, called once in a pass
     has_position_table = True
+    ones, zeros = ("norm_weight",), ("norm_bias", "query_bias", "key_bias")
 
     def __init__(
         self,
@@ -116,14 +117,6 @@ class TupeShared(Encoding):
         self.key_weight = nn.Parameter(torch.empty(dims.heads_dim, width))
         self.key_bias = nn.Parameter(torch.empty(dims.heads_dim))
         self.buckets = nn.Parameter(torch.empty(dims.num_heads, num_buckets + 1))
-
-    def reset_parameters(self) -> None:
-        """Draw positions, projections and buckets: normal, standard deviation 0.02."""
-        for parameter in (self.positions, self.query_weight, self.key_weight, self.buckets):
-            nn.init.normal_(parameter, std=INIT_STD)
-        nn.init.ones_(self.norm_weight)
-        for parameter in (self.norm_bias, self.query_bias, self.key_bias):
-            nn.init.zeros_(parameter)
 
     def terms(self, positions: Positions) -> list[Term]:
         """Add scaled products of positions, ``(B or 1, H, T, S)``, and numbers by distance."""
