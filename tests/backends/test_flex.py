@@ -18,9 +18,9 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.position_encoding import PositionEncoding
 from fairseq_posenc.registry import names
-from tests.helpers.products import product_of
+from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import needs_causal
-from tests.helpers.uncompiled_flex import run_uncompiled
+from tests.helpers.uncompiled_flex import attend_traced, run_uncompiled
 
 LIMITS = ["none+window(size=6)", "m4m+window(size=6)", "t5+chunk(size=5)", "deberta+window(size=9)"]
 LIMITS += ["m4m+window(size=4,first=2)", "t5+window(size=5,first=3)"]
@@ -72,6 +72,15 @@ def uncompiled(monkeypatch):
 @pytest.mark.parametrize(("spec", "causal", "left"), product_of(MODELS, [False, True]))
 def test_functions_of_scores_and_masks(spec, causal, left, uncompiled):
     assert _largest_difference(_call(spec, 3, 19, causal, left)) < 1e-5
+
+
+KINDS = [*LIMITS, *RESETS, "m1", "transformer_xl", "kerple", "inkling"]  # of terms and masks
+
+
+@pytest.mark.parametrize("spec", some_of(KINDS, [*SERVED, *LIMITS, *RESETS]))
+def test_functions_are_traced_as_by_a_compiler(spec, monkeypatch):
+    run_uncompiled(monkeypatch, attend_traced)
+    assert _largest_difference(_call(spec, 3, 19, needs_causal(spec), True)) < 1e-5
 
 
 @pytest.mark.parametrize("spec", ["m4m", "t5", "tupe+reset", "none+window(size=6)"])

@@ -85,12 +85,17 @@ def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
     class MadeUp(Encoding):
         acts_on = "scores"
 
-        def __init__(self, dims: Dims, *, width: Optional[int] = None, kind: str = "a") -> None:
+        def __init__(
+            self, dims: Dims, *, width: Optional[int] = None, height: int | None = None
+        ) -> None:
             super().__init__(dims)
-            self.width = width
+            self.sizes = width, height
 
-    (built,) = build_encodings(specs.parse("made_up(width=3)"), Dims(16, 2, 8)).as_list()
-    assert built.width == 3
+    (built,) = build_encodings(specs.parse("made_up(width=3,height=4)"), Dims(16, 2, 8)).as_list()
+    assert built.sizes == (3, 4)
+    for name in ("width", "height"):
+        with pytest.raises(UserError, match="expected a whole number"):
+            specs.parse(f"made_up({name}=wide)")
     assert "made_up" in registry.names()
     with pytest.raises(ValueError, match="two encodings are called 'made_up'"):
         base.register("made_up")(MadeUp)
@@ -200,24 +205,6 @@ def test_any_message_quotes_endless_words_in_part():
     )
     path = "/folder" * 500
     assert str(UserError(path)) == path
-
-
-def test_an_option_may_be_written_as_a_union(monkeypatch):
-    monkeypatch.setitem(base.ENCODINGS, "united", base.Encoding)  # taken out again in the end
-    del base.ENCODINGS["united"]
-
-    @base.register("united")
-    class United(Encoding):
-        acts_on = "scores"
-
-        def __init__(self, dims: Dims, *, width: int | None = None) -> None:
-            super().__init__(dims)
-            self.width = width
-
-    (built,) = build_encodings(specs.parse("united(width=3)"), Dims(16, 2, 8)).as_list()
-    assert built.width == 3
-    with pytest.raises(UserError, match="expected a whole number"):
-        specs.parse("united(width=wide)")
 
 
 def test_what_fits_an_encoder_is_what_can_be_built_for_one():

@@ -2,22 +2,29 @@
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention import flex_attention
 
 from fairseq_posenc.backends import flex
 
 
-def attend_uncompiled(*given, **named):
+def attend_traced(*given, **named):
     """Call FlexAttention; torch, which traces it, fails at times when it knows other functions."""
     torch._dynamo.reset()
-    return flex_attention(*given, **named)
+    return flex_attention.flex_attention(*given, **named)
 
 
-def run_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def attend_uncompiled(*given, **named):
+    """Call FlexAttention where torch calls the functions as they are, if it has such a mode."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
+        return attend_traced(*given, **named)
+
+
+def run_uncompiled(monkeypatch: pytest.MonkeyPatch, attend=attend_uncompiled) -> None:
     """Let the backend serve on a CPU what it serves on a GPU, in float64 as well."""
     refuses = flex.refuses
     monkeypatch.setattr(flex, "unavailable", str)
-    monkeypatch.setattr(flex, "_compile_attention", lambda: attend_uncompiled)
+    monkeypatch.setattr(flex, "_compile_attention", lambda: attend)
     monkeypatch.setattr(
         flex,
         "refuses",
