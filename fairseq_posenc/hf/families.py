@@ -216,12 +216,10 @@ class Stack(NamedTuple):
         Layers may have been removed from a model whose layers differ.
         """
         rotates = [self.family.applies_cosines(attention) for attention in self.attentions]
-        stated = self.list_rotated(spec)
-        if self.family.rotates and any(rotates) and rotates != stated:
-            layer = [x == y for x, y in zip(rotates, stated)].index(False)
+        if self.family.rotates and any(rotates) and rotates != self.list_rotated(spec):
             raise UserError(
                 "own: the configuration of this model states rotations of other layers than it "
-                f"has, such as layer {layer}: write the positions of each layer"
+                "has: write the positions of each layer"
             )
 
     def list_weights(self, owner: nn.Module) -> dict[str, str]:

@@ -116,9 +116,8 @@ def _read_configuration(config: Config) -> str:
     if family is None:
         raise UserError(explain_unservable(config) or "its positions are not known here")
     if family.bias:
-        buckets = config.relative_attention_num_buckets
         distance = config.relative_attention_max_distance
-        return f"t5(num_buckets={buckets},max_distance={distance})"
+        return f"t5(num_buckets={config.relative_attention_num_buckets},max_distance={distance})"
     if family.sinusoids == "fairseq" and config.pad_token_id != 1:
         raise UserError(
             f"its positions begin at {config.pad_token_id} + 1, after pad_token_id, and those of "
@@ -169,10 +168,8 @@ def _read_layers(config: Config, family: Family) -> list[str]:
             rotation = dict(config.rope_parameters.get(layer_type, config.rope_parameters))
             if bases := getattr(config, "layer_rope_theta", None):
                 rotation["rope_theta"] = bases[index]
-            if "head_dim" in (getattr(config, "per_layer_attributes", None) or ()):
-                widths = [layer.head_dim for layer in config.per_layer_config]
-                part = rotation.get("partial_rotary_factor", 1.0)  # our fractions: of the widest
-                rotation["partial_rotary_factor"] = part * widths[index] / max(widths)
+            part = rotation.get("partial_rotary_factor", 1.0)  # our fractions are of the widest
+            rotation["partial_rotary_factor"] = part * read_head_share(config, index)
             if family.sections:
                 # The configuration's own sections win; `pairs` is a key of ours, for `read_rope`.
                 rotation = {"mrope_section": family.sections} | rotation | {"pairs": family.pairs}
@@ -181,6 +178,14 @@ def _read_layers(config: Config, family: Family) -> list[str]:
             items.append(f"window(size={_read_window(config)})")
         layers.append("+".join([*items, *_read_softmax(config, family)]) or "none")
     return layers
+
+
+def read_head_share(config: Config, index: int) -> float:
+    """Read the width of a layer's heads, divided by that of the widest; 1 in most models."""
+    if "head_dim" not in (getattr(config, "per_layer_attributes", None) or ()):
+        return 1
+    widths = [layer.head_dim for layer in config.per_layer_config]
+    return float(widths[index] / max(widths))
 
 
 def _find_layer_type(config: Config, index: int) -> str:

@@ -9,6 +9,7 @@ configuration of what it loads (prompt learning, weights for an adapter that exi
 compared only if the adapter contains them (``modules_to_save=["positions"]``).
 """
 
+import copy
 import logging
 import re
 import warnings
@@ -115,9 +116,10 @@ class RecordedAdapter(Derived):
         """Save an adapter_config.json as PEFT does, with the positions in ``auto_mapping``."""
         stock = options.pop("auto_mapping_dict", None) or {}
         self.auto_mapping = {**stock, **self.positions}
+        written: Any = copy.copy(self)
         if not getattr(self, "exclude_modules", True):  # a field of most kinds
-            self.exclude_modules = _EXCLUDED
-        super().save_pretrained(save_directory, **options)  # type: ignore[misc]
+            written.exclude_modules = _EXCLUDED
+        self.stock.save_pretrained(written, save_directory, **options)
         if self.left_out:
             warnings.warn(
                 "an adapter does not contain the parameters of these positions, such as "

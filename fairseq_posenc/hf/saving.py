@@ -155,13 +155,9 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
     """Undo :meth:`ConfigWithPositions.to_json_string`."""
     if content.get("model_type") != MODEL_TYPE:
         return content
-    content = dict(content)
-    content["model_type"] = content.pop(_STOCK_TYPE, None)
-    content.pop(_ATTENTION, None)
-    if not isinstance(spec := content.get(SPEC_FIELD), str):
-        raise UserError(f"config.json: {SPEC_FIELD} must be a spec, not {shortened(repr(spec))}")
-    specs = {key: str(parse(content[key])) for key in SPEC_FIELDS if key in content}
-    return content | specs  # in the short form, without defaults
+    added = (_STOCK_TYPE, _ATTENTION, "auto_map")
+    stock = {name: value for name, value in content.items() if name not in added}
+    return {**stock, "model_type": content.get(_STOCK_TYPE)}
 
 
 class ModelWithPositions(Derived):

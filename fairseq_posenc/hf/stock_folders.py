@@ -23,12 +23,16 @@ from torch.nn import functional as F
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH, Dynamic, Ntk
+from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH, Ntk
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
-from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, find_options, read_spec
-from fairseq_posenc.hf.record import is_of_positions
-from fairseq_posenc.hf.settings import POSITIONS, PositionSettings
+from fairseq_posenc.hf.families import Stack, find_family
+from fairseq_posenc.hf.own_positions import (
+    ATTENTION_TYPES,
+    find_options,
+    read_head_share,
+    read_spec,
+)
+from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import Items, Spec
 
@@ -38,6 +42,9 @@ AUTO_CLASSES: list[Any] = [
 _LARGEST_DIFFERENCE = 2e-5  # in float32, as a part of the largest output
 _LONGEST_INPUT = 1024  # tokens that are compared; a wider window only reads back as the same
 _TEMPERATURE = "llama_4_scaling_beta"  # of Ministral 3
+# Model type -> another type whose weights have the same names, and which has layers with windows,
+# or without positions.
+_OTHERS = {"llama": "smollm3", "mistral": "smollm3", "olmo2": "olmo3"}
 
 
 class NoStockModelError(Exception):
@@ -53,28 +60,20 @@ def find_stock_model(model: Any) -> PreTrainedModel:
     Raises:
         NoStockModelError: no class has it, or it cannot be compared.
     """
-    family = find_family(type(model.config))
-    assert family is not None, "its positions were set"
-    stacks = family.find_stacks(model)
-    positions = getattr(stacks[0].module, POSITIONS)
-    spec = positions.spec
-    _refuse_unknown(spec, family)
+    stacks = find_family(type(model.config)).find_stacks(model)  # type: ignore[union-attr]
     _refuse_incomparable(model)
-    weights = _name_stock_weights(model, stacks)
-    reason = f"no stock class with these weights has {shortened(str(spec))}"
-    for model_class in _list_classes(model, stacks[0]):
-        config = write_configuration(model_class.config_class, model.config, spec, positions.dims)
-        if config is None or (stock := _build(model_class, config, weights)) is None:
-            continue
-        difference = _compare(model, stock, stacks[0])
-        # `eps` is the distance of 1 from the next number: in float16, rounding differs by more.
-        if difference < max(_LARGEST_DIFFERENCE, 8 * torch.finfo(model.dtype).eps):
-            if model.can_generate():
-                stock.generation_config = model.generation_config
-            return stock
-        if " differs by " not in reason:  # the first class counts, which is the model's own
-            reason += f": {model_class.__name__} differs by {difference:.0e}"
-    raise NoStockModelError(reason)
+    reasons = []
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # it would warn of configurations that are tried
+    try:
+        for stock_class in _list_classes(type(model).stock):
+            try:
+                return _build(stock_class, model, stacks)
+            except NoStockModelError as reason:
+                reasons.append(str(reason))
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    raise NoStockModelError("; ".join(reasons))
 
 
 def _refuse_incomparable(model: Any) -> None:
@@ -91,58 +90,57 @@ def _refuse_incomparable(model: Any) -> None:
 
 
 def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str, Tensor]:
-    """Name all weights as the stock class does, also those of positions; refuse any it lacks."""
+    """Name all weights as the stock class does, also those of positions that it has."""
     weights = model.state_dict()
-    places = {module: f"{name}." if name else "" for name, module in model.named_modules()}
+    places = {module: f"{name}.".lstrip(".") for name, module in model.named_modules()}
     for stack in stacks:
         for owner in (stack.module, *stack.attentions):
-            for name, stock_name in stack.list_weights(owner).items():
-                if (weight := weights.pop(f"{places[owner]}{POSITIONS}.{name}", None)) is None:
+            for ours, theirs in stack.list_weights(owner).items():
+                if (weight := weights.pop(f"{places[owner]}{POSITIONS}.{ours}", None)) is None:
                     continue
-                if "learned" in name:  # rows before that of position 0 are padding's, or unused
+                if "learned" in ours:  # rows before that of position 0 are padding's, or unused
                     weight = F.pad(weight, (0, 0, stack.first_row, 0))
-                weights[places[owner] + stock_name] = (
-                    weight.t().contiguous() if "t5" in name else weight
-                )
-    if names := [name for name in weights if is_of_positions(name) and not is_identity(name)]:
-        raise NoStockModelError(f"{names[0]} has no place in a stock class")
-    return {name: x for name, x in weights.items() if not is_of_positions(name)}
+                if "t5" in ours:
+                    weight = weight.t().contiguous()
+                weights[places[owner] + theirs] = weight
+    return {name: weight for name, weight in weights.items() if not is_identity(name)}
 
 
-def _list_classes(model: Any, stack: Stack) -> Iterator[Any]:
-    """Yield the model's stock class, then other classes with the same head and names of weights."""
-    own, family = type(model).stock, stack.family  # `stock`: its class before set_positions
-    yield own
-    if stack.is_hybrid:
-        return
+def _list_classes(stock_class: Any) -> list[Any]:
+    """List a model's stock class, and another one with the same head and names of weights."""
+    config_class = stock_class.config_class
+    if (other := _OTHERS.get(config_class.model_type)) is None:
+        return [stock_class]
     mappings = [auto._model_mapping for auto in AUTO_CLASSES]
-    mapping: Any = next((x for x in mappings if x.get(own.config_class, None) is own), {})
-    for kind, other in reversed(FAMILIES.items()):
-        names = [(x.layers, x.attention, x.projections, x.sinks) for x in (family, other)]
-        if kind in CONFIG_MAPPING and family.rotary and names[0] == names[1]:
-            model_class = mapping.get(CONFIG_MAPPING[kind], None)
-            if isinstance(model_class, type) and model_class is not own:
-                yield model_class
+    with_head = [x for x in mappings if x.get(config_class, None) is stock_class]
+    found = [x.get(CONFIG_MAPPING[other], None) for x in with_head[:1]]
+    return [stock_class, *filter(None, found)]
 
 
-def _build(model_class: Any, config: Any, weights: dict[str, Tensor]) -> PreTrainedModel | None:
-    """Build a stock model that shares weights; None if its own have other names or shapes."""
+def _build(stock_class: Any, model: PreTrainedModel, stacks: list[Stack]) -> PreTrainedModel:
+    """Build a stock model that shares a model's weights; refuse a class that cannot have them."""
+    positions = getattr(stacks[0].module, POSITIONS)
+    config = write_configuration(
+        stock_class.config_class, model.config, positions.spec, positions.dims
+    )
+    with init_empty_weights():
+        stock: PreTrainedModel = stock_class(config)
     try:
-        with init_empty_weights():
-            stock: PreTrainedModel = model_class(config)
-    except TypeError:  # it has sizes, as of experts, that this configuration does not state
-        return None
-    shapes = {name: x.shape for name, x in stock.state_dict().items()}
-    if shapes != {name: x.shape for name, x in weights.items()}:
-        return None
-    stock.load_state_dict(weights, assign=True)
+        stock.load_state_dict(_name_stock_weights(model, stacks), assign=True)
+    except RuntimeError:
+        name = stock_class.__name__
+        raise NoStockModelError(f"{name} has weights of other names or shapes") from None
     stock.tie_weights()
-    return stock.to(next(iter(weights.values())).device).eval()
+    stock.to(model.device).eval()
+    _compare(model, stock, stacks[0])
+    if model.can_generate():
+        stock.generation_config = model.generation_config
+    return stock
 
 
 @torch.no_grad()
-def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> float:
-    """Measure the largest difference of outputs, as a part of the largest output."""
+def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> None:
+    """Refuse a stock model whose outputs differ by too large a part of the largest output."""
     was_training, differences = model.training, []
     model.eval()
     for arguments, real in _draw_inputs(model, stack):
@@ -156,7 +154,10 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> fl
             ours, theirs = ours[:, real], theirs[:, real]
         differences.append(float((ours - theirs).abs().max() / theirs.abs().max()))
     model.train(was_training)
-    return max(differences)
+    # `eps` is the distance of 1 from the next number: in float16, rounding differs by more.
+    if not max(differences) < max(_LARGEST_DIFFERENCE, 8 * torch.finfo(model.dtype).eps):
+        name = type(stock).__name__
+        raise NoStockModelError(f"outputs of {name} differ by {max(differences):.0e}")
 
 
 def _draw_inputs(model: PreTrainedModel, stack: Stack) -> Iterator[tuple[dict[str, Tensor], slice]]:
@@ -208,71 +209,88 @@ def _compute_outputs(model: PreTrainedModel, arguments: dict[str, Tensor]) -> Te
     return torch.cat([whole, torch.cat(steps, 1)])
 
 
-def _refuse_unknown(spec: Spec, family: Family) -> None:
-    """Refuse an encoding that no stock class with a family's weights has."""
-    parts = {
-        **dict.fromkeys(("rope", "window", "none", "softcap"), family.rotary),
-        "learned": family.table and not family.sinusoids,
-        "sinusoidal": family.sinusoids,
-        "t5": family.bias,
-        "sink": family.sinks,
-        "ministral3": family.temperature,
-    }
-    for item in spec.items:
-        if not parts.get(item.name) or {"first", "prefill"} & dict(item.options).keys():
-            name = shortened(str(item))
-            raise NoStockModelError(f"{name} is in no stock class with these weights")
-
-
 def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) -> Any:
-    """Write positions to a configuration of a stock class; None if it cannot state them.
+    """Write positions to a configuration of a stock class.
 
     Args:
         config_class: the stock class.
         config: the configuration of the model, of this class or another.
         spec: the positions.
         dims: sizes of the stack.
+
+    Raises:
+        NoStockModelError: the class cannot state them.
     """
     known = {field.name for field in fields(config_class)}
-    content = {name: value for name, value in config.to_dict().items() if name in known}
     count = config.num_hidden_layers
     types = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
     attending = [index for index, name in enumerate(types) if name in ATTENTION_TYPES]
-    layers = [spec.layers[index % len(spec.layers)] for index in range(len(attending))]
-    windows = [find_options(layer, "window").get("size") for layer in layers]  # None: no window
-    for index, window in zip(attending, windows):
-        types[index] = "sliding_attention" if window else "full_attention"
-    size = next(filter(None, windows), None)
-    if size is not None and not known & {"sliding_window", "local_attention"}:
-        return None
-    ropes = [find_options(layer, "rope") for layer in layers]
-    written = [_write_rope(rope, layer, dims) if rope else {} for rope, layer in zip(ropes, layers)]
-    by_type = {types[index]: rope for index, rope in zip(attending, written) if rope}
+    shares = [read_head_share(config, index) for index in attending]
+    layers = _describe_layers(spec, dims, shares)
+    for index, layer in zip(attending, layers):
+        types[index] = "sliding_attention" if layer["window"] else "full_attention"
+    size = next((layer["window"] for layer in layers if layer["window"]), None)
+    by_type = {types[i]: layer["rope"] for i, layer in zip(attending, layers) if layer["rope"]}
+    softcap, buckets = (find_options(spec.layers[0], name) for name in ("softcap", "t5"))
     stated = {
-        "head_dim": dims.head_dim,
         "layer_types": types,
         "use_sliding_window": size is not None,
-        "no_rope_layers": [int(bool(rope)) for rope in ropes],  # 1 if it rotates
-        "layer_rope_theta": [rope.get("rope_theta", 0) for rope in written],
+        "no_rope_layers": [int(bool(layer["rope"])) for layer in layers],  # 1 if it rotates
+        "layer_rope_theta": [layer["rope"].get("rope_theta", 0) for layer in layers],
         "rope_parameters": _join_by_type(config_class, by_type, dims),
-        "attn_logit_softcapping": find_options(layers[0], "softcap").get("cap"),
-        "relative_attention_num_buckets": find_options(layers[0], "t5").get("num_buckets"),
-        "relative_attention_max_distance": find_options(layers[0], "t5").get("max_distance"),
+        "attn_logit_softcapping": softcap.get("cap"),
+        "relative_attention_num_buckets": buckets.get("num_buckets"),
+        "relative_attention_max_distance": buckets.get("max_distance"),
     }
     if size is not None or "layer_types" not in known:  # else the present one has no effect
         stated |= {"sliding_window": size, "local_attention": size}
-    if any(isinstance(rope.get("scaling"), Dynamic) for rope in ropes):
+    if any(rope.get("rope_type") == "dynamic" for rope in by_type.values()):
         stated["max_position_embeddings"] = dims.trained_length
+    is_same = isinstance(config, config_class)
+    content = {
+        name: value
+        for name, value in config.to_dict().items()
+        # A configuration also has values that are no fields, or fields under other names.
+        if name in known or (is_same and name not in stated and not name.startswith(SPEC_FIELD))
+    }
+    if not is_same:
+        content["head_dim"] = dims.head_dim
     content |= {name: value for name, value in stated.items() if name in known}
-    attention = {"attn_implementation": "eager"} if stated["attn_logit_softcapping"] else {}
+    attention = {"attn_implementation": "eager"} if softcap else {}
+    lacking = [shortened(str(spec))]
     try:
         stock = config_class.from_dict({**content, **attention})
         back = read_spec(stock)  # what the configuration states, whatever was written
     except (StrictDataclassError, KeyError, UserError):  # no such layers, or no such scaling
-        return None
-    vars(stock).update(attention)  # to be saved: transformers' sdpa leaves a cap out
-    same = _state_layers(back, dims, len(layers)) == _state_layers(spec, dims, len(layers))
-    return stock if same else None
+        pass
+    else:
+        if _describe_layers(back, dims, shares) == layers:
+            vars(stock).update(attention)  # to be saved: transformers' sdpa leaves a cap out
+            return stock
+        known = {item.name for item in back.items}
+        lacking = [str(item) for item in spec.items if item.name not in known] or lacking
+    raise NoStockModelError(f"{config_class.__name__} cannot state {'+'.join(lacking)}")
+
+
+def _describe_layers(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[str, Any]]:
+    """Describe each layer in a form that does not depend on how its positions are written.
+
+    A base and a scaling are written as ``rope_parameters``, in which a length that is left out, and
+    a scaling that is another base, are numbers. ``shares`` are those of the layers' heads in the
+    widest ones.
+    """
+    layers: list[dict[str, Any]] = []
+    for index, share in enumerate(shares):
+        items = (*spec.whole_stack, *spec.layers[index % len(spec.layers)])
+        layer: dict[str, Any] = {"window": find_options(items, "window").get("size"), "rope": {}}
+        if rope := find_options(items, "rope"):
+            rope["fraction"] /= share
+            layer["rope"] = _write_rope(rope, items, dims)
+            layer["length"] = getattr(rope["scaling"], "length", None) or dims.trained_length
+            layer["others"] = {k: x for k, x in rope.items() if k not in ("base", "scaling")}
+            items = tuple(item for item in items if item.name not in ("rope", "ministral3"))
+        layers.append({**layer, "items": {*items}})
+    return layers
 
 
 def _write_rope(rope: dict[str, Any], layer: Items, dims: Dims) -> dict[str, Any]:
@@ -305,23 +323,3 @@ def _join_by_type(
     if _TEMPERATURE in present:  # 0 leaves the scores as they are
         return {_TEMPERATURE: 0.0, TRAINED_LENGTH: dims.trained_length, **first}
     return first
-
-
-def _state_layers(spec: Spec, dims: Dims, layers: int) -> list[tuple[Any, ...]]:
-    """Describe each layer in a form that does not depend on how its positions are written.
-
-    The base and the scaling of a rotation are described by ``rope_parameters``, in which a length
-    that is left out, and a scaling that is another base, are numbers.
-    """
-    stated: list[tuple[Any, ...]] = []
-    for index in range(layers):
-        items = (*spec.whole_stack, *spec.layers[index % len(spec.layers)])
-        if rope := find_options(items, "rope"):
-            parameters = _write_rope(rope, items, dims)
-            length = getattr(rope.pop("scaling"), "length", None) or dims.trained_length
-            del rope["base"]
-            items = tuple(item for item in items if item.name not in ("rope", "ministral3"))
-            stated.append((parameters, length, rope, set(items)))
-        else:
-            stated.append((set(items),))
-    return stated

@@ -144,7 +144,6 @@ def test_scaled_rotations_are_those_of_transformers(
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "deepseek_v3": ({}, "latent attention"),
     "paddleocr_vl_text": ({}, "M-RoPE"),
     "umt5": ({}, "each layer has its own table"),
     "inkling2_text": ({}, "adds relative states"),

@@ -244,7 +244,7 @@ UNFIT: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no spec": (
         lambda folder: edit_config(folder, position_encoding=None),
-        "config.json: position_encoding must be a spec, not None",
+        "a spec is text, such as 'alibi', not None",
     ),
     "no length": (
         lambda folder: edit_config(folder, position_encoding_max_positions="64"),
