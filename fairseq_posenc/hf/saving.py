@@ -155,6 +155,8 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
     """Undo :meth:`ConfigWithPositions.to_json_string`."""
     if content.get("model_type") != MODEL_TYPE:
         return content
+    if not isinstance(spec := content.get(SPEC_FIELD), str):
+        raise UserError(f"config.json: {SPEC_FIELD} must be a spec, not {shortened(repr(spec))}")
     added = (_STOCK_TYPE, _ATTENTION, "auto_map")
     stock = {name: value for name, value in content.items() if name not in added}
     return {**stock, "model_type": content.get(_STOCK_TYPE)}
@@ -208,6 +210,7 @@ class ModelWithPositions(Derived):
         if is_whole:
             state_dict = dict(self.state_dict() if state_dict is None else state_dict)
             exchange_names(state_dict, type(self.config), saving=True)
+            kwargs["save_original_format"] = False  # it may join the queries' weight with others
         super().save_pretrained(  # type: ignore[misc]
             save_directory, is_main_process, state_dict, **kwargs
         )
@@ -236,10 +239,6 @@ class ModelWithPositions(Derived):
             filter(is_of_positions, info["unexpected_keys"]),
             [key for key in info["mismatched_keys"] if is_of_positions(key[0]) or not may_resize],
         )
-        # transformers would undo `ours` when it saves; `save_pretrained` renames weights itself.
-        if conversions := getattr(model, "_weight_conversions", None):
-            kept = [x for x in conversions if not ours.keys() & {*x.source_patterns}]
-            model._weight_conversions = kept
         return (model, info) if wants_info else model
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

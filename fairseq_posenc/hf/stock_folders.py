@@ -44,7 +44,10 @@ _LONGEST_INPUT = 1024  # tokens that are compared; a wider window only reads bac
 _TEMPERATURE = "llama_4_scaling_beta"  # of Ministral 3
 # Model type -> another type whose weights have the same names, and which has layers with windows,
 # or without positions.
-_OTHERS = {"llama": "smollm3", "mistral": "smollm3", "olmo2": "olmo3"}
+_OTHERS = {"cohere": "cohere2", "dots1": "exaone_moe", "olmo2": "olmo3", "seed_oss": "qwen2"}
+_OTHERS |= dict.fromkeys(
+    ("cwm", "ernie4_5", "helium", "llama", "ministral", "ministral3", "mistral"), "smollm3"
+)
 
 
 class NoStockModelError(Exception):
@@ -276,8 +279,7 @@ def _describe_layers(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[s
     """Describe each layer in a form that does not depend on how its positions are written.
 
     A base and a scaling are written as ``rope_parameters``, in which a length that is left out, and
-    a scaling that is another base, are numbers. ``shares`` are those of the layers' heads in the
-    widest ones.
+    a scaling that is another base, are numbers. ``shares`` are those of :func:`read_head_share`.
     """
     layers: list[dict[str, Any]] = []
     for index, share in enumerate(shares):
