@@ -81,7 +81,7 @@ def test_a_longer_table_of_the_models_own_is_stock(name, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "spec", "words"),
     [
-        ("llama", "own+alibi", "LlamaConfig cannot state alibi; SmolLM3Config cannot state alibi"),
+        ("llama", "own(scaling=proportional:2)+alibi", "LlamaConfig cannot state alibi; SmolLM3"),
         ("llama", "own+window(size=4,first=2)", "LlamaConfig cannot state window(size=4,first=2)"),
         ("llama", "own+window(size=4,prefill=true)", "LlamaConfig cannot state window(size=4,pre"),
         ("llama", "own+window(size=4),own+window(size=5)", "LlamaConfig cannot state window(size="),
