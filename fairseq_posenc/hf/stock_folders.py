@@ -122,7 +122,7 @@ def _list_classes(stock_class: Any) -> list[Any]:
 
 def _build(stock_class: Any, model: PreTrainedModel, stacks: list[Stack]) -> PreTrainedModel:
     """Build a stock model that shares a model's weights; refuse a class that cannot have them."""
-    positions = getattr(stacks[0].module, POSITIONS)
+    positions: Any = stacks[0].module.get_submodule(POSITIONS)
     config = write_configuration(
         stock_class.config_class, model.config, positions.spec, positions.dims
     )
@@ -131,8 +131,7 @@ def _build(stock_class: Any, model: PreTrainedModel, stacks: list[Stack]) -> Pre
     try:
         stock.load_state_dict(_name_stock_weights(model, stacks), assign=True)
     except RuntimeError:
-        name = stock_class.__name__
-        raise NoStockModelError(f"{name} has weights of other names or shapes") from None
+        raise NoStockModelError(f"{stock_class.__name__} has other weights") from None
     stock.tie_weights()
     stock.to(model.device).eval()
     _compare(model, stock, stacks[0])
@@ -246,7 +245,8 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
         "relative_attention_max_distance": buckets.get("max_distance"),
     }
     if size is not None or "layer_types" not in known:  # else the present one has no effect
-        stated |= {"sliding_window": size, "local_attention": size}
+        both_sides = (size or 0) * (2 if dims.causal else 1)  # ModernBERT's, also of its decoder
+        stated |= {"sliding_window": size, "local_attention": both_sides}
     if any(rope.get("rope_type") == "dynamic" for rope in by_type.values()):
         stated["max_position_embeddings"] = dims.trained_length
     is_same = isinstance(config, config_class)

@@ -31,7 +31,7 @@ STOCK = [  # a model, a spec, and the class whose folder is written
     ("cohere2", "own(scaling=yarn:2)", "Cohere2"),
     ("gemma2", "own(base=500)", "Gemma2"),
     ("gemma3", "own(scaling=yarn:2)", "Gemma3"),
-    ("modernbert", "own(scaling=yarn:2)", "ModernBert"),
+    *((kind, "own(scaling=yarn:2)", "ModernBert") for kind in ("modernbert", "modernbert-decoder")),
     ("gpt_oss", "own(scaling=yarn:4)", "GptOss"),
     ("smollm3", "none,own", "SmolLM3"),
     ("t5", "own", "T5"),
