@@ -10,8 +10,19 @@ For your own model, :class:`StackPositions` and a :class:`SelfAttention` in each
 >>> x.shape
 torch.Size([2, 64, 768])
 
-If your model computes its attention itself, use :class:`LayerPositions` instead. A decoder also has
-:class:`CrossAttention`; a :class:`Cache` keeps keys and values from step to step.
+If your model computes its attention itself, use :class:`LayerPositions` instead.
+
+A decoder also has :class:`CrossAttention`; a :class:`Cache` keeps keys and values between steps:
+
+>>> positions = StackPositions("rope", embed_dim=64, num_heads=4, causal=True)
+>>> layer, cross, cache = SelfAttention(positions), CrossAttention(positions), Cache()
+>>> source, tokens = torch.randn(2, 7, 64), torch.randn(2, 5, 64)  # an encoder's output
+>>> for i in range(5):
+...     x, shared = positions(tokens[:, [i]], past=i)
+...     step, _ = cross(layer(x, shared, cache)[0], source, shared)
+>>> step.shape
+torch.Size([2, 1, 64])
+>>> cache.reorder(torch.tensor([1, 1]))  # of two beams, the second goes on
 
 To inspect or test an encoding, :class:`PositionEncoding` holds the encodings of a single layer:
 

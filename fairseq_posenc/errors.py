@@ -14,6 +14,11 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 class UserError(ValueError):
     """Wrong input: the message says what is wrong, where, and what to do.
 
+    >>> from fairseq_posenc.specs import parse
+    >>> parse("rope+rope")
+    Traceback (most recent call last):
+    fairseq_posenc.errors.UserError: rope+rope: rope is named twice
+
     Messages quote files from strangers. Very long words and messages are therefore shortened, and
     control characters replaced by escapes, so that they cannot control the terminal.
     """
@@ -55,7 +60,7 @@ def how_to_install(extra: str) -> str:
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Ask whether similar names were meant, as in ``did you mean rope? ``; "" without any."""
-    near = get_close_matches(name, [*known], n=2)
+    near = get_close_matches(name.lower(), [*known], n=2)
     return f"did you mean {' or '.join(near)}? " if near else ""
 
 

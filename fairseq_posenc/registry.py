@@ -10,6 +10,14 @@ from fairseq_posenc import encodings
 from fairseq_posenc.encodings.base import ENCODINGS, Encoding
 from fairseq_posenc.errors import UserError, shortened, suggest
 
+# Other words for encodings -> what a message says of them.
+_OTHER_WORDS = {
+    "rotary": "did you mean rope? ",
+    "absolute": "did you mean learned or sinusoidal? ",
+    "nope": "did you mean none? ",
+    "yarn": "did you mean rope(scaling=yarn:2)? ",
+    "own": "it stands for the positions of a model of transformers, and works there alone; ",
+}
 # What companions act on: they modify attention beside an encoding (temperatures, windows, ...).
 _COMPANIONS = ("softmax", "mask", "positions")
 
@@ -23,6 +31,9 @@ def _import_encodings() -> None:
 
 def names(*, encoder: bool = False, companions: bool = False) -> list[str]:
     """List the names of all encodings, sorted.
+
+    >>> names()[:4]
+    ['alibi', 'cope', 'deberta', 'deberta_v2']
 
     Args:
         encoder: leave out encodings that only work in decoders.
@@ -39,21 +50,29 @@ def names(*, encoder: bool = False, companions: bool = False) -> list[str]:
 def get(name: str) -> type[Encoding]:
     """Look up the class of an encoding.
 
+    >>> get("alibi").acts_on
+    'scores'
+
     Raises:
         UserError: the name is unknown; the message names similar ones.
     """
     if name not in ENCODINGS:  # else torch.compile would trace the import
         _import_encodings()
     if name not in ENCODINGS:
+        word = name.partition(":")[0].lower()
+        near = _OTHER_WORDS.get(word) or suggest(name, ENCODINGS)
         raise UserError(
-            f"unknown position encoding {shortened(name)!r}: {suggest(name, ENCODINGS)}"
-            "fairseq-posenc list shows all; import your own first (in commands: option user-dir)"
+            f"unknown position encoding {shortened(name)!r}: {near}`fairseq-posenc list` shows "
+            "all; one of your own needs `import` of its package, in commands --user-dir FOLDER"
         )
     return ENCODINGS[name]
 
 
 def options(name: str) -> dict[str, inspect.Parameter]:
     """List the options of an encoding: its constructor's keyword-only arguments.
+
+    >>> {name: option.default for name, option in options("window").items()}
+    {'size': 512, 'first': None, 'prefill': False}
 
     If the constructor has ``**others``, those of the base class come first, without those in the
     attribute ``without_options``.

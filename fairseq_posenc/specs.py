@@ -33,10 +33,11 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from fairseq_posenc import registry
 from fairseq_posenc.encodings.base import Encoding, Place, Signed
 from fairseq_posenc.encodings.rope_scaling import Scaling
-from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.errors import UserError, shortened, suggest
 from fairseq_posenc.registry import module_owner
 
-_ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
+# A name with options; it may have letters and signs that no name has, which are then reported.
+_ITEM = re.compile(r"\s*([\w:-]+)\s*(?:\(([^()]*)\))?\s*")
 _REPEATED = re.compile(r"\s*(\d{1,6})\s*\*(.*)", re.DOTALL)
 _COMMA = re.compile(r",(?![^(]*\))")  # outside brackets
 _PLUS = re.compile(r"\+(?![^(]*\))")  # outside brackets
@@ -147,10 +148,6 @@ class Spec(NamedTuple):
         selected = [self.layers[index % len(self.layers)] for index in layers]
         return self._replace(layers=_find_shortest_period(selected))
 
-    def split_layers(self) -> list[Spec]:
-        """Split the list of layers into the specs of single layers."""
-        return [self.select_layers([index]) for index in range(len(self.layers))]
-
     def check_length(self, layers: int) -> None:
         """Refuse a list of layers that is longer than a stack of ``layers``."""
         if len(self.layers) > layers:
@@ -231,11 +228,13 @@ def _parse_layer(layer: list[str], text: str) -> list[Item]:
     for written in layer:
         match = _ITEM.fullmatch(written)
         if match is None:
-            raise UserError(
-                f"cannot read position encoding {shortened(text)!r}: expected names joined by "
-                "'+', each with options as in m4m(max_distance=128); different layers joined by "
-                "',' as in 3*rope,none"
+            expected = (
+                "expected names joined by '+', with options as in m4m(max_distance=128), and "
+                "different layers joined by ',', as in 3*rope,none"
             )
+            if written.count("(") != written.count(")"):
+                expected = f"the brackets of {shortened(written.strip())!r} do not match"
+            raise UserError(f"cannot read position encoding {shortened(text)!r}: {expected}")
         name, in_brackets = match.groups()
         if name == "reset":
             if in_brackets:
@@ -297,9 +296,12 @@ def _parse_options(name: str, text: str) -> dict[str, object]:
     parsed: dict[str, object] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        if key not in known or not equals:
-            listed = ", ".join(known) or "none"
-            raise UserError(f"{name} has no option {shortened(part)!r}; its options: {listed}")
+        listed = f"its options: {', '.join(known) or 'none'}"
+        if not equals:
+            raise UserError(f"{name}({shortened(part)}): write NAME=VALUE; {listed}")
+        if key not in known:
+            near = suggest(key, known)
+            raise UserError(f"{name} has no option {shortened(part)!r}: {near}{listed}")
         if key in parsed:
             raise UserError(f"{name}({shortened(text)}): {key} is set twice")
         parsed[key] = _parse_value(name, key, value, known[key].annotation)
@@ -339,12 +341,9 @@ def _parse_number(key: str, text: str, option_type: type) -> float:
         if not math.isfinite(number):
             raise UserError(f"expected {expected}")
         return number
-    if not 0 < number < math.inf:  # so that NaN fails
-        allowed = "at least 1" if option_type is int else "a finite number above 0"
-        raise UserError(f"{key} must be {allowed}, not {shortened(text)}")
     least, most = _INT_RANGE if option_type is int else _FLOAT_RANGE
-    if not least <= number <= most:
-        raise UserError(f"{key} must be from {least:g} to {most:,.0f}")
+    if not least <= number <= most:  # so that NaN fails
+        raise UserError(f"{key} must be from {least:g} to {most:,.0f}, not {shortened(text)}")
     return number
 
 

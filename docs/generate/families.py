@@ -28,4 +28,4 @@ def _find_kind(config_class: Any) -> str:
     if config_class in MODEL_FOR_MASKED_LM_MAPPING:
         return "encoders"
     has_head = config_class in MODEL_FOR_CAUSAL_LM_MAPPING
-    return "decoders" if has_head else "the text's part of models that see"
+    return "decoders" if has_head else "text parts of vision models"

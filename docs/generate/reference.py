@@ -15,9 +15,7 @@ from typing import NamedTuple
 from fairseq_posenc.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-_END = (
-    "Letters in shapes: [encodings](../encodings/README.md). Commands: [options](../commands.md)."
-)
+_END = "Letters in shapes: [encodings](../encodings/README.md)."
 _WIDTH = 100  # characters of a line of code
 _HEADING = re.compile(r"(Args|Attributes|Returns|Raises):")
 _ITEM = re.compile(r"([\w.*]+): (.*)", re.DOTALL)
@@ -38,7 +36,7 @@ class Page(NamedTuple):
 _PAGES = {
     "library": Page(
         "The library",
-        "Needs only torch and numpy. [The library](../library.md) shows a complete model.",
+        "[A complete model](../library.md). All of this needs only torch and numpy.",
         {
             "fairseq_posenc.api": "StackPositions SelfAttention CrossAttention Cache "
             "LayerPositions PositionEncoding",
@@ -73,6 +71,8 @@ def format_files(folder: Path) -> dict[Path, str]:
 def _format_page(page: Page) -> str:
     parts = [f"# {page.title}", page.text]
     for module, names in page.members.items():
+        if ">>> " in str(ast.get_docstring(_parse(module))):  # of the module itself
+            parts += _format_docstring(_parse(module))
         for name in names.split():
             parts += _format_definition(_find(module, name), module)
     return "\n\n".join(part.strip("\n") for part in [*parts, _END]) + "\n"
@@ -134,7 +134,7 @@ def _format_signature(node: ast.FunctionDef, name: str, *, is_method: bool) -> I
     yield f"```py\n{line}\n```"
 
 
-def _format_docstring(node: Definition) -> Iterator[str]:
+def _format_docstring(node: Definition | ast.Module) -> Iterator[str]:
     """Format a docstring in Google's style: paragraphs, examples, and lists of its sections."""
     heading = ""
     paragraphs = re.split(r"\n{2,}", ast.get_docstring(node) or "")

@@ -7,7 +7,7 @@ is a summary, followed by a section for each of ``HEADINGS``.
 import ast
 import inspect
 import re
-from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
+from typing import Literal, cast, get_args, get_origin
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import count_parameters
@@ -61,47 +61,14 @@ def count_at_base_size(name: str) -> int:
 def format_options(name: str) -> str:
     """Write the options of an encoding with their defaults and other values, as Markdown."""
     formatted = []
-    for key, option in _list_options(name).items():
-        others = [f"`{value}`" for value in option.choices if value != option.default]
-        value = str(option.default).lower() if isinstance(option.default, bool) else option.default
-        shown = f"`{key}` ({option.type_name})" if value is None else f"`{key}={value}`"
-        formatted.append(" or ".join([shown, *others]))
-    return ", ".join(formatted) or "none"
-
-
-def collect_facts(name: str) -> dict[str, Any]:
-    """Collect all facts about an encoding, as JSON values."""
-    return {
-        "name": name,
-        "acts_on": registry.get(name).acts_on,
-        "families": name_families(name),
-        "options": {
-            key: {"type": option.type_name, "default": option.default}
-            for key, option in _list_options(name).items()
-        },
-        "parameters_at_base_size": count_at_base_size(name),
-        **parse_page(name),
-    }
-
-
-class _Option(NamedTuple):
-    """An option of an encoding."""
-
-    type_name: str  # such as `integer`, or the values of a Literal: `drawn or even`
-    default: Any  # a JSON value
-    choices: tuple[str, ...]  # the values of a Literal
-
-
-def _list_options(name: str) -> dict[str, _Option]:
-    """List the options of an encoding by name, as users write them."""
-    options = {}
     for key, option in registry.options(name).items():
         annotation, default = option.annotation, option.default
         if type(None) in get_args(annotation):  # Optional[X], whose members are X and None
             annotation = get_args(annotation)[0]
-        elif hasattr(annotation, "parse"):  # specs call it with the text
-            default = str(default)
         choices = get_args(annotation) if get_origin(annotation) is Literal else ()
-        type_name = " or ".join(choices) or _TYPE_NAMES.get(annotation, "text")
-        options[key] = _Option(type_name, default, choices)
-    return options
+        others = [f"`{choice}`" for choice in choices if choice != default]
+        value = str(default).lower() if isinstance(default, bool) else default
+        type_name = _TYPE_NAMES.get(annotation, "text")
+        shown = f"`{key}` ({type_name})" if default is None else f"`{key}={value}`"
+        formatted.append(" or ".join([shown, *others]))
+    return ", ".join(formatted) or "none"

@@ -33,15 +33,14 @@ _HEADS = re.compile(r"(^|\.)(cls|pooler|lm_head|classifier|qa_outputs|score|disc
 
 
 def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
-    """Load the model of a folder, stock or with positions, as the class that the folder names.
-
-    ``settings`` are options of ``from_pretrained``.
+    """Load a folder's model as the class that it names; ``settings`` go to ``from_pretrained``.
 
     Raises:
         UserError: the folder is refused or cannot be read, or its weights are not the model's.
     """
     check_folder(folder)
     transformers.logging.set_verbosity_error()  # for the whole command: weights are checked below
+    transformers.logging.disable_progress_bar()
     with _readable_errors(folder):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         model_class = _find_class(config)

@@ -13,7 +13,7 @@ from torch import nn
 
 from fairseq_posenc.encodings.rope import read_rope
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
-from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.errors import UserError, shortened, suggest
 from fairseq_posenc.hf.families import Family, find_family
 from fairseq_posenc.hf.record import RecordedPositions
 from fairseq_posenc.hf.settings import LENGTH_FIELD, SPEC_FIELD
@@ -268,11 +268,11 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
             pairs = [part.partition("=") for part in (match[1] or "").split(",") if part.strip()]
             changes = {name.strip(): value.strip() for name, _, value in pairs}
             replaced = chain(*own_layers[place :: len(layers)])  # by this item, in all layers
-            unknown = changes.keys() - {name for x in replaced for name in options_of(x.name)}
-            if unknown:
+            known = {name for x in replaced for name in options_of(x.name)}
+            for unknown in sorted(changes.keys() - known):
                 raise UserError(
-                    f"{shortened(item)}: the model's positions there have no option "
-                    f"{shortened(min(unknown))!r}; they are {shortened(str(own))}"
+                    f"{shortened(item)}: the model's positions there have no option {unknown!r}; "
+                    f"{suggest(unknown, known)}they are {shortened(str(own))}"
                 )
             items += [_change_options(own_item, changes) for own_item in own_items]
         expanded.append("+".join(items))

@@ -145,7 +145,10 @@ def _run(argv: Sequence[str] | None) -> int:
         import argcomplete  # not needed for anything else
 
         argcomplete.autocomplete(parser)  # ends the program
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:  # argparse would name the help of all commands
+        help_of = f"fairseq-posenc {args.command} --help"
+        raise UserError(f"unrecognized arguments: {' '.join(unknown)} (see {help_of})")
     import_user_dir(getattr(args, "user_dir", USER_DIR))  # by default this package: nothing new
     return COMMANDS[args.command].run(args)
 

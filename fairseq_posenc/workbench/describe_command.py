@@ -1,7 +1,6 @@
 """The commands ``describe`` and ``count``: describe an encoding, and count its parameters."""
 
 import argparse
-import json
 import re
 import shutil
 import textwrap
@@ -102,7 +101,6 @@ def add_count_arguments(parser: argparse.ArgumentParser) -> None:
     add_count(parser, "--heads", "attention heads of a layer", BASE.num_heads)
     add_count(parser, "--max-positions", "longest input in tokens", BASE.max_positions)
     parser.add_argument("--decoder", action="store_true", help="count for a causal stack")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_count(args: argparse.Namespace) -> int:
@@ -111,11 +109,7 @@ def run_count(args: argparse.Namespace) -> int:
     dims = Dims(args.embed_dim, args.heads, args.max_positions, causal=args.decoder)
     spec.check_length(args.layers)  # refuses a list of more layers
     sizes = count_parameters(spec, dims, args.layers)
-    total = sum(sizes.values())
-    if args.json:
-        print(json.dumps({"encoding": str(spec), "total": total, "parameters": sizes}, indent=2))
-        return 0
     for name, size in sizes.items():
         print(f"{size:>12,}  {name}")
-    print(f"{total:>12,}  {spec}")
+    print(f"{sum(sizes.values()):>12,}  {spec}")
     return 0

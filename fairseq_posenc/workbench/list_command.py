@@ -1,25 +1,16 @@
 """The commands ``list`` and ``user-dir``; the latter is quick, as it does not import torch."""
 
 import argparse
-import json
 
 from fairseq_posenc.user_dir import USER_DIR
 
 
-def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``fairseq-posenc list``."""
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-
-
 def run_list(args: argparse.Namespace) -> int:
-    """Print a line for each encoding, or everything about them as JSON."""
+    """Print a line for each encoding."""
     from fairseq_posenc import registry  # imports torch
     from fairseq_posenc.analysis import catalogue
 
     names = registry.names(companions=True)  # with windows, temperatures, ...
-    if args.json:
-        print(json.dumps(list(map(catalogue.collect_facts, names)), indent=2))
-        return 0
     acts_on = {name: registry.get(name).acts_on for name in names}
     width, acts_on_width = max(map(len, names)), max(map(len, acts_on.values()))
     for name in names:

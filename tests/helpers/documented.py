@@ -87,7 +87,7 @@ def own_encodings() -> Path:
 
 # What the commands name, made when the first one that names it runs.
 FILES: dict[str, Callable[[], Path]] = {
-    "data-bin/wikitext-103": sentences,
+    "data-bin/docs": sentences,
     "data-bin/wiki": sentences,
     "my.txt": book,
     "book.txt": book,

@@ -46,6 +46,7 @@ def test_a_folder_gets_other_positions(
     assert "LlamaForCausalLM, positions: rope(layout=half)\n" in printed
     assert "in the new model alone: model.positions.shared.t5.table (4, 32)" in printed
     assert "positions: rope(layout=half)+t5,rope(layout=half) (max_positions 128)" in printed
+    assert "AutoModelForCausalLM.from_pretrained after `import fairseq_posenc.hf` (and" in printed
     assert (tmp_path / "swapped" / "vocab.json").read_text(encoding="utf-8") == "{}"
     inputs = make_inputs(MODELS["llama"])
     again = set_positions(stock, read_positions(model), 128)
@@ -100,7 +101,8 @@ def test_own_positions_are_the_same_model(
     model = swap(tmp_path, "--max-positions", 128)
     assert model is not None
     assert distance(compute_logits(model, inputs), logits) < 1e-5
-    assert "swapped, a stock folder: positions: rope(layout=half) (max" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "swapped, a stock folder of LlamaForCausalLM: positions: rope(layout=half) (" in printed
     (tmp_path / "swapped").rename(tmp_path / "before")
     again = swap(tmp_path, "--position-encoding", "none", source="before")
     assert again is not None
@@ -112,6 +114,8 @@ def test_own_positions_are_the_same_model(
     [
         (["--position-encoding", "owl"], "unknown position encoding 'owl'"),
         (["--position-encoding", "own(size=3)"], "no option 'size'"),
+        (["--position-encoding", "own(bas=3)"], "no option 'bas'; did you mean base? they are"),
+        (["--spec", "alibi"], "arguments: --spec alibi (see fairseq-posenc swap --help)"),
         ([], "nothing to swap: give --position-encoding or --max-positions"),
         (["--position-encoding", "own", "--checkpoint", "nosuch"], "nosuch: is not a folder;"),
     ],

@@ -383,7 +383,7 @@ BAD_OPTIONS = [
         {"position_encoding": "rope+window(prefill=true)"},
         "is for models of transformers: export",
     ),
-    ("masked_lm", {"position_encoding": "m4(max=3)"}, "m4 has no option 'max=3'; its options: max"),
+    ("masked_lm", {"position_encoding": "m4(max=3)"}, "m4 has no option 'max=3': its options: max"),
     ("masked_lm", {"position_encoding": "3*rope,none"}, "a list of 4 layers, but the stack has 3"),
     ("causal_lm", {"position_encoding": "2*rope,none"}, "a list of 3 layers, but the stack has 2"),
     ("masked_lm", {"position_encoding": "rope,xpos"}, "xpos is for causal models"),

@@ -78,16 +78,14 @@ def run_import(options: argparse.Namespace) -> int:
 def add_swap_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc swap``."""
     add = parser.add_argument
-    text = "folder of transformers"
-    add("--checkpoint", type=Path, required=True, metavar="FOLDER", help=text)
+    add("--checkpoint", type=Path, required=True, metavar="FOLDER", help="folder of transformers")
     text = "new positions; own stands for those that the model has (default: own)"
     add("--position-encoding", metavar="SPEC", help=text)
     add_count(parser, "--max-positions", "longest input of the new model (default: the old one's)")
     text = "how tables by position become longer (default: new rows are untrained)"
     add("--extend", choices=("copy", "interpolate"), help=text)
     add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
-    text = "random seed of new parameters (default: 1)"
-    add("--seed", type=int, default=1, metavar="N", help=text)
+    add("--seed", type=int, default=1, metavar="N", help="of new parameters (default: 1)")
 
 
 def run_swap(options: argparse.Namespace) -> int:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 import torch
-import transformers
 
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.folders import load_model
 from fairseq_posenc.hf.record import is_of_positions
-from fairseq_posenc.hf.saving import is_stock
+from fairseq_posenc.hf.saving import CLASS_PREFIX, is_stock
 from fairseq_posenc.hf.stock_folders import AUTO_CLASSES
 from fairseq_posenc.position_parameters import LengthRule
 
@@ -23,6 +23,8 @@ _COPIED = re.compile(
     r"sentence_bert|bpe|processor|preprocessor)[\w.]*\.(json|txt|model|bpe|spm)|"
     r"chat_template\.jinja|(LICENSE|NOTICE)[\w.]*"
 )
+# How a folder of ours is loaded.
+_IMPORTS = " after `import fairseq_posenc.hf` (and your own encodings), or trust_remote_code=True"
 
 
 def swap_folder(
@@ -49,7 +51,6 @@ def swap_folder(
     """
     with whole_folder(out) as folder:
         torch.manual_seed(seed)
-        transformers.logging.disable_progress_bar()
         model = load_model(source)
         old_positions = read_positions(model)
         old = dict(model.named_parameters())
@@ -60,6 +61,7 @@ def swap_folder(
             if file.is_file() and _COPIED.fullmatch(file.name):
                 shutil.copy2(file, folder / file.name)
         stock = is_stock(folder)
+        written = json.loads((folder / "config.json").read_bytes())["architectures"][0]
     both = [name for name in new if name in old and is_of_positions(name)]
     # Model class -> Auto class that loads it, the first of several.
     found = {x._model_mapping.get(type(model.config), None): x for x in reversed(AUTO_CLASSES)}
@@ -70,9 +72,10 @@ def swap_folder(
         *(_describe_origin(name, old[name], new[name]) for name in both),
         *(f"in the new model alone: {x} {tuple(new[x].shape)}" for x in new if x not in old),
         *(f"in the old model alone: {x} {tuple(old[x].shape)}" for x in old if x not in new),
-        f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'}: positions: "
-        f"{read_positions(model)} (max_positions {model.config.position_encoding_max_positions:,})",
-        f"load it by {auto}.from_pretrained{'' if stock else ' after import fairseq_posenc.hf'}",
+        f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'} of "
+        f"{written.removeprefix(CLASS_PREFIX)}: positions: {read_positions(model)} "
+        f"(max_positions {model.config.position_encoding_max_positions:,})",
+        f"load it by {auto}.from_pretrained" + ("" if stock else _IMPORTS),
     ]
 
 

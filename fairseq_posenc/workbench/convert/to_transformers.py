@@ -166,7 +166,6 @@ def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
 
 def _build_generation_config(trained: OpenModel, config: PretrainedConfig) -> GenerationConfig:
     """Build the settings with which ``generate`` translates as fairseq-generate does by default."""
-    longest = min(LONGEST_TRANSLATION, trained.stacks["decoder"].max_positions() - 1)
     return GenerationConfig(
         pad_token_id=config.pad_token_id,
         bos_token_id=config.bos_token_id,
@@ -176,7 +175,7 @@ def _build_generation_config(trained: OpenModel, config: PretrainedConfig) -> Ge
         early_stopping=True,
         length_penalty=1.0,
         min_new_tokens=1,  # </s> is not the first token
-        max_new_tokens=longest + 1,  # with </s>
+        max_new_tokens=min(LONGEST_TRANSLATION + 1, trained.stacks["decoder"].max_positions()),
         suppress_tokens=[config.pad_token_id],  # fairseq's search never writes padding
     )
 

@@ -340,7 +340,6 @@ def draw_curves(
     curves: Sequence[Curves],
     heads: Sequence[int],
     title: str,
-    columns: int = 3,
     height: float = 2.4,
     x: str = "distance j - i",
     y: str = "",
@@ -349,7 +348,7 @@ def draw_curves(
 
     ``x`` and ``y`` label the axes.
     """
-    figure, panels = new_page(len(curves), title, columns, height)
+    figure, panels = new_page(len(curves), title, 3, height)
     for axes, curve in zip(panels, curves):
         is_by_head = len(curve.values) == len(heads)
         names = [f"head {head + 1}" for head in heads] if is_by_head else ["all heads"]

@@ -91,11 +91,12 @@ def build_subject(
     Raises:
         UserError: the spec is invalid, or sizes do not fit.
     """
+    layers = parse(spec)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         encodings = [
-            PositionEncoding(layer, embed_dim, num_heads, max_positions, causal).eval()
-            for layer in map(str, parse(spec).split_layers())
+            PositionEncoding(str(layer), embed_dim, num_heads, max_positions, causal).eval()
+            for layer in (layers.select_layers([i]) for i in range(len(layers.layers)))
         ]
     return Subject(encodings, [*range(len(encodings))], [*range(num_heads)], [])
 
