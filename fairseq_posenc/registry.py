@@ -63,7 +63,7 @@ def get(name: str) -> type[Encoding]:
         near = _OTHER_WORDS.get(word) or suggest(name, ENCODINGS)
         raise UserError(
             f"unknown position encoding {shortened(name)!r}: {near}`fairseq-posenc list` shows "
-            "all; one of your own needs `import` of its package, in commands --user-dir FOLDER"
+            "all; for your own, import its package first, or give commands the option user-dir"
         )
     return ENCODINGS[name]
 

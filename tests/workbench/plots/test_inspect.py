@@ -209,7 +209,7 @@ def test_checkpoints_with_an_encoding_of_the_users_own_package_are_read(tmp_path
     assert "name a folder of a Python package, with __init__.py" in failed
     failed = refused(capsys, "inspect", *given[:2], "--text", "a")
     assert "unknown position encoding 'root'" in failed
-    assert "--user-dir FOLDER" in failed
+    assert "option user-dir" in failed
 
 
 @slow
