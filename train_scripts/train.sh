@@ -16,13 +16,9 @@ program=$(command -v fairseq-hydra-train) || {
     echo "train.sh: error: fairseq is not installed here: make install, or docs/start.md" >&2
     exit 2
 }
-# What hydra and torch remark on fairseq's code at each start.
-quiet=ignore::UserWarning:sys,ignore::UserWarning:hydra.main,ignore::UserWarning:hydra._internal.utils
-quiet=$quiet,ignore::UserWarning:fairseq_cli.hydra_train,ignore::FutureWarning:fairseq.tasks.fairseq_task
-quiet="$quiet,ignore:'pin_memory' argument:UserWarning:torch.utils.data.dataloader"
-export PYTHONWARNINGS="$quiet${PYTHONWARNINGS:+,$PYTHONWARNINGS}"
 export PYTHONSAFEPATH=1   # the installed package runs, not a folder of its name here
-# The plugin comes first, so that it also explains errors in the settings, in one line.
+# The plugin comes first, so that it also explains errors in the settings, in one line, and leaves
+# out what hydra and torch remark on fairseq's code at each start.
 exec "$(dirname "$program")/python" -c 'from fairseq_posenc.user_dir import register
 register()
 from fairseq_cli.hydra_train import cli_main

@@ -53,18 +53,8 @@ def load_dictionary(path: Path, *, mask: bool = True) -> Dictionary:
         try:
             dictionary.add_from_file(io.StringIO(line.decode("utf-8") + "\n"))
         except (ValueError, RuntimeError) as error:
-            reason = _describe_bad_line(line, error)
+            reason = shortened(str(error).partition(". ")[0].replace("\n", ""))
             raise UserError(f"{path}: not a fairseq dictionary (line {number}: {reason})") from None
     if mask:
         dictionary.add_symbol("<mask>")
     return dictionary
-
-
-def _describe_bad_line(line: bytes, error: Exception) -> str:
-    """Describe the fault of a line by the error of decoding it, or of fairseq."""
-    if isinstance(error, UnicodeDecodeError):
-        return f"byte 0x{line[error.start]:02x} is not UTF-8"
-    entry = repr(shortened(line.decode("utf-8")))
-    if isinstance(error, RuntimeError):
-        return f"{entry} is a duplicate"
-    return f"{entry} is not a word, a space and its count"

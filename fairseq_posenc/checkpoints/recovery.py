@@ -1,22 +1,41 @@
-"""Recovers ``checkpoint_last.pt`` if a training was killed while fairseq wrote it.
+"""Resumes trainings: recovers ``checkpoint_last.pt``, and refuses states that do not fit.
 
-A checkpoint is *whole* if it can be loaded, and *torn* if its file ends too early.
+A training may have been killed while fairseq wrote that file. A checkpoint is *whole* if it can be
+loaded, and *torn* if its file ends too early.
 """
 
 import logging
+import os
 import re
 import shutil
+from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fairseq_posenc.checkpoints.safe_loading import is_torn, open_whole
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_posenc.checkpoints.safe_loading import is_torn, open_checkpoint, open_whole
+from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.files import written_whole
 
 logger = logging.getLogger(__name__)
-LAST = "checkpoint_last.pt"
+LAST = "checkpoint_last.pt"  # also the default of --restore-file
 BEST = "checkpoint_best.pt"
 # File names that fairseq gives to checkpoints.
 _NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")
+_SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")
+# Of these sections, only the named settings are compared.
+_METRIC = "best_checkpoint_metric"
+_FURTHER = {
+    "common": ("seed", "bf16", "fp16"),
+    "dataset": ("max_tokens", "batch_size"),
+    "checkpoint": (_METRIC, f"maximize_{_METRIC}"),
+}
+_ALIASES = {"arch", "user_dir"}  # other keys for the model's name and the package's folder
+# Settings by name, and the class of a section by the name of the section:
+# {"optimizer": "adam", "adam_betas": "(0.9, 0.98)", "seed": 1}.
+FlatSettings = dict[str, object]
 
 
 class WholeCheckpoint(NamedTuple):
@@ -67,3 +86,142 @@ def read_if_whole(path: Path) -> WholeCheckpoint | None:
     except Exception:  # of any type, depending on the file
         return None
     return WholeCheckpoint(updates, path.stat().st_mtime_ns, path)
+
+
+class Resumption(NamedTuple):
+    """What a training takes from the checkpoint that it is resumed from."""
+
+    updates: int  # that the checkpoint has made
+    loads_optimizer: bool  # whether the optimizer's state is loaded
+    extra_state: dict[str, Any]  # fairseq's, as of its iterator, and that of the task
+
+
+def find_start(checkpoint: Any) -> Path | None:
+    """Find the file that a training with this section of settings starts from; None: a first start.
+
+    Raises:
+        UserError: there is no file where an option names one.
+    """
+    from fairseq.file_io import PathManager  # takes seconds
+
+    suffix = checkpoint.checkpoint_suffix
+    last = os.path.join(checkpoint.save_dir, LAST.replace(".pt", f"{suffix}.pt"))
+    if checkpoint.restore_file != LAST:  # it is given
+        option, named = "--restore-file", checkpoint.restore_file.replace(".pt", f"{suffix}.pt")
+    elif PathManager.exists(last):
+        option, named = "", last
+    elif checkpoint.finetune_from_model is not None:
+        option, named = "--finetune-from-model", checkpoint.finetune_from_model
+    else:
+        return None
+    if not PathManager.isfile(named):
+        raise UserError(
+            f"{option} {named} is not a file; training would start from random weights".lstrip()
+        )
+    return Path(named) if os.path.isfile(named) else None  # remote files are not checked
+
+
+def restore_if_torn(path: Path, checkpoint: Any) -> None:
+    """Restore a run's last checkpoint if it was not written to its end; refuse other such files."""
+    if not is_torn(path):
+        return
+    is_named = checkpoint.restore_file != LAST  # by --restore-file
+    if is_named or path != Path(checkpoint.save_dir, LAST) or not restore_last(path):
+        raise UserError(
+            f"{path} was not written to its end, and no complete checkpoint can replace it: name "
+            "another one, or remove it to start from scratch"
+        )
+
+
+def check_resumption(path: Path, settings: DictConfig) -> Resumption:
+    """Log how settings differ from those of the checkpoint; refuse to load states that do not fit.
+
+    Args:
+        path: the checkpoint.
+        settings: fairseq's configuration.
+    """
+    checkpoint = settings.checkpoint
+    container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)  # as saved
+    now = flatten(container)
+    with open_checkpoint(path) as state:
+        cfg = state.get("cfg")
+        extra_state = dict(state.get("extra_state") or {})
+        has_optimizer = state.get("last_optimizer_state") is not None
+        updates = int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
+    # An old checkpoint has `args` in place of a configuration.
+    before = flatten(cfg) if isinstance(cfg, dict) else {}
+    if changes := list_changes(before, now):
+        logger.info("%s resumes with other settings: %s", path, ", ".join(changes))
+    if settings.ema.store_ema and "ema" not in extra_state:  # fairseq fails with a KeyError
+        raise UserError(
+            f"{path} has no average of its weights, and --store-ema can begin one only with a new "
+            "training: leave it out"
+        )
+    loads_optimizer = has_optimizer and not checkpoint.reset_optimizer
+    if loads_optimizer and not checkpoint.reset_lr_scheduler:
+        _refuse_other_schedule(path, before, now)
+    if not (checkpoint.reset_meters or checkpoint.reset_optimizer):
+        _refuse_other_metric(path, before, now)
+    return Resumption(updates, loads_optimizer, extra_state)
+
+
+def _refuse_other_schedule(path: Path, before: FlatSettings, now: FlatSettings) -> None:
+    """Refuse the state of another class of schedule, of which fairseq would load a part.
+
+    fairseq itself refuses another class of optimizer or criterion, after loading the weights.
+    """
+    old, new = before.get("lr_scheduler"), now.get("lr_scheduler")
+    if None not in (old, new) and old != new:
+        raise UserError(
+            "LR scheduler does not match; please reset the lr-scheduler (--reset-lr-scheduler), or "
+            f"give --lr-scheduler {old}: {path} was trained with that, and its state is not one of "
+            f"{new}"
+        )
+
+
+def _refuse_other_metric(path: Path, before: FlatSettings, now: FlatSettings) -> None:
+    """Refuse to compare a metric with the best value of another metric.
+
+    With other units, no later checkpoint might ever be the best.
+    """
+    for name in _FURTHER["checkpoint"]:
+        if name in before and before[name] != now[name]:
+            raise UserError(
+                f"{path} has the best {before[_METRIC]} of its training, which is not comparable "
+                f"under --{name.replace('_', '-')} {now[name]}: keep the metric, or go on with "
+                "--reset-meters"
+            )
+
+
+def list_changes(before: FlatSettings, now: FlatSettings) -> list[str]:
+    """List the settings that differ between two configurations of fairseq."""
+    return [
+        f"{name} {shortened(str(before[name]))} -> {shortened(str(now[name]))}"
+        for name in now
+        if name in before and before[name] != now[name]
+    ]
+
+
+def flatten(cfg: Mapping[str, object]) -> FlatSettings:
+    """Select the settings of fairseq's configuration that shape a training."""
+    # A model that still uses argparse repeats the options of all sections in its own.
+    uncompared = [_get_section(cfg, key) for key in cfg if key not in _SECTIONS]
+    skipped = _ALIASES.union(*uncompared)
+    flat: FlatSettings = {}
+    for key in _SECTIONS:
+        for name, value in _get_section(cfg, key).items():
+            if name == "_name":
+                flat[key] = value
+            elif name not in skipped:
+                flat.setdefault(name, value)  # of a repeated option, the first section's value
+    for key, names in _FURTHER.items():
+        section = _get_section(cfg, key)
+        flat |= {name: section[name] for name in names if name in section}
+    return flat
+
+
+def _get_section(cfg: Mapping[str, object], key: str) -> FlatSettings:
+    """Return a section as a dictionary; a model that still uses argparse has a Namespace."""
+    section = cfg.get(key)
+    section = vars(section) if isinstance(section, Namespace) else section
+    return section if isinstance(section, dict) else {}

@@ -9,20 +9,39 @@ import weakref
 from pathlib import Path
 
 from hydra.errors import HydraException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from omegaconf.errors import OmegaConfBaseException as SettingError
 
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.errors import chain, shortened
+from fairseq_posenc.errors import chain, shortened, suggest
 
 # The model that this process trains, if it still lives, and the folder of its checkpoints.
 _training: tuple[weakref.ref[PositionCheckpoints], str] | None = None
 _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
+FAMILIES = (
+    "roberta_* and decbert_* are trained with --task masked_lm --criterion masked_lm, "
+    "transformer_lm_* with --task language_modeling, transformer_* with --task translation"
+)
 # What to say about errors of fairseq, by how they begin; \1 is the first group of the pattern.
 _ADVICE = {
     "\"'_name'\"|Could not infer task": "fairseq has no model._name, or task._name, of this name; "
     "in Python, from_pretrained needs user_dir='fairseq_posenc'",
-    "The dataset is empty": "no batch is left of a split: fairseq drops what does not fill a "
-    "multiple of 8 samples; give --required-batch-size-multiple 1 (or more --max-tokens)",
+    "Interpolation key 'task\\.|Unsupported language modeling target": "the model does not fit the "
+    f"task: {FAMILIES}",
+    r"(\w+) is required": r"no \1 is chosen: give one, as in --optimizer adam",
+    r"(?s)field '.*\.(\w+)' is not Optional": r"the setting \1 needs a value: give one, as an "
+    "option of this name with - for _",
+    r"(?s)Invalid value assigned: .* is not a ListConfig.*full_key: (\S+)": r"\1 is a list: write "
+    r"brackets, as in \1=[0.001]",
+    r"(?s)Error parsing override '([^=]+)=([^'\n]+)'.*Unknown function": "a value with parentheses "
+    r"""needs its own quotes within the shell's: "\1='\2'" """,
+    r"(?s)Error parsing override '([^'\n]+)'.*missing EQUAL": r"\1 is no setting: write "
+    "KEY=VALUE, as in model.position_encoding=m4m",
+    "The dataset is empty": "no batch is left of a split: if the log counts samples of invalid "
+    "sizes, they are longer than the model reads; else fairseq dropped what does not fill a "
+    "multiple of 8 samples: give --required-batch-size-multiple 1 (or more --max-tokens)",
+    r".*should not exceed max_tokens=(\d+)": r"a sample has more than \1 tokens, the most of a "
+    "batch: give more --max-tokens",
     "Must specify batch size": "give --max-tokens, the tokens of a batch, or --batch-size",
     "Could not infer language pair": "the task reads pairs: no SPLIT.SRC-TGT.SRC.bin here",
     "Dataset not found: (.*)": r"the data have no split \1: name their folder, and a split of it",
@@ -77,6 +96,10 @@ def _explain(error: BaseException) -> str | None:
     if isinstance(error, SettingError):
         name = error.full_key or error.key
         reason = shortened(" ".join(str(error).splitlines()[0].split()))
+        if isinstance(error, ConfigKeyError | ConfigAttributeError):
+            similar = suggest(str(error.key), map(str, error.parent_node or ()))
+            add = f"; +{name}=VALUE adds one to the file's" if "struct" in reason else ""
+            return f"there is no setting {name}: {similar}{reason}{add}"
         return f"the setting {name}: {reason}" if name else reason
     if isinstance(error, HydraException) and not isinstance(error.__cause__, SettingError):
         return shortened(" ".join(re.split("Config search path|See https", str(error))[0].split()))
@@ -86,12 +109,13 @@ def _explain(error: BaseException) -> str | None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError) or not error.filename:
         return None
     path = Path(error.filename)
-    if not path.parent.is_dir():
+    if not path.parent.is_dir():  # a file, or nothing
         return f"there is no folder {path.parent}: correct its name, or make it"
     if not path.match("dict*.txt"):
         return f"there is no file or folder {path}: correct its name"
-    found = ", ".join(sorted(file.name for file in path.parent.glob("dict*.txt")))
+    files = [*path.parent.glob("dict*.txt"), *path.parent.glob("*/dict*.txt")]
+    found = ", ".join(sorted(map(str, files)))
     return (
-        f"{path.parent} has {found or 'no dictionary'}, not {path.name}: tasks of running text "
-        "read dict.txt, tasks of pairs of sentences dict.LANG.txt"
+        f"{path.parent} has no {path.name}, which tasks of running text read, those of pairs "
+        f"dict.LANG.txt; found: {found or 'no dictionary'}"
     )

@@ -13,24 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.dataclass.configs import CheckpointConfig
-from fairseq.file_io import PathManager
+from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import DictConfig
 
 from fairseq_posenc import locks
-from fairseq_posenc.checkpoints.recovery import LAST, restore_last
-from fairseq_posenc.checkpoints.resuming import check_resumption
-from fairseq_posenc.checkpoints.safe_loading import is_torn
+from fairseq_posenc.checkpoints.recovery import check_resumption, find_start, restore_if_torn
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.explanations import watch
-from fairseq_posenc.host.refused_options import (
+from fairseq_posenc.host.checks import (
     check_blocks,
+    check_data_bins,
+    check_document_ends,
     check_precision,
+    check_shards,
+    refuse_long_blocks,
     refuse_training_alone,
     refuse_wrong_checkpoints,
 )
+from fairseq_posenc.host.explanations import FAMILIES, watch
 from fairseq_posenc.host.startup import take_command
-from fairseq_posenc.host.training_data import check_data_bins, check_document_ends, check_shards
 from fairseq_posenc.specs import Spec
 
 _LOCK = ".fairseq-train"  # lock file in a --save-dir
@@ -56,10 +59,17 @@ def prepare_command(model: Any, task: Any, specs: Sequence[Spec]) -> None:
         _prepare_training(model, task, command.settings)
 
 
-def _prepare_training(model: PositionCheckpoints, task: Any, settings: DictConfig) -> None:
+def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     """Check the options of a training, lock its folder, and prepare to resume it."""
     refuse_training_alone(settings.distributed_training.distributed_world_size)
     refuse_wrong_checkpoints(settings.checkpoint)
+    if isinstance(task, LanguageModelingTask | MaskedLMTask):
+        # fairseq would fail in the first batch, or count tokens that are not masked.
+        other_criterion = "cross_entropy" if isinstance(task, MaskedLMTask) else "masked_lm"
+        is_other = settings.criterion._name == other_criterion
+        if is_other or isinstance(model, FairseqEncoderDecoderModel):
+            raise UserError(f"the model, the task or the criterion does not fit: {FAMILIES}")
+        refuse_long_blocks(settings.task, settings.task.tokens_per_sample, model.max_positions())
     check_shards(getattr(settings.task, "data", None) or "", settings.dataset.train_subset)
     lock_save_dir(settings)
     # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
@@ -134,43 +144,6 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     finished = resumed.loads_optimizer and is_finished(path, resumed.updates, settings)
     if finished or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
-
-
-def find_start(checkpoint: CheckpointConfig) -> Path | None:
-    """Find the checkpoint that a training starts from, as fairseq does; None for a first start.
-
-    Raises:
-        UserError: there is no file where an option names one.
-    """
-    suffix = checkpoint.checkpoint_suffix
-    last = os.path.join(checkpoint.save_dir, LAST.replace(".pt", f"{suffix}.pt"))
-    if checkpoint.restore_file != CheckpointConfig.restore_file:  # it is given
-        option, named = "--restore-file", checkpoint.restore_file.replace(".pt", f"{suffix}.pt")
-    elif PathManager.exists(last):
-        option, named = "", last
-    elif checkpoint.finetune_from_model is not None:
-        option, named = "--finetune-from-model", checkpoint.finetune_from_model
-    else:
-        return None
-    if not PathManager.isfile(named):
-        raise UserError(
-            f"{option} {named} is not a file; training would start from random weights".lstrip()
-        )
-    return Path(named) if os.path.isfile(named) else None  # remote files are not checked
-
-
-def restore_if_torn(path: Path, checkpoint: CheckpointConfig) -> None:
-    """Restore a run's last checkpoint if it was not written to its end; refuse other such files."""
-    if not is_torn(path):
-        return
-    is_own = checkpoint.restore_file == CheckpointConfig.restore_file  # no --restore-file
-    if path != Path(checkpoint.save_dir, LAST) or not is_own:
-        raise UserError(f"{path} is not a complete checkpoint: it was not written to its end")
-    if not restore_last(path):
-        raise UserError(
-            f"{path} was not written to its end, and the folder has no complete checkpoint: remove "
-            "it to start from scratch"
-        )
 
 
 def is_finished(path: Path, updates: int, settings: DictConfig) -> bool:

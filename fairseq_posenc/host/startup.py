@@ -1,26 +1,37 @@
 """Prepares a process of fairseq: safe loading, guards against lost runs, one-line error messages.
 
-``models`` calls it when fairseq loads the plugin. It also records the command that runs: fairseq
-builds the model of a training and that of a checkpoint by the same call, to which it gives the
-model's section of the configuration alone. Only to its logger a command gives the whole, before it
-builds anything. So a filter keeps this object; it reads no message, and hides none that LOGLEVEL
-asks for.
+``models`` calls it when fairseq loads the plugin. It also records the command that runs, by a
+filter of its logger, to which alone fairseq gives the whole configuration before it builds a model.
+The filter reads no message, and hides none that LOGLEVEL asks for.
 """
 
 import logging
 import os
 import sys
+import warnings
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace, TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from omegaconf import DictConfig
 
 from fairseq_posenc.checkpoints.faults import find_message
-from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
-from fairseq_posenc.host.audit_hook import check_fairseq
+from fairseq_posenc.checkpoints.safe_loading import (
+    allow_safe_classes,
+    is_literal,
+    open_checkpoint,
+    refuse_incomplete,
+)
+from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.host.explanations import explain_failure
+
+# What hydra and torch remark on fairseq's code at each start.
+_REMARKS = (
+    r"(?s).*(hydra\.experimental|version_base|@package _group_|strict flag|ConfigStore schema|"
+    r"torch\.cuda\.amp\.autocast|'pin_memory' argument)"
+)
 
 
 class RunningCommand(NamedTuple):
@@ -68,10 +79,13 @@ def prepare() -> None:
         logger = logging.getLogger(f"fairseq_cli.{name}")
         logger.setLevel(logging.INFO)  # fairseq logs its configuration at this level
         logger.addFilter(_RECORDER)
-    # fairseq logs the trace of an error in writing a checkpoint, and raises the error as well.
-    logging.getLogger("fairseq.checkpoint_utils").addFilter(
-        lambda record: not record.getMessage().startswith("Traceback")
-    )
+    # fairseq logs these errors, in hundreds of lines or words, and raises them as well.
+    repeated = ("Traceback", "Error when composing")
+    for name in ("checkpoint_utils", "dataclass.utils"):
+        logging.getLogger(f"fairseq.{name}").addFilter(
+            lambda record: not record.getMessage().startswith(repeated)
+        )
+    warnings.filterwarnings("ignore", _REMARKS, module=r"sys$|hydra\.|fairseq|torch\.utils\.data\.")
     install_excepthook()
     # By default hydra prints an error itself and ends the program, without calling the hook.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -89,3 +103,42 @@ def install_excepthook() -> None:
             print(f"fairseq-posenc: error: {message}", file=sys.stderr)
 
     sys.excepthook = hook
+
+
+def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse to run a setting as code, or to open a checkpoint that would, or is damaged.
+
+    Python calls this audit hook, for the rest of the process, before it compiles or opens anything;
+    an exception cancels that. So fairseq is not patched, and no path through its code is missed.
+
+    Args:
+        event: Python's name of what is about to happen.
+        arguments: first the source for ``compile``; the path for ``open``.
+    """
+    if event not in ("compile", "open"):
+        return
+    caller = sys._getframe(1)  # an audit hook's caller is the code that triggered the event
+    if not str(caller.f_globals.get("__name__")).startswith("fairseq."):
+        return
+    if event == "compile":
+        _refuse_source(arguments[0])
+    elif caller.f_code.co_name == "load_checkpoint_to_cpu":  # opens all of fairseq's checkpoints
+        path = os.fsdecode(arguments[0])
+        if os.path.isfile(path) or os.path.isdir(path):  # not a pipe
+            with open_checkpoint(Path(path)) as state:  # checks its settings
+                refuse_incomplete(state)
+
+
+def _refuse_source(source: Any) -> None:
+    """Refuse the source that Python is about to compile unless it is a literal.
+
+    Python passes the text of ``eval`` as UTF-8 bytes; :func:`is_literal` refuses texts that declare
+    another encoding.
+    """
+    text = source.decode("utf-8", "replace") if type(source) is bytes else source
+    if type(text) is not str or not is_literal(text):
+        quoted = shortened(" ".join(str(text).split()))
+        raise UserError(
+            "a setting that fairseq evaluates is not a literal (numbers, words, lists of them), "
+            f"and would be run as code: {quoted!r}"
+        )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.refused_options import forget_tpu
+from fairseq_posenc.host.checks import forget_tpu
 from fairseq_posenc.models.positional_model import PositionalModel
 from fairseq_posenc.specs import parse
 from fairseq_posenc.transformer.options import (

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
+from fairseq_posenc.host.checks import forget_tpu
 from fairseq_posenc.host.preparation import prepare_command
-from fairseq_posenc.host.refused_options import forget_tpu
 from fairseq_posenc.transformer.options import log_encodings
 
 Architecture = Callable[[Any], None]  # sets the options of fairseq that were not given

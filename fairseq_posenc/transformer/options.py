@@ -16,7 +16,7 @@ from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 
 from fairseq_posenc.checkpoints.dictionary import fingerprint
-from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import WeightSettings, parse_directions
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.specs import Spec, parse
@@ -88,17 +88,12 @@ def resolve_positions(args: Any) -> PositionOptions:
     given = PositionConfig()
     for name, default in list(vars(given).items()):
         setattr(given, name, safe_getattr(args, name, default))
-    for name in ("position_encoding", "position_encoding_decoder", "attention_directions"):
-        value = getattr(given, name)  # for a text, hydra also accepts null, numbers and lists
-        if not isinstance(value, str) and (value is not None or name == "position_encoding"):
-            shown = "null" if value is None else shortened(str(value))
-            example = "'lr,rl'" if name == "attention_directions" else "rope or learned+m4m"
-            raise UserError(f"--{name.replace('_', '-')} {shown}: give a text, as in {example}")
-    encoder, decoder = parse(given.position_encoding), given.position_encoding_decoder
-    directions = parse_directions(given.attention_directions or "", "--attention-directions")
+    # For a text, hydra also accepts null, numbers and lists, which no spec is.
+    encoder, decoder = parse(str(given.position_encoding)), given.position_encoding_decoder
+    directions = parse_directions(str(given.attention_directions or ""), "--attention-directions")
     return PositionOptions(
         encoder=encoder,
-        decoder=parse(decoder) if decoder else encoder,
+        decoder=parse(str(decoder)) if decoder else encoder,
         directions=tuple(directions),
         backend=given.position_backend or "auto",  # hydra may give null
         init_positions=bool(given.init_positions),

@@ -14,7 +14,7 @@ import torch
 from fairseq.dataclass.configs import CommonConfig, FairseqConfig
 from omegaconf import OmegaConf
 
-from fairseq_posenc.checkpoints import resuming
+from fairseq_posenc.checkpoints import recovery
 from fairseq_posenc.checkpoints.dictionary import Placeholders, fingerprint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, _decode_text
@@ -171,16 +171,15 @@ def test_what_changed_is_listed_and_what_only_says_how_a_training_runs_is_not():
         "common": {"seed": 2, "log_interval": 10},
     }
     expected = ["mask_prob 0.15 -> 0.2", "lr [0.001] -> [0.0005]", "seed 1 -> 2"]
-    old, new = resuming.flatten(before), resuming.flatten(now)
-    assert resuming.list_changes(old, new) == expected
-    assert resuming.list_changes(old, old) == []
-    assert resuming.list_changes(resuming.flatten({"model": 3, "task": None}), new) == []
+    old, new = recovery.flatten(before), recovery.flatten(now)
+    assert recovery.list_changes(old, new) == expected
+    assert recovery.list_changes(recovery.flatten({"model": 3, "task": None}), new) == []
 
 
 def test_a_training_with_settings_of_an_older_form_is_not_compared(tmp_path):
     path = tmp_path / "checkpoint_last.pt"
     torch.save({"cfg": Namespace(checkpoint=Namespace()), "last_optimizer_state": {}}, path)
-    resumed = resuming.check_resumption(
+    resumed = recovery.check_resumption(
         path, OmegaConf.structured(FairseqConfig(common=CommonConfig(fp16=True)))
     )
     assert resumed.loads_optimizer
@@ -190,7 +189,7 @@ def test_a_state_of_another_form_is_refused_in_a_line(tmp_path):
     path = tmp_path / "checkpoint_last.pt"
     torch.save({"extra_state": [1, 2]}, path)
     with pytest.raises(UserError, match=str(path)):
-        resuming.check_resumption(path, OmegaConf.structured(FairseqConfig()))
+        recovery.check_resumption(path, OmegaConf.structured(FairseqConfig()))
 
 
 POSITIONS = {

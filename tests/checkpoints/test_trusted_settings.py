@@ -11,8 +11,12 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, utils
 
-from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
-from fairseq_posenc.checkpoints.trusted_settings import check_settings, forget_files, is_literal
+from fairseq_posenc.checkpoints.safe_loading import (
+    allow_safe_classes,
+    check_settings,
+    forget_files,
+    is_literal,
+)
 from fairseq_posenc.errors import UserError
 from tests.helpers.commands import trained
 

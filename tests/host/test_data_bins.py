@@ -14,7 +14,7 @@ import torch
 from fairseq.data import data_utils, indexed_dataset
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.training_data import check_data_bin
+from fairseq_posenc.host.checks import check_data_bin
 from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, run, sentences
 from tests.helpers.products import product_of
 

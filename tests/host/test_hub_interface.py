@@ -36,6 +36,11 @@ else:
 """
 
 
+def run_code(text, folder):
+    command = [sys.executable, "-c", text]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+
+
 @pytest.mark.parametrize(
     ("family", "way"), product_of(FAMILIES, ["name", "path", "imported before", "own class"])
 )
@@ -53,13 +58,7 @@ def test_from_pretrained(family, way):
         data=str(FAMILIES[family].data()),
         more=more,
     )
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=new_directory(),
-    )
+    done = run_code(text, new_directory())
     assert done.stdout.splitlines()[-2:] == ["True", "True"], done.stderr[-2000:]
 
 
@@ -73,11 +72,5 @@ def test_the_example_of_the_page():
     }.items():
         (here / name).parent.mkdir()
         (here / name).symlink_to(target)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=here,
-    )
+    done = run_code(code, here)
     assert "tensor([-" in done.stdout, done.stderr[-2000:]

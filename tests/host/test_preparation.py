@@ -85,11 +85,12 @@ def test_a_last_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_pa
 def test_a_torn_checkpoint_that_was_asked_for_or_has_no_twin_is_refused(tmp_path):
     last = tmp_path / "checkpoint_last.pt"
     last.write_bytes(b"PK\3\4")
-    with pytest.raises(UserError, match=f"{last} was not written to its end, and the folder"):
+    told = f"{last} was not written to its end, and no complete checkpoint can replace it"
+    with pytest.raises(UserError, match=told):
         restore_if_torn(last, configured(save_dir=str(tmp_path)).checkpoint)
     checkpoint_of(3, tmp_path / "checkpoint1.pt")
     named = configured(restore_file=str(last), save_dir=str(tmp_path)).checkpoint
-    with pytest.raises(UserError, match=f"{last} is not a complete checkpoint"):
+    with pytest.raises(UserError, match=told):
         restore_if_torn(last, named)
     assert last.read_bytes() == b"PK\3\4"
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fairseq_posenc.checkpoints.faults import BUILD_ERRORS, quote_error
 from fairseq_posenc.checkpoints.recovery import LAST, read_if_whole
-from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, refuse_incomplete
-from fairseq_posenc.checkpoints.trusted_settings import forget_files
+from fairseq_posenc.checkpoints.safe_loading import forget_files, open_checkpoint, refuse_incomplete
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import written_whole
 

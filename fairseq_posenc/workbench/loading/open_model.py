@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, fingerprint, load_dictionary
-from fairseq_posenc.checkpoints.weights import refuse_broken_weights
+from fairseq_posenc.checkpoints.state_dict_adapter import refuse_broken_weights
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.tokens.subwords import GPT2, PieceEncoder, Pieces, Tokenizer

@@ -201,8 +201,14 @@ def test_a_sweep_trains_a_model_for_each_value(place):
     [
         ("b_small", "distributed_training.distributed_world_size=3", "divided among 3 GPUs"),
         ("laptop", "distributed_training.distributed_world_size=2", "more than the GPUs that"),
-        ("laptop", "model.position_encodin=rope", "the setting model.position_encodin: Key"),
+        (
+            "laptop",
+            "model.position_encodin=rope",
+            "did you mean position_encoding? Key",
+        ),
         ("laptop", "optimization.max_update=x", "the setting optimization.max_update: Value 'x'"),
+        ("laptop", "optimization.lr=0.1", "optimization.lr is a list: write brackets"),
+        ("laptop", "model.activation_fn=m4(b=2)", "\"model.activation_fn='m4(b=2)'\""),
         ("laptop", "model._name=robertaa", "fairseq has no model._name"),
         ("laptop", "optimizer._name=adamm", "fairseq has no 'adamm'"),
         ("laptopp", "common.seed=1", "no configuration laptopp: did you mean laptop or laptop_lm"),
