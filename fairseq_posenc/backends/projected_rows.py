@@ -36,7 +36,7 @@ class ProjectedRows:
         # A compiled graph serves all lengths, and would not if it read where rows start.
         if term is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return terms.projected(project)
-        rows, runs = term.table, term.runs  # `(R, C)`, and which distances share a row
+        rows, runs = term.table[0], term.runs  # `(R, C)`, and which distances share a row
         whole = range(2 - positions.src_len, positions.tgt_len)  # a row for each distance
         starts = tuple(whole if runs is None else runs.starts)
         if not starts or term.ids is not None:  # a single row, or rows of any distances

@@ -97,12 +97,12 @@ class DebertaV2(Encoding):
         self.norm_bias = nn.Parameter(torch.empty(dims.embed_dim))
 
     def terms(self, positions: Positions) -> list[Term]:
-        """Compute the normalised rows for each layer to project, ``(R, C)``."""
+        """Compute the normalised rows for each layer to project, ``(1, R, C)``."""
         index, runs = self.bucket_rule.select(positions)
         normed = F.layer_norm(
             self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
         )
-        return [RowsByDistance(normed[index], runs, of="layer")]  # which each layer projects
+        return [RowsByDistance(normed[None, index], runs, of="layer")]  # which each layer projects
 
     def compute_constants(self) -> None:
         """Find the buckets; also called when lengths change.

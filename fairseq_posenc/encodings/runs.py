@@ -105,32 +105,28 @@ class Runs(NamedTuple):
         rows = torch.where(first[:, None], self.num_rows + 1, rows)
         return torch.where(query_is_first, self.num_rows, rows)
 
-    def expand(self, table: Tensor, dim: int) -> Tensor:
-        """Repeat rows along their runs, so that each distance of the call has a row.
+    def expand(self, table: Tensor) -> Tensor:
+        """Repeat rows of ``(G, R, ...)`` along their runs, so that each distance has a row.
 
-        Args:
-            table: has rows in dimension ``dim``; those of a reset (:meth:`find_pairs`) stay last.
-            dim: the dimension of the rows.
+        The rows of a reset (:meth:`find_pairs`) stay last.
         """
         starts, compiles = self.starts, torch.compiler.is_compiling()
         one_each = not compiles and isinstance(starts, range) and len(starts) > 0
         if not (one_each and self.low < starts[0] and starts[-1] <= self.high):
             distances = torch.arange(self.low, self.high + 1, device=self.device)
-            return self.look_up(table, dim, distances)
+            return self.look_up(table, distances)
         # Only the first and the last row serve several distances, and the call needs both.
-        distinct, reset = table.split([self.num_rows, table.size(dim) - self.num_rows], dim)
+        distinct, reset = table[:, : self.num_rows], table[:, self.num_rows :]
         # Repeated ends are cheaper than an index, and their gradient is deterministic.
-        sizes = list(distinct.shape)
-        sizes[dim] = self.starts[0] - 1 - self.low
-        below = distinct.narrow(dim, 0, 1).expand(sizes)
-        sizes[dim] = self.high - self.starts[-1]
-        above = distinct.narrow(dim, self.num_rows - 1, 1).expand(sizes)
-        return torch.cat([below, distinct, above, reset], dim)
+        groups, _, *width = distinct.shape
+        below = distinct[:, :1].expand(groups, starts[0] - 1 - self.low, *width)
+        above = distinct[:, -1:].expand(groups, self.high - starts[-1], *width)
+        return torch.cat([below, distinct, above, reset], 1)
 
-    def look_up(self, table: Tensor, dim: int, distances: Tensor) -> Tensor:
-        """Select the row of each distance, ``(n,)``; arguments as for :meth:`expand`."""
-        distinct, reset = table.split([self.num_rows, table.size(dim) - self.num_rows], dim)
-        return torch.cat([distinct.index_select(dim, self.find(distances)), reset], dim)
+    def look_up(self, table: Tensor, distances: Tensor) -> Tensor:
+        """Select the row of each distance, ``(n,)``, and the rows of a reset (:meth:`expand`)."""
+        distinct, reset = table[:, : self.num_rows], table[:, self.num_rows :]
+        return torch.cat([distinct.index_select(1, self.find(distances)), reset], 1)
 
     def without_first(self, count: int) -> tuple[int, Runs]:
         """Leave out the ``count`` lowest distances, for a call without the first ``count`` keys.

@@ -75,7 +75,7 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class ByDistance(Term):
-    """Base class of terms with a table by distance, from low distances to high ones.
+    """Base class of terms with a table by distance, ``(G, R, ...)``, from low distances to high.
 
     A row that several distances share, such as the last one of a clipped table, is held once:
     ``runs`` says which distances have which row, and None that each distance of the call has its
@@ -90,14 +90,9 @@ class ByDistance(Term):
             object.__setattr__(self, "runs", None)  # the class is frozen
 
     @property
-    def rows_dim(self) -> int:
-        """The index of the dimension R in the table's shape."""
-        return 1
-
-    @property
     def per_head(self) -> bool:
-        """Whether rows differ from head to head; those of `layer`, (R, C), have no heads yet."""
-        return self.rows_dim == 1 and self.table.size(0) > 1
+        """Whether rows differ from head to head."""
+        return self.table.size(0) > 1
 
     @property
     def ids(self) -> Tensor | None:
@@ -106,14 +101,14 @@ class ByDistance(Term):
 
     def expand(self) -> Tensor:
         """Repeat rows along their runs, so that each distance has a row."""
-        return self.table if self.runs is None else self.runs.expand(self.table, self.rows_dim)
+        return self.table if self.runs is None else self.runs.expand(self.table)
 
     def without_first_keys(self, count: int) -> Self:
         """Leave out the ``count`` lowest distances, with the rows that only these need."""
         # Without runs each distance has a row, so as many rows are dropped.
         dropped, runs = (count, None) if self.runs is None else self.runs.without_first(count)
-        table, dim = self.table, self.rows_dim
-        return replace(self, table=table.narrow(dim, dropped, table.size(dim) - dropped), runs=runs)
+        table = self.table.narrow(1, dropped, self.table.size(1) - dropped)
+        return replace(self, table=table, runs=runs)
 
     def select_keys(self, places: Tensor, tgt_len: int, src_len: int) -> Self:
         """See :meth:`Term.select_keys`.
@@ -131,7 +126,7 @@ class ByDistance(Term):
         runs = self.runs or Runs(range(low + 1, high + 1), low, high)  # a row for each distance
         after_last = torch.arange(1, tgt_len, device=places.device)
         distances = torch.cat([places - (src_len - 1), after_last])  # of the last query's rows
-        return replace(self, table=runs.look_up(self.table, self.rows_dim, distances), runs=None)
+        return replace(self, table=runs.look_up(self.table, distances), runs=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +135,7 @@ class NumbersByDistance(ByDistance):
 
     >>> numbers = torch.tensor([[0.9, 0.1, 0.5]])  # of three buckets: 2 or more back; 1 back; 0
     >>> t5 = NumbersByDistance(numbers, Runs((-1, 0), low=-4, high=0))
-    >>> t5.runs.expand(t5.table, dim=1)  # of the distances -4 to 0
+    >>> t5.runs.expand(t5.table)  # of the distances -4 to 0
     tensor([[0.9000, 0.9000, 0.9000, 0.1000, 0.5000]])
 
     The table is ``(G, R)``.
@@ -166,8 +161,8 @@ class RowsByDistance(ByDistance):
 
     ``of`` says which: ``query``, q_i.Q_r is added to q_i.k_j; ``key``, k_j.K_r is; ``channel``,
     the sum of q_it k_jt a_rt over t replaces q_i.k_j; ``state``, s_i.P_r is added after scaling;
-    ``value``, v_j + V_r replaces the value v_j. The rows of ``layer``, ``(R, C)``, are projected by
-    each layer like tokens: as keys they are Q, and as queries they are K.
+    ``value``, v_j + V_r replaces the value v_j. The rows of ``layer``, ``(1, R, C)``, are projected
+    by each layer like tokens: as keys they are Q, and as queries they are K.
 
     >>> runs = Runs((0, 1), low=-4, high=4)  # of five tokens: r < 0, r = 0, r > 0
     >>> shaw = RowsByDistance(torch.ones(1, 3, 64), runs, of="query")
@@ -181,11 +176,6 @@ class RowsByDistance(ByDistance):
     def name(self) -> str:
         """See :attr:`Term.name`."""
         return {"channel": "channel_gain", "layer": "content_rows"}.get(self.of, f"{self.of}_table")
-
-    @property
-    def rows_dim(self) -> int:
-        """See :attr:`ByDistance.rows_dim`."""
-        return 0 if self.of == "layer" else 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -181,7 +181,7 @@ class Terms(tuple[Term, ...]):
         rows = self.rows("layer")
         if rows is None:
             return self
-        as_queries, as_keys = project(rows.table)
+        as_queries, as_keys = project(rows.table[0])
         of_queries = RowsByDistance(as_keys, rows.runs, of="query")  # queries meet keys
         of_keys = RowsByDistance(as_queries, rows.runs, of="key")
         return Terms([x for x in self if x is not rows]) | Terms([of_queries, of_keys])

@@ -204,7 +204,7 @@ def test_a_span_takes_the_rows_that_it_needs(starts, span):
     kept, runs = Runs(STARTS[starts], *span).trim()
     expected = [sum(s <= r for s in STARTS[starts]) for r in range(span[0], span[1] + 1)]
     assert whole[kept].tolist() == list(range(expected[0], expected[-1] + 1))
-    assert runs.expand(whole[kept], 0).tolist() == expected
+    assert runs.expand(whole[None, kept])[0].tolist() == expected
     assert runs.is_whole == (len(set(expected)) == len(expected))
 
 

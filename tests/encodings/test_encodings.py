@@ -232,7 +232,7 @@ def test_table_rows_are_clipped(tgt_len, src_len, reset):
     expected = [table.weight[:, max(-4, min(4, r)) + 4] for r in range(low, high + 1)]
     if reset:
         expected += [table.reset[:, 0], table.reset[:, 1]]
-    torch.testing.assert_close(runs.expand(rows, 1), torch.stack(expected, dim=1))
+    torch.testing.assert_close(runs.expand(rows), torch.stack(expected, dim=1))
     distinct = min(high, 4) - max(low, -4) + 1
     assert rows.size(1) == max(distinct, 1) + 2 * reset
 
@@ -496,8 +496,8 @@ def test_each_distance_has_the_row_of_its_bucket(spec, causal):
         else:
             index = encoding.bucket_rule.find(distances)
             normed = torch.nn.functional.layer_norm(encoding.table, (16,), eps=1e-7)
-            expected = normed[index]
+            expected = normed[None, index]
             found = terms.rows("layer").expand()
         torch.testing.assert_close(found, expected)
-    (distinct,) = (x.table.size(x.rows_dim) for x in terms if isinstance(x, ByDistance))
+    (distinct,) = (x.table.size(1) for x in terms if isinstance(x, ByDistance))
     assert distinct <= 17

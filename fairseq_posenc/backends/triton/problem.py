@@ -167,7 +167,7 @@ def _read_vectors(
         low, high = runs.starts[0] - 1, runs.starts[-1]
         if not isinstance(runs.starts, range):
             # Rows that serve several distances, as of buckets: repeated between the ends.
-            table = runs.look_up(table, 1, torch.arange(low, high + 1, device=table.device))
+            table = runs.look_up(table, torch.arange(low, high + 1, device=table.device))
     return _describe(table.to(dtype), low + src_len - tgt_len)
 
 

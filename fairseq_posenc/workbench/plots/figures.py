@@ -209,13 +209,13 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
             for head, name in shown.items():
                 yield PlottedTable(name, tensor[0, head], queries, keys, *labels)
             continue
-        tensor = tensor.narrow(term.rows_dim, 0, len(distances))  # without the rows of a reset
+        tensor = tensor[:, : len(distances)]  # without the rows of a reset
         has_vectors = isinstance(term, term_types.RowsByDistance)
         if not has_vectors:  # `(H or 1, R)`: heads are columns
             split = {title: tensor[list(shown)].T}
         elif term.per_head:  # `(H, R, D)`
             split = {name: tensor[head] for head, name in shown.items()}
-        else:  # `(1, R, D)` of all heads, or `(R, C)`
+        else:  # `(1, R, D)` of all heads
             split = {title: tensor.flatten(end_dim=-2)}
         for name, values in split.items():
             kept, rows = _merge_equal_ends(values[visible], distances[visible])
