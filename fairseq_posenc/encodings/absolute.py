@@ -60,13 +60,9 @@ class Learned(Encoding):
     def __init__(self, dims: Dims, *, axes: int = 1) -> None:
         super().__init__(dims)
         self.axes = axes
+        self.max_positions = dims.max_positions  # which fairseq reads of `embed_positions`
         # An nn.Embedding, so that fairseq's BERT initialisation draws it like fairseq's table.
         self.table = nn.Embedding(axes * dims.max_positions, dims.embed_dim)
-
-    @property
-    def max_positions(self) -> int:
-        """The number of positions; fairseq reads this attribute of ``embed_positions``."""
-        return self.table.num_embeddings // self.axes
 
     def reset_parameters(self) -> None:
         """Draw the vectors as fairseq does outside BERT: normal, standard deviation C^-0.5."""

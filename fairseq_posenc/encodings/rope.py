@@ -170,15 +170,11 @@ class Rope(Encoding):
         """Return each pair's angle per position, ``(rotated / 2,)``; ``lerope`` overrides it."""
         return self.frequencies
 
-    @property
-    def _range_width(self) -> int:
-        """The number of coordinates over which frequencies fall from 1 to 1 / base."""
-        each_axis_has_all = self.pairs == "blocks" and self.sections is None
-        return self.rotated // self.axes if each_axis_has_all else self.rotated
-
     def compute_constants(self) -> None:
         """Compute frequencies and gain, as some scalings depend on the lengths in ``dims``."""
-        width, scaling = self._range_width, self.scaling
+        scaling, each_axis_has_all = self.scaling, self.pairs == "blocks" and self.sections is None
+        # The number of coordinates over which frequencies fall from 1 to 1 / base.
+        width = self.rotated // self.axes if each_axis_has_all else self.rotated
         self.gain = 1.0 if scaling is None else scaling.gain(self.dims)
         frequencies = plain_frequencies(self.base, width)
         if scaling is not None:

@@ -41,7 +41,6 @@ class _LayerAttention(AttentionCore, nn.Module):
         self.spec, self.dims = spec, dims = read_stack(positions, layer)
         # Layers with the same encodings are of one kind, and take the same state.
         self.kind = spec.layer_kind(layer)
-        self.num_heads = dims.num_heads
         self.head_dim = dims.head_dim
         self.dropout = check_dropout(dropout)
         kv_heads = dims.num_heads if num_key_value_heads is None else num_key_value_heads

@@ -26,7 +26,6 @@ class AttentionCore:
 
     Attributes:
         batch_first: whether inputs and outputs are ``(B, T, C)``, else ``(T, B, C)``.
-        num_heads: H.
         head_dim: D.
         encodings: the layer's encodings, in self-attention.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
@@ -34,7 +33,6 @@ class AttentionCore:
 
     batch_first = True
     if TYPE_CHECKING:  # torch.jit evaluates a class's annotations, and fails on most types
-        num_heads: int
         head_dim: int
         encodings: Encodings
         direction: str
@@ -108,7 +106,7 @@ class AttentionCore:
         if states is not None:
             terms |= Terms([States(states)])
         if kept.decay is not None:
-            terms |= Terms([Decay.split_heads(kept.decay, self.num_heads)])  # or 2 H sums
+            terms |= Terms([Decay.split_heads(kept.decay, query.size(1))])  # or 2 H sums
         return AttentionCall(query, kept.key, kept.value, terms, mask, dropout, need_weights)
 
     def _rotate(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:

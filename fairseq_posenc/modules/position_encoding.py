@@ -32,7 +32,7 @@ class PositionEncoding(AttentionCore, StackPositions):
     ) -> None:
         super().__init__(spec, embed_dim, num_heads, max_positions, causal, head_dim)
         self.spec.check_length(1)  # one layer, not a list of different ones
-        self.num_heads, self.head_dim = self.dims.num_heads, self.dims.head_dim
+        self.head_dim = self.dims.head_dim
         self.direction = "lr" if self.dims.causal else "both"
         self.layer = build_layer(self.spec, self.dims)
 
@@ -138,12 +138,13 @@ class PositionEncoding(AttentionCore, StackPositions):
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Split rows ``(R, C)``, which layers would project, into heads ``(H, R, D)``."""
+        num_heads = self.dims.num_heads
         if rows.size(-1) != self.dims.heads_dim:
             raise UserError(
-                f"rows of width {rows.size(-1)} cannot be split into {self.num_heads} heads of "
-                f"width {self.head_dim} without a layer's projections: take a SelfAttention"
+                f"rows of width {rows.size(-1)} cannot be split into {num_heads} heads of width "
+                f"{self.head_dim} without a layer's projections: take a SelfAttention"
             )
-        heads = rows.unflatten(-1, (self.num_heads, -1)).transpose(0, 1)
+        heads = rows.unflatten(-1, (num_heads, -1)).transpose(0, 1)
         return heads, heads
 
     def _build_call(

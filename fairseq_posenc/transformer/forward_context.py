@@ -65,11 +65,10 @@ def inject_context(
         raise UserError("a layer was called outside its stack's forward, so it has no positions")
     shared = _context.stack[cast(Any, layer).self_attn.kind]  # one for equal encodings
     tensors = {f"shared_{name}": tensor for name, tensor in shared.terms.tensors().items()}
-    # A layer that is run again must take the tensors of its arguments, and not compute others.
-    shared = shared._replace(recompute_terms=None)
     if isinstance(shared.rotation, PairRotation) and shared.rotation.is_trained:
         tensors["shared_phases"] = shared.rotation.phases  # its only tensor with a gradient
-        shared = shared._replace(rotate_ids=None)  # so that no layer computes it again
+    # A layer that is run again must take the tensors of its arguments, and not compute others.
+    shared = shared._replace(recompute_terms=None, rotate_ids=None)
     return args, {**kwargs, "shared": shared, **tensors}
 
 
