@@ -86,7 +86,7 @@ def encoding_contenders(
         widens = any(registry.get(item.name).widens for item in specs.parse(spec).items)
         of_spec = call._replace(widened=widens)
         for backend in backends:
-            name = choose("auto", terms, of_spec).name if backend == "auto" else backend
+            name = choose("auto", terms, of_spec)[0] if backend == "auto" else backend
             if why_not := BACKENDS[name].refuses(terms, of_spec):
                 _say(f"no row for {spec} on {name}: {why_not}")
             else:

@@ -6,7 +6,6 @@ is recorded, and none is at present; FlexAttention runs only where it is request
 """
 
 import logging
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,13 +40,6 @@ RECORDED_CHIP = "sm_90"  # compute capability
 RECORDED_LENGTHS = range(2048, 8193)  # numbers of keys
 # The names of the terms of each benchmark, such as {"query_table"}; none: `triton` is never chosen.
 RECORDED_TERMS: tuple[set[str], ...] = ()
-
-
-class BackendChoice(NamedTuple):
-    """The name of a call's backend, and the reason for the choice."""
-
-    name: str
-    reason: str
 
 
 def available() -> dict[str, str]:
@@ -91,7 +83,7 @@ def _refuse_if(why_not: str, name: str) -> None:
         raise UserError(f"position backend {name} cannot compute this: {why_not}")
 
 
-def choose(requested: str, terms: Terms, call: CallFeatures) -> BackendChoice:
+def choose(requested: str, terms: Terms, call: CallFeatures) -> tuple[str, str]:
     """Choose the fastest backend that can compute a call, or the one that was requested.
 
     The choice is logged, once for each kind of call.
@@ -102,20 +94,23 @@ def choose(requested: str, terms: Terms, call: CallFeatures) -> BackendChoice:
         terms: of the encodings, added to the scores.
         call: all other features.
 
+    Returns:
+        The name of the backend, and the reason for the choice.
+
     Raises:
         UserError: the requested backend cannot compute the call.
     """
     if requested == "auto":
-        choice = _choose_fastest(terms, call)
+        name, reason = _choose_fastest(terms, call)
     else:
         backend = _find_backend(requested)
         _refuse_if(backend.refuses(terms, call._replace(need_weights=False)), requested)
-        choice = BackendChoice(requested, "requested")
+        name, reason = requested, "requested"
         if call.need_weights:
-            choice = BackendChoice("reference", "the attention weights are requested")
+            name, reason = "reference", "the attention weights are requested"
     if not torch.compiler.is_compiling():  # logging would break the compiled graph
-        _log_once(choice, terms, call)
-    return choice
+        _log_once(name, reason, terms, call)
+    return name, reason
 
 
 def attend(
@@ -135,10 +130,11 @@ def attend(
     """
     mask = mask.without_needless_window(key.size(2))
     call = AttentionCall(query, key, value, terms, mask, check_dropout(dropout), need_weights)
-    return BACKENDS[choose(requested, terms, call.features).name].attend(call)
+    name, _ = choose(requested, terms, call.features)
+    return BACKENDS[name].attend(call)
 
 
-def _choose_fastest(terms: Terms, call: CallFeatures) -> BackendChoice:
+def _choose_fastest(terms: Terms, call: CallFeatures) -> tuple[str, str]:
     order, reason = _rank(terms, call)
     reasons = [reason]
     for name in order.split():
@@ -146,7 +142,7 @@ def _choose_fastest(terms: Terms, call: CallFeatures) -> BackendChoice:
             continue  # it cannot trace hand-written passes
         why_not = BACKENDS[name].unavailable() or BACKENDS[name].refuses(terms, call)
         if not why_not:
-            return BackendChoice(name, "; ".join(reasons))
+            return name, "; ".join(reasons)
         reasons.append(f"not {name}: {why_not}")
     raise AssertionError("the reference backend serves everything")
 
@@ -202,14 +198,14 @@ def _list_names(terms: Terms) -> list[str]:
     return [term.name for term in terms.without(ScaleFactor)]
 
 
-def _log_once(choice: BackendChoice, terms: Terms, call: CallFeatures) -> None:
+def _log_once(name: str, reason: str, terms: Terms, call: CallFeatures) -> None:
     """Log a choice, unless it has been logged for a call of the same kind."""
     if not logger.isEnabledFor(logging.INFO):
         return
     features = [call.device, str(call.dtype).removeprefix("torch.")]
     features += ["dropout"] * call.dropout + ["padding"] * call.padded
     names = ", ".join(_list_names(terms)).replace("_", " ") or "plain"
-    line = f"attention ({names}; {', '.join(features)}): {choice.name}, {choice.reason}"
+    line = f"attention ({names}; {', '.join(features)}): {name}, {reason}"
     if line not in _logged:
         _logged.add(line)
         logger.info(line)

@@ -496,7 +496,7 @@ def test_no_tensor_of_blocked_grows_with_the_square_of_the_length(monkeypatch):
 
 
 def plan(terms: Terms, requested: str = "auto", **call: Any) -> str:
-    return choose(requested, terms, CallFeatures()._replace(**call)).name
+    return choose(requested, terms, CallFeatures()._replace(**call))[0]
 
 
 def test_auto_takes_the_fastest_that_can():
