@@ -35,9 +35,9 @@ class Shared(NamedTuple):
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
         locality: limits of the keys that a query may see.
-        recompute_terms: computes ``terms`` again, with another autograd graph. None: never; so it
-            is in fairseq's layers, which get the tensors of terms and rotation as arguments.
-        rotate_ids: computes the rotation at positions ``(B or 1, S)``; None: never.
+        recompute_terms: computes ``terms`` again, with another autograd graph. None in fairseq's
+            layers, which get the tensors of terms and rotation as arguments.
+        rotate_ids: computes the rotation at positions ``(B or 1, S)``; None in fairseq's layers.
         source: positions of an encoder's output, for rotary attention to it.
         source_rotation: rotation of the source's keys.
         spec: encodings of the stack; our own layers compare it, and ``dims``, with theirs.

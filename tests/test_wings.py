@@ -245,13 +245,13 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (29243, 27500),
-    "fairseq_posenc/encodings": (4079, 3800),
-    "fairseq_posenc/backends": (4070, 3600),
+    "fairseq_posenc": (29215, 27500),
+    "fairseq_posenc/encodings": (4057, 3800),
+    "fairseq_posenc/backends": (4066, 3600),
     "fairseq_posenc/backends/triton": (1200, 1200),
-    "fairseq_posenc/modules": (1335, 1150),
+    "fairseq_posenc/modules": (1333, 1150),
     "fairseq_posenc/analysis": (266, 300),
-    "fairseq_posenc/transformer": (979, 1100),
+    "fairseq_posenc/transformer": (978, 1100),
     "fairseq_posenc/models": (519, 520),
     "fairseq_posenc/tasks": (820, 820),
     "fairseq_posenc/checkpoints": (795, 800),
@@ -272,7 +272,7 @@ LINES = {
     "preprocess": (2589, 2600),
     "docs/generate": (456, 750),
     "benchmarks": (3005, 3600),
-    "tests": (31780, 32000),
+    "tests": (31779, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least
