@@ -306,8 +306,8 @@ def _write_rope(rope: dict[str, Any], layer: Items, dims: Dims) -> dict[str, Any
         written.pop("max_position_embeddings", None)  # a field beside `rope_parameters`
     if rope["sections"]:
         written["mrope_section"] = list(rope["sections"])
-    if rope["fraction"] != 1:
-        written["partial_rotary_factor"] = rope["fraction"]
+    # Some classes have another default. `proportional` has written its own.
+    written.setdefault("partial_rotary_factor", rope["fraction"])
     if temperature := find_options(layer, "ministral3"):
         written[_TEMPERATURE] = temperature["beta"]
         written[TRAINED_LENGTH] = temperature["length"] or dims.trained_length

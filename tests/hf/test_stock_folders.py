@@ -15,9 +15,10 @@ from fairseq_posenc.hf.saving import is_stock
 from fairseq_posenc.hf.stock_folders import NoStockModelError, find_stock_model
 from tests.helpers.hf_models import MODELS, compute_logits, distance, make_inputs, pad
 from tests.helpers.products import some_of
-from tests.hf.test_families import HYBRIDS, build
+from tests.hf.test_families import HYBRIDS, ROTATED, build
 
 SCALED = ["yarn:2", "linear:2", "dynamic:2", "llama3:8", "proportional:2:part=0.5", "ntk:2"]
+UNLIKE = ["gemma4_text", "glm4v_moe_text", "granite_swa", "ministral3", "qwen3_moe"]
 STOCK = [  # a model, a spec, and the class whose folder is written
     *(("llama", f"own(scaling={scaling})", "Llama") for scaling in SCALED),
     ("llama", "3*own,none", "SmolLM3"),
@@ -35,9 +36,7 @@ STOCK = [  # a model, a spec, and the class whose folder is written
     ("gpt_oss", "own(scaling=yarn:4)", "GptOss"),
     ("smollm3", "none,own", "SmolLM3"),
     ("t5", "own", "T5"),
-    ("granite_swa", "own(base=700)", "GraniteSWA"),
-    ("ministral3", "own(base=700)", "Ministral3"),
-    *((kind, "own(base=700)", "") for kind in [*HYBRIDS, "gemma4_text", "qwen3_moe"]),
+    *((kind, "own(base=700)", "") for kind in some_of([*HYBRIDS, *UNLIKE], ROTATED)),
 ]
 
 
