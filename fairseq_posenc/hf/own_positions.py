@@ -217,7 +217,7 @@ def _read_window(config: Config) -> int:
         return 2 * int(config.sliding_window)  # on each side
     if getattr(config, "use_bidirectional_attention", None) is True:  # not Gemma 4's "vision"
         return 2 * (int(config.sliding_window) - 1)  # here it counts the query and one side
-    return int(config.sliding_window)
+    return int(getattr(config, "sliding_window", 0))  # hybrids have none; no spec has 0
 
 
 def _read_softmax(config: Config, family: Family) -> list[str]:
