@@ -9,120 +9,48 @@ their rotation. Layers with the same encodings are of one *kind*; kinds are numb
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, Cache, masking_utils
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fairseq_posenc.assembly import build_layer
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.encodings.rotation import PairRotation, Rotation
+from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.caches import DecayCache, find_rows, find_self_cache
-from fairseq_posenc.hf.derived import CALLED_BY_ITSELF, Cosines, Derived
+from fairseq_posenc.hf.caches import MAKE_CACHES, DecayCache, find_rows, find_self_cache
+from fairseq_posenc.hf.derived import CALLED_BY_ITSELF, Derived
 from fairseq_posenc.hf.families import Stack
-from fairseq_posenc.hf.settings import POSITIONS
+from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
+from fairseq_posenc.hf.stack_forward import HFStackPositions, PassState
 from fairseq_posenc.modules.attention_core import AttentionCore
-from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.shared import Shared
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
-OUR_ATTENTION = "fairseq_posenc"  # name of the attention function in transformers
-POSITION_STATE = "position_state"  # keyword argument of all layers: a `PassState`
 # Attribute of other attention in a model with positions, such as that to an encoder's output.
 WITHOUT_POSITIONS = "attends_without_positions"
-# What to do about caches, or masks by types of layers, that were made for other windows.
-MAKE_CACHES = (
-    "make caches after set_positions, as DynamicCache(config=model.config); in a model around this "
-    "one, let its config.text_config be this one's config"
-)
-
-
-class PassState(NamedTuple):
-    """The position state of a forward pass, which a stack passes to its layers.
-
-    Attributes:
-        cosines: for each kind of layer the cosines and sines by which the model's own code rotates,
-            or None.
-        plain: by width of cosines, those that rotate by nothing.
-        shared: position state of the stack; None if the model's own attention is used.
-        need_weights: whether attention weights are requested.
-        is_uncounted: whether counting the tokens gives other positions, a bool ``()``, or None.
-        inputs: input of the layer, ``(B, T, C)``; each layer sets it, and ``cache``, in a copy.
-        cache: cache of the keys, or None.
-    """
-
-    cosines: list[Cosines | None]
-    plain: dict[int, Cosines]
-    shared: tuple[Shared, ...] | None = None
-    need_weights: bool = False
-    is_uncounted: Tensor | None = None
-    inputs: Tensor | None = None
-    cache: Cache | None = None
-
-
-def make_cosines(rotation: PairRotation, form: str, like: Tensor) -> Cosines:
-    """Convert a rotation to a model's cosines and sines, each ``(B or 1, T, width)``.
-
-    Args:
-        rotation: rotation of the last T tokens.
-        form: ``half``: as they are; ``pairs``: each of them twice; ``doubled...``: all, and again.
-        like: a tensor of the dtype of the result.
-    """
-    # The parts are taken first, as ONNX cannot select from complex numbers.
-    phases = rotation.phases
-    parts = [part[:, 0].to(like.dtype) for part in (phases.real, phases.imag)]  # [B or 1, T, pairs]
-    if form.startswith("doubled"):
-        parts = [torch.cat([part, part], -1) for part in parts]
-    elif form == "pairs":
-        parts = [part.repeat_interleave(2, -1) for part in parts]
-    return parts[0], parts[1]
-
-
-def applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | None) -> bool:
-    """Check whether a model's own attention can apply a rotation: see :func:`make_cosines`.
-
-    A trained one it cannot: the backward pass of the first layer would free its autograd graph,
-    which others need where they are checkpointed.
-    """
-    if not isinstance(rotation, PairRotation) or rotation.decay is not None or rotation.is_trained:
-        return False
-    form, width = stack.family.cosines, stack.find_cosine_width(attention)
-    pairs_halves = "pairs" not in form  # a head's first half with its second, not adjacent ones
-    pairs = width if form == "half" else width // 2
-    fits = rotation.half == pairs_halves and rotation.phases.size(-1) == pairs
-    return fits and stack.family.applies_cosines(attention)
 
 
 class AttentionPositions(AttentionCore, nn.Module):
     """The positions of a layer's self-attention: its trained encodings, and how they are applied.
 
     Args:
-        positions: the stack's, which are not kept.
-        index: number of the layer.
+        positions: positions of the stack, which are not kept.
         stack: the stack of the model, which is not kept.
-        direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
+        index: number of the layer.
+
+    Attributes:
         is_rotated: whether the model's own code applies the rotation, with our cosines and sines.
         decay_place: index of the cache layer for the decay of forget gates; None without gates.
-        backend: backend that computes attention, or ``auto``.
     """
 
-    def __init__(
-        self,
-        positions: StackPositions,
-        index: int,
-        stack: Stack,
-        direction: str,
-        is_rotated: bool,
-        decay_place: int | None,
-        backend: str,
-    ) -> None:
+    def __init__(self, positions: HFStackPositions, stack: Stack, index: int) -> None:
         super().__init__()
         attention: Any = stack.attentions[index]
         head_dim = getattr(attention, "head_dim", positions.dims.head_dim)
@@ -132,10 +60,13 @@ class AttentionPositions(AttentionCore, nn.Module):
         self.encodings = build_layer(positions.spec, positions.dims, index)
         self.kind = positions.spec.layer_kind(index)
         self.family = stack.family
-        self.direction = direction
-        self.is_rotated = is_rotated
-        self.decay_place = decay_place
-        self.backend = backend
+        first = dict(enumerate(positions.directions.split(",")))  # those of the first layers
+        self.direction = first.get(index) or ("lr" if self.dims.causal else "both")
+        self.is_rotated = positions.is_rotated[index]
+        # In the cache, the decay comes after the keys of all layers.
+        is_gated = self.kind in positions.gated_kinds
+        self.decay_place = len(stack.layers) + index if is_gated else None
+        self.backend = positions.backend
 
     def prepare(
         self, state: PassState, args: tuple[Any, ...], named: dict[str, Any]
@@ -151,11 +82,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         return {**named, POSITION_STATE: state._replace(inputs=inputs, cache=cache)}
 
     def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
-        """Attend with this layer's encodings; the arguments are those of :meth:`prepare_call`.
-
-        Returns:
-            The result, ``(B, T, H, D)``, and the weights ``(B, H, T, S)``, None unless requested.
-        """
+        """Attend: arguments of :meth:`prepare_call` -> ``(B, T, H, D)``, weights or None."""
         attended, weights = attend(*self.prepare_call(*args), requested=self.backend)
         return attended.transpose(1, 2).contiguous(), weights
 
@@ -174,11 +101,10 @@ class AttentionPositions(AttentionCore, nn.Module):
         Args:
             attention: the model's attention module.
             query: queries of the new tokens, ``(B, H, T, D)``.
-            key: keys in the cache and of the new tokens, ``(B, G, S, D)``; already rotated if the
-                model's own code does so.
-            value: values of the same tokens, ``(B, G, S, D)``.
+            key: keys of all tokens, ``(B, G, S, D)``, rotated if the model's own code does so.
+            value: values of all tokens, ``(B, G, S, D)``.
             state: state of the forward pass, with the input of the layer.
-            scale_factor: that of the model, whose scores are divided by the root of it times D.
+            scale_factor: see :func:`plain_queries`.
             dropout: probability of dropping a weight.
 
         Raises:
@@ -197,15 +123,11 @@ class AttentionPositions(AttentionCore, nn.Module):
         earlier = positions.src_len - query.size(2)
         terms = self.collect_terms(shared)  # those of the layer and its stack
         if terms.rows("layer") is not None:  # rows that the layer's own projections must project
-            terms = find_rows(state.cache, attention, earlier).project(
-                terms,
-                positions,
-                lambda rows: self.family.project_rows(attention, rows, self.dims),
-            )
+            project = partial(self.family.project_rows, attention, dims=self.dims)
+            terms = find_rows(state.cache, attention, earlier).project(terms, positions, project)
         # The spec's factor, if it has one, times that of the model's own scale.
         factor = (terms.find(ScaleFactor) or ScaleFactor(1.0)).factor
-        scaled = ScaleFactor(factor * scale_factor)
-        terms = Terms([scaled, *terms.without(ScaleFactor)])
+        terms = Terms([ScaleFactor(factor * scale_factor), *terms.without(ScaleFactor)])
         cache = None
         if self.decay_place is not None:
             cache = DecayCache(state.cache, self.decay_place, earlier)
@@ -239,7 +161,7 @@ class AttentionWithPositions(Derived):
     def run_forward(
         self, forward: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        """Call the stock ``forward`` with what this layer needs; its own ``forward`` does so."""
+        """Call the stock ``forward`` with what this layer needs."""
         state = named.pop(POSITION_STATE, None)
         if state is None:
             raise UserError(CALLED_BY_ITSELF)
@@ -273,10 +195,9 @@ def attend_with_positions(
                 "and those of this model were not: call set_positions, or "
                 "model.set_attn_implementation('sdpa')"
             )
-        attend_plainly: AttentionFunction = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        return attend_plainly(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **named
-        )
+        named |= {"dropout": dropout, "scaling": scaling}
+        stock: AttentionFunction = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return stock(module, query, key, value, attention_mask, **named)
     query, factor = plain_queries(module, query, scaling)
     # `positions` may be PEFT's wrapper around a trained copy, so only its `forward` is called.
     return cast("AttentionFunction", positions)(module, query, key, value, state, factor, dropout)
@@ -295,20 +216,18 @@ def plain_queries(module: nn.Module, query: Tensor, scaling: float | None) -> tu
 
 
 def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **named: Any) -> Any:
-    """Make a mask, as a function of transformers' mask interface.
+    """Return the padding mask as it is, as a function of transformers' mask interface.
 
-    It returns the padding mask as it is, because our attention takes the mask from the stack's
-    positions, which know no pairs that a causal mask gains. A bidirectional mask is made as for
-    sdpa: attention to an encoder's output needs it, and an encoder's own layers ignore it.
+    Our attention takes masks from the stack's positions, which know no pairs that a causal mask
+    gains. A bidirectional mask is made as for sdpa, for attention to an encoder's output.
     """
     is_causal = getattr(named["config"], "use_bidirectional_attention", None) not in (True, "all")
     if is_causal and _is_union(mask_function):
         raise UserError("tokens of images see later ones, which positions of a text do not know")
     if mask_function is not masking_utils.bidirectional_mask_function:
         return attention_mask
-    return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
-        mask_function=mask_function, attention_mask=attention_mask, **named
-    )
+    named |= {"mask_function": mask_function, "attention_mask": attention_mask}
+    return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](**named)
 
 
 def _is_union(mask_function: Any) -> bool:

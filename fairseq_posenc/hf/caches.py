@@ -5,7 +5,7 @@ them new; G sums of logarithms of forget gates at each token (*decay*), one for 
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,12 @@ _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
 # if nothing was said of them.
 UNCOUNTED = "fairseq_posenc_uncounted"
 
+# What to do about caches, or masks by types of layers, that were made for other windows.
+MAKE_CACHES = (
+    "make caches after set_positions, as DynamicCache(config=model.config); in a model around this "
+    "one, let its config.text_config be this one's config"
+)
+
 
 def find_self_cache(values: Iterable[Any]) -> Cache | None:
     """Find the cache of self-attention among arguments or results, as its name differs."""
@@ -37,13 +43,13 @@ def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRow
         attention: the model's attention module, which knows the index of its layer.
         earlier: number of earlier tokens; with 0, a cache may be used again with other weights.
     """
+    rows = ProjectedRows()
     if cache is None:
-        return ProjectedRows()
-    layer: Any = cache.layers[attention.layer_idx]
-    if not earlier or not hasattr(layer, _ROWS):
-        setattr(layer, _ROWS, ProjectedRows())
-    rows: ProjectedRows = getattr(layer, _ROWS)
-    return rows
+        return rows
+    kept: dict[str, Any] = vars(cache.layers[attention.layer_idx])
+    if not earlier:
+        kept[_ROWS] = rows
+    return cast(ProjectedRows, kept.setdefault(_ROWS, rows))
 
 
 class DecayCache(NamedTuple):

@@ -11,14 +11,8 @@ from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.encodings.term import ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.hf.attention import (
-    OUR_ATTENTION,
-    POSITION_STATE,
-    AttentionPositions,
-    attend_with_positions,
-    plain_queries,
-)
-from fairseq_posenc.hf.settings import POSITIONS
+from fairseq_posenc.hf.attention import AttentionPositions, attend_with_positions, plain_queries
+from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions
 
 

@@ -12,11 +12,13 @@ within a forward pass that the stack has prepared: a part of a model that is cal
 otherwise compute without positions, which nobody would notice.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,28 +29,27 @@ CALLED_BY_ITSELF = (
     "a part of a model was called by itself: positions are computed once for all layers, when the "
     "model is called"
 )
-Cosines = tuple[Tensor, Tensor]  # cosines and sines, each `(B or 1, T, width)`
 
 
 class Derived:
     """Base of mixins: the objects of derived classes are copied and pickled by their stock class.
 
-    :func:`derive` sets the attributes.
-
     Attributes:
-        stock: the stock class.
+        is_first: whether a mixin's methods come before those of other mixins.
+        stock: the stock class; :func:`derive` sets it, and ``mixins``.
         mixins: the mixins of the class.
     """
 
+    is_first: ClassVar[bool] = False
     stock: Any
-    mixins: tuple[type, ...]
+    mixins: tuple[type[Derived], ...]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _make_empty, (self.stock, self.mixins), self.__dict__
 
 
 @cache
-def derive(stock: Any, mixins: tuple[type, ...]) -> Any:
+def derive(stock: Any, mixins: tuple[type[Derived], ...]) -> Any:
     """Derive a class from a stock class.
 
     It has the stock class's name and module, by which transformers selects losses, conversions of
@@ -67,14 +68,12 @@ def derive(stock: Any, mixins: tuple[type, ...]) -> Any:
     return derived
 
 
-def add_mixin(part: nn.Module, mixin: type) -> None:
+def add_mixin(part: nn.Module, mixin: type[Derived]) -> None:
     """Add a mixin to the class of a module, in place."""
     cls: Any = type(part)
     mixins = getattr(cls, "mixins", ())
     if mixin not in mixins:
-        # By name: one class for a set, with `ModelWithPositions` before `StackWithPositions`, as
-        # it undoes what that does to state dicts.
-        ordered = sorted((*mixins, mixin), key=lambda cls: cls.__qualname__)
+        ordered = sorted((*mixins, mixin), key=lambda x: not x.is_first)
         part.__class__ = derive(getattr(cls, "stock", cls), tuple(ordered))
     if hasattr(part, "_old_forward"):  # accelerate has replaced `forward`, and calls this one
         part._old_forward = type(part).forward.__get__(part)
@@ -89,50 +88,39 @@ def refuse_replaced_forward(part: nn.Module) -> None:
         )
 
 
-def _make_empty(stock: Any, mixins: tuple[type, ...]) -> Any:
+def _make_empty(stock: Any, mixins: tuple[type[Derived], ...]) -> Any:
     """Create an empty object of a derived class, for pickle to fill."""
     derived = derive(stock, mixins)
     return derived.__new__(derived)
 
 
-# Its attribute `cosines`, in a forward pass of this thread: of each kind of layer (all with equal
-# encodings), None where the model's code does not rotate. torch.compile traces no `ContextVar`.
-_pass = threading.local()
+_pass = threading.local()  # has `is_running` in a pass; torch.compile traces no `ContextVar`
 
 
 @contextmanager
-def begin_pass(cosines: list[Cosines | None]) -> Iterator[None]:
-    """Let the stand-ins work inside."""
-    before = getattr(_pass, "cosines", None)
-    _pass.cosines = cosines
+def begin_pass() -> Iterator[None]:
+    """Let the stand-ins of this thread work inside."""
+    before = getattr(_pass, "is_running", False)
+    _pass.is_running = True
     try:
         yield
     finally:
-        _pass.cosines = before
+        _pass.is_running = before
 
 
-def _read_cosines() -> list[Cosines | None]:
-    """Return the cosines of the current pass; refuse parts that are called outside of one."""
-    cosines: list[Cosines | None] | None = getattr(_pass, "cosines", None)
-    if cosines is None:
+def _check_pass() -> None:
+    """Refuse parts that are called outside of a pass."""
+    if not getattr(_pass, "is_running", False):
         raise UserError(CALLED_BY_ITSELF)
-    return cosines
 
 
 class NoRotation(nn.Module):
-    """Replaces a model's rotary module: gives the cosines that the stack computed."""
+    """Replaces a model's rotary module: each attention gets cosines from the stack's state."""
 
-    def forward(self, *args: Any, **named: Any) -> "Cosines | UnknownCosines":
-        """Return the cosines and sines of all layers, each ``(B or 1, T, width)``."""
-        first, *others = _read_cosines() or [None]  # empty if the stack was called without inputs
-        return UnknownCosines() if first is None or others else first
-
-
-class UnknownCosines:
-    """Stands for cosines where layers differ: ``AttentionPositions.prepare`` passes others."""
-
-    def __iter__(self) -> NoReturn:
-        raise UserError("not all layers of this model rotate alike: read the cosines of a layer")
+    def forward(self, *args: Any, **named: Any) -> tuple[None, None]:
+        """Return nothing in place of cosines and sines."""
+        _check_pass()
+        return None, None
 
 
 class NoPositions(nn.Module):
@@ -140,7 +128,7 @@ class NoPositions(nn.Module):
 
     def forward(self, *args: Any, **named: Any) -> Tensor:
         """Return a scalar zero, which can be added to vectors of any dtype and device."""
-        _read_cosines()
+        _check_pass()
         return torch.zeros(())
 
 

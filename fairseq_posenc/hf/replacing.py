@@ -1,9 +1,9 @@
 """Replaces the positions of a model of transformers.
 
 A model has one or two stacks of layers, an encoder and a decoder. For each stack, all new modules
-are built first (:class:`StackPlan`), with the trained weights that they keep. Whatever can fail has
-happened then, so a refused call leaves the model as it was. Only then are the modules installed, in
-place of the present positions, and the configuration states them.
+are built first (:class:`StackPlan`), with the trained weights that they keep, so a refused call
+leaves the model as it was. Then the modules are installed, in place of the present positions, and
+the configuration states them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import fields
-from itertools import cycle
+from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +19,9 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
-from fairseq_posenc.assembly import draft_terms
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import (
-    OUR_ATTENTION,
     WITHOUT_POSITIONS,
     AttentionPositions,
     AttentionWithPositions,
@@ -39,9 +37,8 @@ from fairseq_posenc.hf.own_positions import (
     read_spec,
     write_length,
 )
-from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD, PositionSettings
+from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
-from fairseq_posenc.identity import parse_directions
 from fairseq_posenc.position_parameters import (
     LENGTH_RULES,
     LengthRule,
@@ -71,13 +68,12 @@ def replace_positions(
             settings = settings._replace(boundary_id=earlier.boundary_id)
     old_length = count_positions(model)
     length = settings.max_positions or old_length
-    first_directions = _read_directions(settings.directions, stacks[0])
     plans: list[StackPlan] = []
     notes: list[str] = []
     # A model of a single stack takes the first of the two specs, whichever stack it is.
     for stack, text in zip(stacks, (settings.spec, settings.decoder_spec or settings.spec)):
         old_spec, new_spec = _read_specs(model, stack, text)
-        directions = first_directions if stack is stacks[0] else []
+        directions = settings.directions if stack is stacks[0] else ""
         plan = StackPlan.make(new_spec, stack, length, directions, settings.boundary_id)
         notes += _copy_weights(plan, old_spec, old_length, extend)
         if new_spec.items and not {item.name for item in new_spec.items} & {*names()}:
@@ -117,16 +113,6 @@ def _find_supported_family(model: PreTrainedModel) -> Family:
     return family
 
 
-def _read_directions(text: str, stack: Stack) -> list[str]:
-    """Read the directions of the first layers of a model's first stack."""
-    directions = parse_directions(text, "directions")
-    if directions and stack.causal:
-        raise UserError("directions are for encoders: a decoder sees no later tokens")
-    if len(directions) > (count := len(stack.attentions)):
-        raise UserError(f"directions names {len(directions)} layers, but the encoder has {count}")
-    return directions
-
-
 def _read_specs(model: PreTrainedModel, stack: Stack, text: str) -> tuple[Spec | None, Spec]:
     """Read the present spec of a stack, None for positions of no spec, and parse the new one."""
     needs_own = names_own(text)
@@ -145,73 +131,32 @@ def _read_specs(model: PreTrainedModel, stack: Stack, text: str) -> tuple[Spec |
 
 
 class StackPlan(NamedTuple):
-    """The modules of a stack's new positions: those of the stack, and of each self-attention."""
+    """The new positions of a stack: ``parts`` has them by the modules that get them.
+
+    These are the stack itself, which gets ``positions``, and each self-attention.
+    """
 
     stack: Stack
     positions: HFStackPositions
-    layers: list[AttentionPositions]
+    parts: dict[nn.Module, HFStackPositions | AttentionPositions]
 
     @classmethod
     def make(
-        cls,
-        spec: Spec,
-        stack: Stack,
-        max_positions: int,
-        first_directions: list[str],
-        boundary_id: int | None,
+        cls, spec: Spec, stack: Stack, max_positions: int, directions: str, boundary_id: int | None
     ) -> StackPlan:
-        """Build the modules, with new weights.
-
-        Args:
-            spec: the new positions.
-            stack: the stack, which is not changed.
-            max_positions: length of the longest sequence.
-            first_directions: what the first layers see; the others see what the stack allows.
-            boundary_id: token that ends a sentence, or a document of ``documents``; or None.
-
-        Raises:
-            UserError: the spec does not fit the stack.
-        """
-        attentions = stack.attentions
-        for part in (stack.module, *attentions):
-            refuse_replaced_forward(part)
+        """Build the modules, with new weights: see :class:`HFStackPositions`."""
         _refuse_unfit(spec, stack)
-        others = ["lr" if stack.causal else "both"] * (len(attentions) - len(first_directions))
-        directions = first_directions + others
         weight = next(stack.module.parameters())
         # A model that is being loaded is on the device "meta", where constants cannot be computed.
         with torch.device("cpu" if weight.is_meta else weight.device):
             positions = HFStackPositions(spec, stack, max_positions, directions, boundary_id)
-            heads = {*(getattr(stack.config, "num_attention_heads_per_layer", None) or ())}
-            if len(heads) > 1 and not positions.is_native:  # native: the model's own code attends
-                raise UserError(
-                    f"{spec}: layers of this model have different numbers of heads, "
-                    f"{' and '.join(map(str, sorted(heads)))}: take rotations alone"
-                )
-            # The terms of each kind of layer, refused here if the backend lacks one.
-            backend = "auto" if positions.is_native else positions.backend  # native: none of ours
-            terms = draft_terms(spec, positions.dims, backend)
-            layers = []
-            for index, is_rotated in enumerate(positions.is_rotated):
-                gated = any(term.name == "decay" for term in terms[spec.layer_kind(index)])
-                layer = AttentionPositions(
-                    positions,
-                    index,
-                    stack,
-                    directions[index],
-                    is_rotated=is_rotated,
-                    # In the cache, the decay of forget gates comes after the keys of all layers.
-                    decay_place=len(stack.layers) + index if gated else None,
-                    backend=positions.backend,
-                )
-                layers.append(layer)
-        for module in (positions, *layers):
-            module.to(stack.module.dtype)
-        return cls(stack, positions, layers)
-
-    def list_parts(self) -> list[tuple[nn.Module, HFStackPositions | AttentionPositions]]:
-        """List the modules that get positions, the stack and its attentions, with these."""
-        return [(self.stack.module, self.positions), *zip(self.stack.attentions, self.layers)]
+            parts: dict[nn.Module, Any] = {stack.module: positions}
+            for index, attention in enumerate(stack.attentions):
+                parts[attention] = AttentionPositions(positions, stack, index)
+        for owner, part in parts.items():
+            refuse_replaced_forward(owner)
+            part.to(stack.module.dtype)
+        return cls(stack, positions, parts)
 
 
 def _refuse_unfit(spec: Spec, stack: Stack) -> None:
@@ -240,25 +185,30 @@ def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
     """
     # A model has one attention function: if a stack needs ours, all stacks use it.
     is_native = all(plan.positions.is_native for plan in plans)
-    for plan in plans:
-        plan.positions.is_native = is_native
+    attention = plans[0].positions.stock if is_native else OUR_ATTENTION  # all have one `stock`
     copies: dict[int, object] = {}  # parts of the model that share one go on doing so
-    for module in model.modules():  # others may have been built from the same
+    for module in model.modules():  # other models may have been built from the same
         config: Any = vars(module).get("config")
         if isinstance(config, PretrainedConfig):
             module.config = copy.deepcopy(config, copies)
-    # All stacks have the same `stock`.
-    model.set_attn_implementation(plans[0].positions.stock if is_native else OUR_ATTENTION)
+    for part in (model, *(plan.stack.module for plan in plans)):
+        part.set_attn_implementation(attention)  # some classes only log that they take no other
+    if any(plan.stack.config._attn_implementation != attention for plan in plans):
+        raise UserError(
+            f"{type(model).__name__} computes attention by code of its own, which takes no other "
+            "positions than rotations"
+        )
     for plan in plans:
+        plan.positions.is_native = is_native
         plan.stack.neutralize()
-        for owner, part in plan.list_parts():
+        for owner, part in plan.parts.items():
             is_stack = owner is plan.stack.module
             add_mixin(owner, StackWithPositions if is_stack else AttentionWithPositions)
             owner.add_module(POSITIONS, part.train(plan.stack.module.training))
-    # Other attention, to an encoder's output or of another encoder, may go on without positions.
+    # Other attention, to an encoder's output or of another encoder, goes on without positions.
     for module in model.modules():
         if hasattr(module, "is_causal") and not hasattr(module, POSITIONS):
-            setattr(module, WITHOUT_POSITIONS, True)  # which our attention function asks for
+            setattr(module, WITHOUT_POSITIONS, True)
 
 
 def _limit_caches(stack: Stack, spec: Spec) -> None:
@@ -278,17 +228,14 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
         sliding = [x for x, kind in zip(cycle(sizes), config.layer_types) if "sliding" in kind]
         config.sliding_window = max(sliding) if min(sliding, default=0) else 2**31 - 1  # all keys
         return
-    if any(sizes):
-        config.sliding_window = max(sizes)  # transformers' caches have one size for all layers
-    elif getattr(config, "sliding_window", None) and not masks_by_type:
-        config.sliding_window = None
+    if any(sizes) or (getattr(config, "sliding_window", None) and not masks_by_type):
+        config.sliding_window = max(sizes) or None  # one size for all layers of a cache
     if hasattr(config, "use_sliding_window"):  # Qwen forgets the size on loading, unless it is true
         config.use_sliding_window = any(sizes)
-    # The types of the previous positions may name windows that the new ones do not have. The
-    # layers of a spec are repeated over the stack.
+    # The types of the previous positions may name windows that the new ones do not have.
     if any(sizes) or getattr(config, "layer_types", None):
-        types = ["sliding_attention" if size else "full_attention" for size in sizes]
-        config.layer_types = [types[i % len(types)] for i in range(config.num_hidden_layers)]
+        types = cycle("sliding_attention" if size else "full_attention" for size in sizes)
+        config.layer_types = [*islice(types, config.num_hidden_layers)]
     if any(sizes) and hasattr(stack.module, "has_sliding_layers"):
         # Only if this is true do such models make the mask that layers of this type ask for.
         stack.module.has_sliding_layers = True
@@ -311,7 +258,7 @@ def _copy_weights(
     had_ours = hasattr(plan.stack.module, POSITIONS)  # in a stock model, all others are new
     notes = []
     spec = plan.positions.spec
-    for owner, part in plan.list_parts():
+    for owner, part in plan.parts.items():
         trained = plan.stack.read_weights(owner)  # by the names that they have in `part`
         trained = {name: x for name, x in trained.items() if not x.is_meta}  # else loaded later
         for name in sorted(trained.keys() - dict(part.named_parameters()).keys()):

@@ -22,7 +22,6 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTraine
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from fairseq_posenc.errors import UserError, how_to_install, shortened
-from fairseq_posenc.hf.attention import OUR_ATTENTION
 from fairseq_posenc.hf.derived import Derived, add_mixin, derive
 from fairseq_posenc.hf.record import (
     RECORD,
@@ -35,7 +34,7 @@ from fairseq_posenc.hf.record import (
     stock_name_of_record,
 )
 from fairseq_posenc.hf.replacing import replace_positions
-from fairseq_posenc.hf.settings import SPEC_FIELD, SPEC_FIELDS, PositionSettings
+from fairseq_posenc.hf.settings import OUR_ATTENTION, SPEC_FIELD, SPEC_FIELDS, PositionSettings
 from fairseq_posenc.hf.stock_folders import AUTO_CLASSES, NoStockModelError, find_stock_model
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
@@ -165,6 +164,7 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
 class ModelWithPositions(Derived):
     """The part of a model with positions that its stock class, here ``super()``, lacks."""
 
+    is_first = True  # it undoes what `StackWithPositions` does to state dicts
     config: PretrainedConfig
     is_saved = True  # as it is in a folder; False from `set_positions` until it is saved
 

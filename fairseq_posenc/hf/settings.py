@@ -8,6 +8,8 @@ from fairseq_posenc.errors import UserError, shortened
 
 # The name of our submodule in a stack and in its attentions, which users name to PEFT.
 POSITIONS = "positions"
+OUR_ATTENTION = "fairseq_posenc"  # name of our attention function in transformers
+POSITION_STATE = "position_state"  # argument of all layers: the `PassState` of a forward pass
 # Fields of a configuration whose positions were set.
 SPEC_FIELD = "position_encoding"
 SPEC_FIELDS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.attention import MAKE_CACHES
-from fairseq_posenc.hf.caches import UNCOUNTED, find_self_cache
+from fairseq_posenc.hf.caches import MAKE_CACHES, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.modules.stack_positions import StackPositions
@@ -26,23 +25,23 @@ _NOT_COUNTED = (
 
 
 class TokenPositions(NamedTuple):
-    """What a caller says of the tokens of a pass, besides their padding.
+    """What a caller says of the tokens of a pass.
 
     Attributes:
-        ids: position ids of all tokens, ``(B or 1, S)`` or ``(B or 1, S, axes)``; None if they
+        padding: True for padding, ``(B, S)``; None without a mask.
+        ids: position ids of all tokens, ``(B or 1, S)`` or ``(axes, B or 1, S)``; None if they
             count the tokens of each row, or of each document.
         documents: number of each token's document, ``(B, S)``; None without ``documents``.
         ends: True for tokens that end a sentence, ``(B, S)``; None if that is not known.
         is_uncounted: a bool tensor ``()``, whether counting the tokens of the mask gives other
             positions; None if neither ids nor documents were given.
-        padding: True for padding, ``(B, S)``; None without a mask.
     """
 
+    padding: Tensor | None
     ids: Tensor | None = None
     documents: Tensor | None = None
     ends: Tensor | None = None
     is_uncounted: Tensor | None = None
-    padding: Tensor | None = None
 
 
 class StackArguments:
@@ -52,10 +51,8 @@ class StackArguments:
         named: all arguments of the stack's ``forward``, by name; tokens or embeddings among them.
         positions: positions of the stack.
         stack: the stack of the model.
-        boundary_id: token that ends a sentence, or a document of ``documents``; None if unknown.
 
     Attributes:
-        named: the same.
         inputs: the new tokens, ``(B, T)``, or their embeddings, ``(B, T, C)``.
         mask: the caller's mask, in any form.
         real: 0 of a mask ``(B, S)`` as False, all else as True; None with another mask or none.
@@ -68,17 +65,10 @@ class StackArguments:
             or an argument is of this package's modules.
     """
 
-    def __init__(
-        self,
-        named: dict[str, Any],
-        positions: StackPositions,
-        stack: Stack,
-        boundary_id: int | None,
-    ) -> None:
+    def __init__(self, named: dict[str, Any], positions: StackPositions, stack: Stack) -> None:
         self.spec = positions.spec
         self.is_decoder = positions.dims.causal
         self.has_documents = any(item.name == "documents" for item in self.spec.items)
-        self.boundary_id = boundary_id
         self.named = named
         if "document_ids" in named:
             raise UserError("document_ids: pass position_ids that begin at 0 in each document")
@@ -145,13 +135,8 @@ class StackArguments:
 
     @property
     def cached(self) -> Any:
-        """The number of tokens in the cache; a static cache has a tensor, which graphs can use."""
+        """The number of tokens in the cache; a tensor in a static one, which graphs can use."""
         return 0 if self.cache is None else self.cache.get_seq_length()
-
-    @property
-    def past(self) -> int:
-        """The number of tokens in the cache, as a number in any case."""
-        return int(self.cached)
 
     @property
     def places(self) -> Tensor:
@@ -165,7 +150,7 @@ class StackArguments:
         mask = self.mask
         if mask is None:
             return None
-        shape = (self.inputs.size(0), self.past + self.inputs.size(1))
+        shape = (self.inputs.size(0), self.cached + self.inputs.size(1))
         if not isinstance(mask, Tensor) or mask.shape != shape:
             found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             around = f" ({MAKE_CACHES})" if isinstance(self.named["attention_mask"], dict) else ""
@@ -175,38 +160,37 @@ class StackArguments:
             )
         return mask.to(self.inputs.device)
 
-    def read_tokens(self) -> TokenPositions:
-        """Read what the caller says of the tokens.
+    def read_tokens(self, boundary_id: int | None) -> TokenPositions:
+        """Read what the caller says of the tokens; ``boundary_id`` ends a sentence, or a document.
 
         Raises:
             UserError: the arguments do not fit the spec, or tokens in a cache have positions that
                 counting does not give.
         """
-        past, mask, ends = self.past, self._read_mask(), None
-        padding = None if mask is None else mask.eq(0)
-        if self.boundary_id is not None:
+        past, mask = self.cached, self._read_mask()
+        tokens = TokenPositions(None if mask is None else mask.eq(0))
+        if boundary_id is not None:
             if self.tokens is None or past:
                 raise UserError(
                     "boundary_id: the ends of sentences are found in input_ids, and a cache does "
                     "not keep them: pass all tokens (use_cache=False)"
                 )
-            ends = self.tokens.eq(self.boundary_id)
-        finds_documents = self.has_documents and self.boundary_id is None  # else `ends` shows them
+            tokens = tokens._replace(ends=self.tokens.eq(boundary_id))
         if past and (was_uncounted := getattr(self.cache, UNCOUNTED, None)) is not None:
             _refuse_if(was_uncounted, _NOT_COUNTED)
+        finds_documents = self.has_documents and boundary_id is None  # else `ends` shows them
         if self.ids is None and not finds_documents:
-            return TokenPositions(ends=ends, padding=padding)
+            return tokens
         shape = (self.inputs.size(0), past + self.inputs.size(1))
         mask = self.inputs.new_ones(shape, dtype=torch.long) if mask is None else mask.long()
-        documents, is_uncounted = None, mask.new_zeros((), dtype=torch.bool)
+        # Without queries, as in decoding, no GPU is waited for; `positions.ids` are the same.
+        positions = Positions.from_padding(mask.eq(0), tgt_len=0)
+        is_uncounted = mask.new_zeros((), dtype=torch.bool)
         if finds_documents:
             starts = self._find_documents(mask)
-            documents, is_uncounted = starts.cumsum(1), starts.any()
+            positions, is_uncounted = positions.begin_documents(starts), starts.any()
+            tokens = tokens._replace(documents=starts.cumsum(1))
         if (ids := self.ids) is not None:
-            # Without queries, as in decoding, no GPU is waited for; `positions.ids` are the same.
-            positions = Positions.from_padding(mask.eq(0), tgt_len=0)
-            if documents is not None:
-                positions = positions.begin_documents(_find_changes(documents))
             counted = positions.ids[:, past:]  # [B, T]
             differs = ids.ne(counted) if ids.dim() == 2 else ids.ne(counted[..., None]).any(-1)
             differs = (differs & mask[:, past:].ne(0)).any()
@@ -217,16 +201,21 @@ class StackArguments:
                 ids = None
         if past:
             _refuse_if(is_uncounted, _NOT_COUNTED)
-        return TokenPositions(ids, documents, ends, is_uncounted, padding)
+        if ids is not None and ids.dim() == 3:
+            ids = ids.permute(2, 0, 1)
+        return tokens._replace(ids=ids, is_uncounted=is_uncounted)
 
-    def find_packed_ids(self) -> Tensor | None:
-        """Check whether ids count the tokens of several documents in a row.
+    def may_have_packed_ids(self) -> bool:
+        """Check whether ids count several documents in a row; True where they may not be read."""
+        packed = self._find_packed_ids()
+        return packed is not None and (not may_sync(packed.device) or bool(packed))
 
-        Returns:
-            A bool; None without ids of the text alone, with a mask, or if tokens are cached.
+    def _find_packed_ids(self) -> Tensor | None:
+        """Check whether ids count several documents in a row, as a bool tensor ``()``.
+
+        None without ids of the text alone, with a mask, or if tokens are cached.
         """
-        ids = self.text_ids
-        cached = self.cached
+        ids, cached = self.text_ids, self.cached
         # A static cache counts in a tensor, which is not read here.
         is_first_pass = not isinstance(cached, Tensor) and not cached
         if ids is None or self.mask is not None or not is_first_pass:
@@ -235,44 +224,36 @@ class StackArguments:
         counts_or_starts = (steps.eq(1) | ids[:, 1:].eq(0)).all(dim=1)
         return (counts_or_starts & (steps < 0).any(dim=1)).any()
 
-    def refuse_packed(self) -> None:
-        """Refuse several documents in a row, unless the spec keeps them apart."""
+    def refuse_packed(self, separates_by_ids: bool) -> None:
+        """Refuse several documents in a row, unless the spec or attention keeps them apart."""
         if self.has_documents:
             return
-        numbers = None if self.mask is None else self.mask.gt(1)  # a mask that counts documents
-        for packs in (self._find_starts(), self.find_packed_ids(), numbers):
-            if packs is not None:
-                _refuse_if(
-                    packs.any(),
-                    "a row holds several documents, as in a packed batch: add +documents to "
-                    f"{self.spec}, so that attention stays inside each document",
-                )
+        signs = [] if self.mask is None else [self.mask.gt(1).any()]  # a mask that counts documents
+        if not separates_by_ids:
+            signs += [_find_changes(numbers).any() for numbers in self._list_numbers()]
+            signs += [] if (packs := self._find_packed_ids()) is None else [packs]
+        for is_packed in signs:
+            _refuse_if(
+                is_packed,
+                "a row holds several documents, as in a packed batch: add +documents to "
+                f"{self.spec}, so that attention stays inside each document",
+            )
 
-    def _find_starts(self) -> Tensor | None:
-        """Mark the tokens, ``(B, T)``, at which ``cu_seq_lens_q`` and ``seq_idx`` begin documents.
-
-        ``seq_idx`` numbers each token's document, ``(B, T)``; ``cu_seq_lens_q`` has the index in
-        the flattened batch at which each one begins, and its end. None if neither was given.
-        """
-        starts = None
-        if (numbers := self.named.get("seq_idx")) is not None:
-            starts = _find_changes(numbers)
-        offsets = self.named.get("cu_seq_lens_q")
-        if offsets is not None and offsets.numel() > 2:  # more than one document
-            batch, tgt_len = self.inputs.shape[:2]
-            places = torch.arange(batch * tgt_len, device=offsets.device)
-            begins = torch.isin(places, offsets).view(batch, tgt_len)
-            starts = begins if starts is None else starts | begins
-        return starts
+    def _list_numbers(self) -> list[Tensor]:
+        """List the numbers of the new tokens' documents, ``(B, T)``, in each way that is used."""
+        numbers, batch, tgt_len = self.named.get("seq_idx"), *self.inputs.shape[:2]
+        listed = [] if numbers is None else [numbers]
+        # Indices in the flattened batch at which documents begin, and its end.
+        if (offsets := self.named.get("cu_seq_lens_q")) is not None:
+            places = torch.arange(batch * tgt_len, device=offsets.device, dtype=offsets.dtype)
+            listed.append(torch.bucketize(places, offsets, right=True).view(batch, tgt_len))
+        return listed
 
     def _find_documents(self, mask: Tensor) -> Tensor:
         """Mark the tokens, ``(B, S)``, that begin a document, other than the first one of a row.
 
-        There numbers in the mask change, ids do not grow by one, or :meth:`_find_starts` says so.
-        The ids of tokens after those in a cache must count on (see :meth:`read_tokens`).
-
-        Args:
-            mask: 0 for padding, else 1, or the number of a document, ``(B, S)``.
+        There numbers in the mask or of :meth:`_list_numbers` change, or ids do not grow by one. The
+        ids of tokens after those in a cache must count on (see :meth:`read_tokens`).
         """
         if self.ids is not None and self.ids.dim() == 3:
             raise UserError(_NO_DOCUMENTS)
@@ -281,9 +262,9 @@ class StackArguments:
         places = torch.arange(mask.size(1), device=mask.device)
         last = torch.where(tokens, places, 0).cummax(1).values
         found = _find_changes(mask.gather(1, last))
-        if (starts := self._find_starts()) is not None:
-            found[:, self.past :] |= starts
-        if self.ids is not None and not self.past:
+        for numbers in self._list_numbers():
+            found[:, self.cached :] |= _find_changes(numbers)
+        if self.ids is not None and not self.cached:
             found |= self.ids.diff(dim=1, prepend=self.ids[:, :1] - 1).ne(1)
         return found & tokens & (tokens.cumsum(1) > 1)
 

@@ -11,38 +11,54 @@ Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import PretrainedConfig
+from transformers import Cache, PretrainedConfig
 
 from fairseq_posenc import assembly
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_scaling import Dynamic, LongRope
-from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.attention import (
-    MAKE_CACHES,
-    OUR_ATTENTION,
-    POSITION_STATE,
-    PassState,
-    applies_rotation,
-    make_cosines,
-)
-from fairseq_posenc.hf.caches import UNCOUNTED, find_self_cache
+from fairseq_posenc.hf.caches import MAKE_CACHES, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.derived import Derived, begin_pass
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_trained_length
 from fairseq_posenc.hf.record import RecordedPositions, exchange_names
-from fairseq_posenc.hf.settings import POSITIONS
-from fairseq_posenc.hf.stack_arguments import StackArguments, TokenPositions
-from fairseq_posenc.identity import format_directions
+from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
+from fairseq_posenc.hf.stack_arguments import StackArguments
+from fairseq_posenc.identity import format_directions, parse_directions
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import may_sync
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import Spec
+
+Cosines = tuple[Tensor, Tensor]  # cosines and sines, each `(B or 1, T, width)`
+
+
+class PassState(NamedTuple):
+    """The position state of a forward pass, which a stack passes to its layers.
+
+    Attributes:
+        cosines: by kind of layer, those by which the model's own code rotates.
+        plain: by width of cosines, those that rotate by nothing.
+        shared: position state of the stack; None if the model's own attention is used.
+        need_weights: whether attention weights are requested.
+        is_uncounted: whether counting the tokens gives other positions, a bool ``()``, or None.
+        inputs: input of the layer, ``(B, T, C)``; each layer sets it, and ``cache``, in a copy.
+        cache: cache of the keys, or None.
+    """
+
+    cosines: dict[int, Cosines]
+    plain: dict[int, Cosines]
+    shared: tuple[Shared, ...] | None = None
+    need_weights: bool = False
+    is_uncounted: Tensor | None = None
+    inputs: Tensor | None = None
+    cache: Cache | None = None
 
 
 class HFStackPositions(RecordedPositions, StackPositions):
@@ -50,21 +66,21 @@ class HFStackPositions(RecordedPositions, StackPositions):
 
     Args:
         spec: encodings of all layers.
-        stack: the stack of a model.
+        stack: the stack of a model, which is not changed.
         max_positions: length of the longest sequence.
-        directions: for each layer ``lr``, ``rl`` or ``both``.
+        directions: of an encoder's first layers, as in ``lr,rl``; the others are ``both``.
         boundary_id: token that ends a sentence, or a document of ``documents``; None if unknown.
 
     Attributes:
-        directions: of an encoder's first layers, as in ``lr,rl``; the others are ``both``.
-        is_decoder: whether the model's own attention was built for causal masks.
         is_rotated: for each layer, whether the model's code rotates, by our cosines and sines.
-        rotated_kinds: the kinds of these layers.
-        cosine_widths: widths of the cosines that layers take.
         is_native: whether attention and its caches are the model's; ``replacing`` sets it to False
             if another stack of the model is not native.
         stock: name of the attention function that the model had before it got ours.
         backend: backend of our attention function: FlexAttention if the model had that.
+        gated_kinds: the kinds of layers with forget gates.
+
+    Raises:
+        UserError: the spec does not fit the stack.
     """
 
     def __init__(
@@ -72,7 +88,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         spec: Spec,
         stack: Stack,
         max_positions: int,
-        directions: list[str],
+        directions: str,
         boundary_id: int | None,
     ) -> None:
         dims = stack.dims(max_positions)
@@ -88,27 +104,30 @@ class HFStackPositions(RecordedPositions, StackPositions):
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
         self.boundary_id = boundary_id
-        self.is_decoder = stack.is_decoder
+        self.directions = _read_directions(directions, stack)
+        self.is_decoder = stack.is_decoder  # else its own attention was not built for causal masks
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         with torch.enable_grad():  # else `is_trained` would be False for trained rotations, too
             # Any position shows the form of a rotation.
             rotations = self._rotations(torch.zeros(1, 1, dtype=torch.long))
         self.is_rotated = [
-            applies_rotation(stack, attention, rotations[spec.layer_kind(index)])
+            _applies_rotation(stack, attention, rotations[spec.layer_kind(index)])
             for index, attention in enumerate(stack.attentions)
         ]
         self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
         self.cosine_widths = {*map(stack.find_cosine_width, stack.attentions)} - {0}
-        self.directions = "" if dims.causal else format_directions(directions)
-        # All rotations are applied by the model's code.
-        rotates_alone = self.is_rotated == stack.list_rotated(spec)
-        self._refuse_layers_that_differ(stack, rotates_alone)
-        is_plain = stack.attends_plainly and self._is_plain() and not self.directions
-        self.is_native = is_plain and rotates_alone
+        rotates_alone = self.is_rotated == stack.list_rotated(spec)  # the model's code does
+        self.is_native = rotates_alone and stack.attends_plainly and self._is_plain()
         before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
         attention = stack.config._attn_implementation
         self.stock = before.stock if before and attention == OUR_ATTENTION else attention
         self.backend = "flex" if self.stock == "flex_attention" else "auto"
+        # Terms that the backend lacks are refused here; native attention uses none of ours.
+        backend = "auto" if self.is_native else self.backend
+        drafts = assembly.draft_terms(spec, self.dims, backend)
+        gates = [any(term.name == "decay" for term in terms) for terms in drafts]
+        self.gated_kinds = {kind for kind, is_gated in enumerate(gates) if is_gated}
+        self._refuse_layers_that_differ(stack, rotates_alone)
 
     def _refuse_layers_that_differ(self, stack: Stack, rotates_alone: bool) -> None:
         """Refuse positions that not all layers can have, as in Gemma 4, whose layers differ."""
@@ -119,6 +138,12 @@ class HFStackPositions(RecordedPositions, StackPositions):
             raise UserError(
                 f"{spec}: this model finds tokens by their embeddings, so add no vectors"
             )
+        heads = sorted({*(getattr(stack.config, "num_attention_heads_per_layer", None) or ())})
+        if len(heads) > 1 and not self.is_native:  # native: the model's own code attends
+            raise UserError(
+                f"{spec}: layers of this model have different numbers of heads, "
+                f"{' and '.join(map(str, heads))}: take rotations alone"
+            )
         widths = sorted({*stack.head_widths})
         parts = [dims._replace(own_head_dim=x) for x in widths]
         sizes = {str(assembly.count_parameters(spec, part, len(spec.layers))) for part in parts}
@@ -127,6 +152,17 @@ class HFStackPositions(RecordedPositions, StackPositions):
                 f"{spec}: heads of this model are {' and '.join(map(str, widths))} wide, by layer: "
                 "take own, or encodings without rotations and tables of this width, such as alibi"
             )
+
+    def _is_plain(self) -> bool:
+        """Check whether the spec needs plain attention, after rotations by the model's code."""
+        limits = assembly.find_limits(self.spec, self.dims)
+        drafts = assembly.draft_terms(self.spec, self.dims, backend="auto")
+        return (
+            not any(drafts)  # no kind of layer has terms, which would change its scores
+            and not (limits.limits or limits.documents or self.directions)  # no key is hidden
+            # Such an encoding draws random numbers, which replace the counted positions.
+            and not any(x.encoding.acts_on == "positions" for x in self.spec.items)
+        )
 
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
@@ -143,40 +179,53 @@ class HFStackPositions(RecordedPositions, StackPositions):
         """
         named = {**dict(zip(self.parameter_names, args)), **named}
         if named.get("input_ids") is None and named.get("inputs_embeds") is None:
-            return named, PassState([], {})  # the model's code refuses such a call
+            return named, PassState({}, {})  # the model's code refuses such a call
         stack = Stack(self.family, module)
-        arguments = StackArguments(named, self, stack, self.boundary_id)
+        arguments = StackArguments(named, self, stack)
+        inputs, past = arguments.inputs, arguments.cached
         self._check_attention(stack, arguments)
         self._fit_scalings(arguments)
-        separates_by_ids = self._separates_by_ids(stack, arguments)  # it also refuses packed texts
-        if arguments.ids is not None and not separates_by_ids:
+        # FlashAttention keeps packed texts apart by their ids. Other layers of hybrids read none.
+        has_flash = self.is_native and "flash" in stack.config._attn_implementation
+        separates_by_ids = has_flash and not stack.is_hybrid
+        if arguments.mask is None or arguments.real is not None:
+            arguments.refuse_packed(separates_by_ids)  # other masks may keep texts apart
+        if arguments.ids is not None and not (separates_by_ids and arguments.may_have_packed_ids()):
             # transformers' masks would begin a document at each gap of ids.
             named = {**named, "position_ids": None}
         if self.is_native and self.input is None:
-            return named, self._make_state(stack, self._rotations(arguments.places))
+            return named, self._make_state(module, self._rotations(arguments.places))
         if getattr(arguments.cache, "is_compileable", False):
             raise UserError(
                 f"{type(arguments.cache).__name__} has a fixed size, which works only with "
                 "encodings that are rotations: leave out cache_implementation"
             )
-        if not arguments.past:  # once for a text, not in each step of decoding
+        if not past:  # once for a text, not in each step of decoding
             _refuse_offloaded(stack)
-        tokens = arguments.read_tokens()
-        embeddings, shared = self._compute_shared(stack, arguments.inputs, tokens, arguments.past)
-        if self.input is not None:
+        tokens = arguments.read_tokens(self.boundary_id)
+        embeddings, scale = self._embed(stack, inputs)
+        embeddings, shared = self(  # the `forward` of `StackPositions`
+            embeddings,
+            tokens.padding,
+            past,
+            position_ids=tokens.ids,
+            document_ids=tokens.documents,
+            ends=tokens.ends,
+        )
+        if self.input is not None:  # the code of a decoder multiplies them again
+            embeddings = embeddings / scale if self.is_decoder else embeddings
             named = {**named, "inputs_embeds": embeddings, "input_ids": None}
         has_types = hasattr(getattr(module, "embeddings", None), "token_type_ids")
         if has_types and named.get("token_type_ids") is None:
             # The model's code would look up types of tokens by positions, as far as its own go.
             named = {**named, "token_type_ids": torch.zeros_like(embeddings[..., 0]).long()}
-        state = self._make_state(stack, [kind.rotation for kind in shared])
+        state = self._make_state(module, [kind.rotation for kind in shared])
         state = state._replace(is_uncounted=tokens.is_uncounted)
-        if not self.is_native:
-            needs_weights = named.get("output_attentions")
-            if needs_weights is None:
-                needs_weights = stack.config.output_attentions
-            state = state._replace(shared=shared, need_weights=needs_weights)
-        return named, state
+        if self.is_native:
+            return named, state
+        asks = named.get("output_attentions")
+        needs_weights = stack.config.output_attentions if asks is None else asks
+        return named, state._replace(shared=shared, need_weights=needs_weights)
 
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
@@ -222,93 +271,85 @@ class HFStackPositions(RecordedPositions, StackPositions):
         ropes = [part for part in ropes if isinstance(part.scaling, (Dynamic, LongRope))]
         if not ropes:
             return
-        src_len, ids = arguments.past + arguments.inputs.size(1), arguments.ids
+        src_len, ids = int(arguments.cached) + arguments.inputs.size(1), arguments.ids
         if ids is not None and may_sync(ids.device):
             src_len = int(ids.max()) + 1
         for rope in ropes:
             rope.dims = rope.dims._replace(max_positions=src_len)  # which these scalings read
             rope.compute_constants()
 
-    def _separates_by_ids(self, stack: Stack, arguments: StackArguments) -> bool:
-        """Check whether the model's own attention keeps packed texts apart, by their ids.
+    def _embed(self, stack: Stack, inputs: Tensor) -> tuple[Tensor, float]:
+        """Multiply the embeddings of tokens as the model's code does: ``(B, T, C)``, the factor.
 
-        FlashAttention does, if ids count the tokens of several documents; hybrids also have layers
-        that read no ids. If ids may not be read, the answer is True. Texts that mix are refused.
+        An encoder multiplies only the embeddings that it looks up, a decoder also those that it is
+        called with. If no vectors are added, only the shape of the result has a meaning.
         """
-        has_flash = "flash" in stack.config._attn_implementation
-        if self.is_native and has_flash and not stack.is_hybrid:
-            packed = arguments.find_packed_ids()
-            return packed is not None and (not may_sync(packed.device) or bool(packed))
-        if arguments.mask is None or arguments.real is not None:
-            arguments.refuse_packed()  # a mask of another form may keep texts apart itself
-        return False
-
-    def _compute_shared(
-        self, stack: Stack, inputs: Tensor, tokens: TokenPositions, past: int
-    ) -> tuple[Tensor, tuple[Shared, ...]]:
-        """Compute the position state that layers share, and the input of the first of them.
-
-        Args:
-            stack: the stack.
-            inputs: the new tokens, ``(B, T)``, or their embeddings, ``(B, T, C)``.
-            tokens: what the caller says of the tokens.
-            past: number of the tokens in the cache.
-
-        Returns:
-            The embeddings with vectors of positions, ``(B, T, C)``, and the position state. If no
-            vectors are added, only the shape of the embeddings has a meaning.
-        """
-        embeddings, is_looked_up = inputs, not inputs.is_floating_point()
-        if is_looked_up and self.input is not None:
-            embeddings = stack.module.get_input_embeddings()(inputs)
-        elif is_looked_up:
-            empty = torch.empty(1, device=inputs.device)
-            embeddings = empty.expand(*inputs.shape, self.dims.embed_dim)
-        # An encoder multiplies only the embeddings that it looks up, a decoder all of them.
+        is_looked_up = not inputs.is_floating_point()
+        if self.input is None:
+            shape = (*inputs.shape[:2], self.dims.embed_dim)
+            return torch.empty(1, device=inputs.device).expand(shape), 1.0
+        embeddings = stack.module.get_input_embeddings()(inputs) if is_looked_up else inputs
         is_scaled = is_looked_up or self.is_decoder
         scale = getattr(stack.module, self.family.scale, 1.0) if is_scaled else 1.0
-        ids = tokens.ids
-        if ids is not None and ids.dim() == 3:
-            ids = ids.permute(2, 0, 1)  # [axes, B or 1, S], as `StackPositions` takes them
-        embeddings, shared = self(  # the `forward` of `StackPositions`
-            embeddings if scale == 1 else embeddings * scale,
-            tokens.padding,
-            past,
-            position_ids=ids,
-            document_ids=tokens.documents,
-            ends=tokens.ends,
-        )
-        # The code of a decoder will multiply them again.
-        return embeddings / scale if self.is_decoder and scale != 1 else embeddings, shared
-
-    def _is_plain(self) -> bool:
-        """Check whether the spec needs plain attention, after rotations by the model's code."""
-        limits = assembly.find_limits(self.spec, self.dims)
-        drafts = assembly.draft_terms(self.spec, self.dims, backend="auto")
-        return (
-            not any(drafts)  # no kind of layer has terms, which would change its scores
-            and not (limits.limits or limits.documents)  # no key is hidden by the spec
-            # Such an encoding draws random numbers, which replace the counted positions.
-            and not any(x.encoding.acts_on == "positions" for x in self.spec.items)
-        )
+        return embeddings * scale, scale
 
     def _rotations(self, ids: Tensor) -> list[Rotation | None]:
         """Compute the rotation of each kind of layer at positions ``(B or 1, T)``, or None."""
         return [self.shared.rotation(ids, kind) for kind in range(len(self.shared.kinds))]
 
-    def _make_state(self, stack: Stack, rotations: list[Any]) -> PassState:
+    def _make_state(self, module: nn.Module, rotations: list[Any]) -> PassState:
         """Convert the rotations by kind of layer to cosines, where the model's code rotates."""
-        like, form = next(stack.module.parameters()), self.family.cosines
-        cosines = [
-            make_cosines(rotation, form, like) if kind in self.rotated_kinds else None
-            for kind, rotation in enumerate(rotations)
-        ]
+        like, form = next(module.parameters()), self.family.cosines
+        cosines = {kind: _make_cosines(rotations[kind], form, like) for kind in self.rotated_kinds}
         plain = {}
         for width in self.cosine_widths:
             # Not `like.new_ones`, which tensor parallelism would distribute as it does `like`.
             ones = torch.ones(1, 1, width, dtype=like.dtype, device=like.device)
             plain[width] = ones, torch.zeros_like(ones)
         return PassState(cosines, plain)
+
+
+def _read_directions(text: str, stack: Stack) -> str:
+    """Read the directions of the first layers of an encoder."""
+    directions = parse_directions(text, "directions")
+    if directions and stack.causal:
+        raise UserError("directions are for encoders: a decoder sees no later tokens")
+    if len(directions) > (count := len(stack.attentions)):
+        raise UserError(f"directions names {len(directions)} layers, but the encoder has {count}")
+    return format_directions(directions)
+
+
+def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | None) -> bool:
+    """Check whether a model's own attention can apply a rotation: see :func:`_make_cosines`.
+
+    A trained one it cannot: the backward pass of the first layer would free its autograd graph,
+    which others need where they are checkpointed.
+    """
+    if not isinstance(rotation, PairRotation) or rotation.decay is not None or rotation.is_trained:
+        return False
+    form, width = stack.family.cosines, stack.find_cosine_width(attention)
+    pairs_halves = "pairs" not in form  # a head's first half with its second, not adjacent ones
+    pairs = width if form == "half" else width // 2
+    fits = rotation.half == pairs_halves and rotation.phases.size(-1) == pairs
+    return fits and stack.family.applies_cosines(attention)
+
+
+def _make_cosines(rotation: PairRotation, form: str, like: Tensor) -> Cosines:
+    """Convert a rotation to a model's cosines and sines, each ``(B or 1, T, width)``.
+
+    Args:
+        rotation: rotation of the last T tokens.
+        form: see :class:`~.families.Family`.
+        like: a tensor of the dtype of the result.
+    """
+    # The parts are taken first, as ONNX cannot select from complex numbers.
+    phases = rotation.phases
+    parts = [part[:, 0].to(like.dtype) for part in (phases.real, phases.imag)]  # [B or 1, T, pairs]
+    if form.startswith("doubled"):
+        parts = [torch.cat([part, part], -1) for part in parts]
+    elif form == "pairs":
+        parts = [part.repeat_interleave(2, -1) for part in parts]
+    return parts[0], parts[1]
 
 
 def _refuse_offloaded(stack: Stack) -> None:
@@ -337,7 +378,7 @@ class StackWithPositions(Derived):
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")
         named, state = positions.prepare(self, args, named)
-        with begin_pass(state.cosines):  # which the stand-ins of removed parts read
+        with begin_pass():  # which the stand-ins of removed parts read
             output = forward(self, **named, **{POSITION_STATE: state})
         results = output if isinstance(output, tuple) else output.values()
         # A cache of ids that were given is marked: no later pass may count on from them.

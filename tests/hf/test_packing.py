@@ -14,9 +14,17 @@ LENGTHS = [5, 1, 7, 3]
 PACKED = ["llama", "gpt2", "opt", "gemma3", "bert", "modernbert"]
 
 
+NUMBERS = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(LENGTHS))[None]
+
+
 def draw_documents():
     torch.manual_seed(2)
     return [torch.randint(3, SYMBOLS, (length,)) for length in LENGTHS]
+
+
+def pack(documents, **settings):
+    rows = [{"input_ids": ids.tolist()} for ids in documents]
+    return DataCollatorWithFlattening(**settings)(rows)
 
 
 @pytest.mark.parametrize(
@@ -26,14 +34,12 @@ def draw_documents():
 def test_each_document_gives_what_it_gives_alone(name, spec):
     packed = Cell.build(name, f"{spec}+documents").model
     documents = draw_documents()
-    batch = DataCollatorWithFlattening()([{"input_ids": ids.tolist()} for ids in documents])
-    inputs = {key: batch[key] for key in ("input_ids", "position_ids")}
+    inputs = {k: x for k, x in pack(documents).items() if k != "labels"}
     logits = compute_logits(packed, inputs)[0].split(LENGTHS)
     for ids, of_document in zip(documents, logits):
         alone = compute_logits(packed, {"input_ids": ids[None]})[0]
         assert distance(of_document, alone) < 2e-5
-    numbers = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(LENGTHS))[None]
-    named = {"input_ids": inputs["input_ids"], "attention_mask": numbers}
+    named = {"input_ids": inputs["input_ids"], "attention_mask": NUMBERS}
     assert distance(compute_logits(packed, named), torch.cat(logits)[None]) < 1e-6
 
 
@@ -43,13 +49,9 @@ def test_losses_and_gradients_are_those_of_separate_rows(spec):
     results = []
     for packs in (True, False):
         model = Cell.build("llama", f"{spec}+documents").model
-        features = [{"input_ids": ids.tolist()} for ids in documents]
-        batches = [features] if packs else [[feature] for feature in features]
         total = torch.zeros(())
-        for rows in batches:
-            batch = DataCollatorWithFlattening()(rows)
-            batch = {key: batch[key] for key in ("input_ids", "position_ids", "labels")}
-            total = total + model(**batch, num_items_in_batch=12).loss
+        for rows in [documents] if packs else [[ids] for ids in documents]:
+            total = total + model(**pack(rows), num_items_in_batch=12).loss
         total.backward()
         results.append((total.detach(), [p.grad for p in model.parameters() if p.grad is not None]))
     (loss, gradients), (expected, of_rows) = results
@@ -89,18 +91,11 @@ def test_a_cache_that_has_or_gets_documents_is_refused(spec):
 @pytest.mark.parametrize("name", PACKED)
 def test_a_model_with_its_own_attention_refuses(name):
     model = set_positions(MODELS[name].build(), "own")
-    documents = draw_documents()
-    batch = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)(
-        [{"input_ids": ids.tolist()} for ids in documents]
-    )
-    tokens = batch["input_ids"]
-    numbers = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(LENGTHS))[None]
-    mixing = [{"attention_mask": numbers}, {"seq_idx": batch["seq_idx"]}]
-    mixing.append({key: batch[key] for key in ("cu_seq_lens_q", "cu_seq_lens_k")})
-    mixing.append({"position_ids": batch["position_ids"]})
-    for named in mixing:
+    batch = pack(draw_documents(), return_flash_attn_kwargs=True, return_seq_idx=True)
+    ways = [["seq_idx"], ["cu_seq_lens_q", "cu_seq_lens_k"], ["position_ids"]]
+    for named in [{"attention_mask": NUMBERS}, *({k: batch[k] for k in keys} for keys in ways)]:
         with pytest.raises(UserError, match=r"add \+documents to"):
-            model(input_ids=tokens, **named)
+            model(input_ids=batch["input_ids"], **named)
 
 
 def test_documents_begin_at_other_places_in_other_rows():
