@@ -68,19 +68,6 @@ class AttentionPositions(AttentionCore, nn.Module):
         self.decay_place = len(stack.layers) + index if is_gated else None
         self.backend = positions.backend
 
-    def prepare(
-        self, state: PassState, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Return the named arguments of the model's attention, with what positions add to them."""
-        if width := self.cosine_width:
-            cosines = state.cosines[self.kind] if self.is_rotated else state.plain[width]
-            named = {**named, "position_embeddings": cosines}
-        if state.shared is None:  # the model's own attention is used, which knows no state
-            return named
-        inputs = args[0] if args else named.get("hidden_states")  # [B, T, C]
-        cache = find_self_cache([*named.values(), *args])
-        return {**named, POSITION_STATE: state._replace(inputs=inputs, cache=cache)}
-
     def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
         """Attend: arguments of :meth:`prepare_call` -> ``(B, T, H, D)``, weights or None."""
         attended, weights = attend(*self.prepare_call(*args), requested=self.backend)
@@ -161,11 +148,20 @@ class AttentionWithPositions(Derived):
     def run_forward(
         self, forward: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        """Call the stock ``forward`` with what this layer needs."""
-        state = named.pop(POSITION_STATE, None)
+        """Call the stock ``forward`` with the layer's cosines, and with its state of the pass."""
+        state: PassState | None = named.pop(POSITION_STATE, None)
         if state is None:
             raise UserError(CALLED_BY_ITSELF)
-        return forward(self, *args, **getattr(self, POSITIONS).prepare(state, args, named))
+        positions: Any = getattr(self, POSITIONS)  # or PEFT's wrapper around a trained copy
+        if width := positions.cosine_width:
+            kind = positions.kind
+            cosines = state.cosines[kind] if positions.is_rotated else state.plain[width]
+            named["position_embeddings"] = cosines
+        if state.shared is not None:  # else the model's own attention is used, which knows no state
+            inputs = args[0] if args else named.get("hidden_states")  # [B, T, C]
+            cache = find_self_cache([*named.values(), *args])
+            named[POSITION_STATE] = state._replace(inputs=inputs, cache=cache)
+        return forward(self, *args, **named)
 
 
 def attend_with_positions(
@@ -199,7 +195,7 @@ def attend_with_positions(
         stock: AttentionFunction = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return stock(module, query, key, value, attention_mask, **named)
     query, factor = plain_queries(module, query, scaling)
-    # `positions` may be PEFT's wrapper around a trained copy, so only its `forward` is called.
+    # PEFT's wrapper selects the copy in its `forward`, so no other method is called.
     return cast("AttentionFunction", positions)(module, query, key, value, state, factor, dropout)
 
 

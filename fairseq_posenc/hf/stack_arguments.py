@@ -119,8 +119,7 @@ class StackArguments:
             lacks_mask = self.tokens is not None and self.mask is None
             if lacks_mask and syncs and self.inputs.eq(first_id - 1).any():
                 raise UserError("input_ids have padding: pass attention_mask")
-            return None
-        if ids.dim() == 3:
+        if ids is None or ids.dim() == 3:
             return ids
         tgt_len = ids.size(1)
         counts = ids.eq(torch.arange(tgt_len, device=ids.device) + self.cached)
