@@ -167,12 +167,10 @@ class HFStackPositions(RecordedPositions, StackPositions):
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[dict[str, Any], PassState]:
-        """Prepare a forward pass: the arguments of the stack's own ``forward``, and the positions.
+        """Prepare a forward pass of the stack's module, ``forward(*args, **named)``.
 
-        Args:
-            module: the module of the stack.
-            args: arguments of its ``forward`` by place.
-            named: its arguments by name, which are not changed.
+        Returns:
+            All arguments of this ``forward`` by name, and the state of the pass.
 
         Raises:
             UserError: the arguments do not determine the positions.
