@@ -11,12 +11,14 @@ from fairseq_posenc.encodings.base import ENCODINGS, Encoding
 from fairseq_posenc.errors import UserError, shortened, suggest
 
 # Other words for encodings -> what a message says of them.
-_OTHER_WORDS = {
+_HINTS = {
     "rotary": "did you mean rope? ",
     "absolute": "did you mean learned or sinusoidal? ",
+    "relative": "did you mean shaw or t5? ",
+    "sine": "did you mean sinusoidal? ",
     "nope": "did you mean none? ",
     "yarn": "did you mean rope(scaling=yarn:2)? ",
-    "own": "it stands for the positions of a model of transformers, and works there alone; ",
+    "own": "write own, in small letters, with models of transformers alone; ",
 }
 # What companions act on: they modify attention beside an encoding (temperatures, windows, ...).
 _COMPANIONS = ("softmax", "mask", "positions")
@@ -59,8 +61,7 @@ def get(name: str) -> type[Encoding]:
     if name not in ENCODINGS:  # else torch.compile would trace the import
         _import_encodings()
     if name not in ENCODINGS:
-        word = name.partition(":")[0].lower()
-        near = _OTHER_WORDS.get(word) or suggest(name, ENCODINGS)
+        near = _HINTS.get(name.partition(":")[0].lower()) or suggest(name, [*ENCODINGS, "own"])
         raise UserError(
             f"unknown position encoding {shortened(name)!r}: {near}`fairseq-posenc list` shows "
             "all; for your own, import its package first, or give commands the option user-dir"

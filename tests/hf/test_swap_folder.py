@@ -102,7 +102,7 @@ def test_own_positions_are_the_same_model(
     assert model is not None
     assert distance(compute_logits(model, inputs), logits) < 1e-5
     printed = capsys.readouterr().out
-    assert "swapped, a stock folder of LlamaForCausalLM: positions: rope(layout=half) (" in printed
+    assert "swapped, a stock folder (LlamaForCausalLM): positions: rope(layout=half) (" in printed
     (tmp_path / "swapped").rename(tmp_path / "before")
     again = swap(tmp_path, "--position-encoding", "none", source="before")
     assert again is not None

@@ -72,8 +72,8 @@ def swap_folder(
         *(_describe_origin(name, old[name], new[name]) for name in both),
         *(f"in the new model alone: {x} {tuple(new[x].shape)}" for x in new if x not in old),
         *(f"in the old model alone: {x} {tuple(old[x].shape)}" for x in old if x not in new),
-        f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'} of "
-        f"{written.removeprefix(CLASS_PREFIX)}: positions: {read_positions(model)} "
+        f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'} "
+        f"({written.removeprefix(CLASS_PREFIX)}): positions: {read_positions(model)} "
         f"(max_positions {model.config.position_encoding_max_positions:,})",
         f"load it by {auto}.from_pretrained" + ("" if stock else _IMPORTS),
     ]

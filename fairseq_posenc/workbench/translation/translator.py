@@ -56,7 +56,7 @@ def load_translation(path: Path, option: str = "--checkpoint") -> State:
 
 
 class Hypothesis(NamedTuple):
-    """A translation."""
+    """A translation: ``text``, and ``score``, the log probability that the search maximizes."""
 
     text: str  # plain text
     # natural logarithm of the probability, divided by the length (in tokens, including the end) to
@@ -77,7 +77,7 @@ _EMPTY = Hypothesis("", 0.0)  # translation of an empty line, without a model
 
 
 class Translator:
-    """Translates with a model; :meth:`load` builds it from a checkpoint.
+    """Translates: ``Translator.load("checkpoint_best.pt").translate(["Un homme dort."])[0][0]``.
 
     Args:
         interface: fairseq's interface to the model, which batches, searches and decodes.

@@ -18,6 +18,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import Request, checksum, lock_folder, read_result, write_result
 from fairseq_posenc.hf.own_positions import read_limit, read_positions, read_trained_length
 from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.experiments.length import hf_model, report
 from fairseq_posenc.workbench.experiments.length.hf_model import NamedModel
 from fairseq_posenc.workbench.experiments.length.scoring import (
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """
     dtype = choose_dtype(args.fp16, args.bf16)
     models = hf_model.parse_models(args.models)
+    raw = read_text(args.text)
     rows: list[Row] = []
     tokens = None  # of the text, as the first model cuts it
     with lock_folder(args.out):
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
         for named in models:
             model = hf_model.load(named, dtype, args.lengths[-1])
-            text = hf_model.tokenize_text(args.text, named.path, model)
+            text = hf_model.tokenize_text(raw, named.path, model)
             total = len(text) - 1  # text[0] is the token with which texts begin
             _check_length(total, args)
             if tokens is not None and not torch.equal(text[1:], tokens):

@@ -16,7 +16,6 @@ from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.folders import check_folder, check_ids, load_model, load_tokenizer
 from fairseq_posenc.hf.own_positions import names_own, read_trained_length
 from fairseq_posenc.specs import parse
-from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.running.devices import place
 from fairseq_posenc.workbench.running.options import parse_named
 
@@ -74,17 +73,15 @@ def load(named: NamedModel, dtype: torch.dtype, longest: int) -> PreTrainedModel
     return place(model, dtype)
 
 
-def tokenize_text(path: Path, folder: Path, model: PreTrainedModel) -> Tensor:
+def tokenize_text(text: str, folder: Path, model: PreTrainedModel) -> Tensor:
     """Tokenize a text with the tokenizer of a model's folder.
 
     Returns:
         The token with which a text begins, and those of the text, ``(N + 1,)``.
 
     Raises:
-        UserError: the file cannot be read, is empty, or the folder has no tokenizer that keeps
-            words apart and is the model's.
+        UserError: the folder has no tokenizer that keeps words apart and is the model's.
     """
-    text = read_text(path)
     tokenizer = load_tokenizer(folder)
     tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     sample = tokenizer.decode(tokens[:_TOKENS_OF_A_SAMPLE]).strip()
