@@ -270,9 +270,9 @@ LINES = {
     "fairseq_posenc/workbench/convert": (1638, 1650),
     "fairseq_posenc/workbench/reports": (399, 400),
     "preprocess": (2589, 2600),
-    "docs/generate": (456, 750),
+    "docs/generate": (434, 750),
     "benchmarks": (3005, 3600),
-    "tests": (31778, 32000),
+    "tests": (31777, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

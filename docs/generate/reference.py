@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 
@@ -25,54 +24,33 @@ _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 Definition = ast.ClassDef | ast.FunctionDef
 
 
-class Page(NamedTuple):
-    """A page of classes and functions."""
-
-    title: str
-    text: str
-    members: dict[str, str]  # module -> its classes, functions and methods, separated by spaces
-
-
+# Of each page, the names by module: classes, functions and methods, separated by spaces.
 _PAGES = {
-    "library": Page(
-        "The library",
-        "[A complete model](../library.md). All of this needs only torch and numpy.",
-        {
-            "fairseq_posenc.api": "StackPositions SelfAttention CrossAttention Cache "
-            "LayerPositions PositionEncoding",
-            "fairseq_posenc.specs": "parse",
-            "fairseq_posenc.registry": "names get options",
-            "fairseq_posenc.errors": "UserError",
-        },
-    ),
-    "transformers": Page(
-        "In models of transformers",
-        "[Other positions for a model of transformers](../hf.md) says what is served.",
-        {"fairseq_posenc.hf": "set_positions read_positions"},
-    ),
-    "fairseq": Page(
-        "In fairseq's models",
-        "[Options](../training.md#fairseqs-commands) of `fairseq-train`; "
-        "[from_pretrained](../fairseq.md#from_pretrained) opens models. To translate:",
-        {"fairseq_posenc.workbench.translation.translator": "Translator Hypothesis"},
-    ),
+    "library": {
+        "fairseq_posenc.api": "StackPositions SelfAttention CrossAttention Cache LayerPositions "
+        "PositionEncoding",
+        "fairseq_posenc.specs": "parse",
+        "fairseq_posenc.registry": "names get options",
+        "fairseq_posenc.errors": "UserError",
+    },
+    "transformers": {"fairseq_posenc.hf": "set_positions read_positions"},
+    "fairseq": {"fairseq_posenc.workbench.translation.translator": "Translator Hypothesis"},
 }
 
 
 def format_files(folder: Path) -> dict[Path, str]:
-    """Format every page of ``docs/reference`` in Markdown.
+    """Format every page of ``docs/reference`` in Markdown; what precedes the first name is kept.
 
     Raises:
         UserError: a module does not define a class or function that is listed for it.
     """
-    return {folder / f"{name}.md": _format_page(page) for name, page in _PAGES.items()}
+    paths = {folder / f"{name}.md": names for name, names in _PAGES.items()}
+    return {path: _format_page(path, names) for path, names in paths.items()}
 
 
-def _format_page(page: Page) -> str:
-    parts = [f"# {page.title}", page.text]
-    for module, names in page.members.items():
-        if ">>> " in str(ast.get_docstring(_parse(module))):  # of the module itself
-            parts += _format_docstring(_parse(module))
+def _format_page(path: Path, names_by_module: Mapping[str, str]) -> str:
+    parts = [path.read_text(encoding="utf-8").partition("\n## ")[0] if path.exists() else ""]
+    for module, names in names_by_module.items():
         for name in names.split():
             parts += _format_definition(_find(module, name), module)
     return "\n\n".join(part.strip("\n") for part in [*parts, _END]) + "\n"

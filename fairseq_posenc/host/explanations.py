@@ -8,6 +8,7 @@ import traceback
 import weakref
 from pathlib import Path
 
+from fairseq.registry import REGISTRIES
 from hydra.errors import HydraException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from omegaconf.errors import OmegaConfBaseException as SettingError
@@ -50,7 +51,6 @@ _ADVICE = {
     "--skip-invalid-size-inputs-valid-test (the log then counts them)",
     r"world size is \d+ but": "--distributed-world-size is more than the GPUs that torch sees: "
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
-    # For architectures of this package, the choice of a TPU is undone.
     "(No module named 'torch_xla'|.*'xla_device')": "fairseq takes --bf16 on the command line for "
     "a TPU, and torch_xla is not installed: fairseq-hydra-train with common.bf16=true uses GPUs",
     "--activation-fn .* not supported": r"\g<0>",
@@ -105,7 +105,8 @@ def _explain(error: BaseException) -> str | None:
         return shortened(" ".join(re.split("Config search path|See https", str(error))[0].split()))
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, KeyError) and frames and frames[-1].name == "build_x":  # of fairseq
-        return f"fairseq has no {error}: correct the name of an optimizer, schedule or criterion"
+        known = [name for part in REGISTRIES.values() for name in part["registry"]]
+        return f"fairseq has no {error}: {suggest(str(error.args[0]), known)}correct this name"
     if not isinstance(error, FileNotFoundError | NotADirectoryError) or not error.filename:
         return None
     path = Path(error.filename)

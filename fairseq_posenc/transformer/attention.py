@@ -1,6 +1,6 @@
-"""Adapts fairseq's self-attention: translates its arguments for :class:`AttentionCore`."""
+"""Adapts fairseq's self-attention: its arguments and its cache, for :class:`AttentionCore`."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -9,15 +9,55 @@ from torch import Tensor
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
+from fairseq_posenc.encodings.locality import NeededKeys
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
-from fairseq_posenc.transformer.decoding import IncrementalCache
+from fairseq_posenc.modules.cache import Kept
 from fairseq_posenc.transformer.forward_context import current_layer
 
 IncrementalState = dict[str, dict[str, Tensor | None]] | None
-_NO_TORCHSCRIPT = (
-    "TorchScript is not supported: position encodings and backends are chosen in Python"
-)
+_NO_TORCHSCRIPT = "TorchScript is not supported: encodings and backends are chosen in Python"
+
+
+class IncrementalCache(NamedTuple):
+    """Keys and values of a layer in fairseq's format, so that its beam reordering works on them.
+
+    Attributes:
+        buffer: the layer's buffer in fairseq's incremental state; changed in place.
+        padding: True for padding, for all tokens, ``(B, S)``.
+        tokens: S, the number of all tokens, those of this step and those of dropped keys included.
+    """
+
+    buffer: dict[str, Tensor | None]
+    padding: Tensor | None
+    tokens: int
+
+    def past_decay(self) -> Tensor | None:
+        """Read the kept tokens' sums of logarithms of forget gates, ``(B, G, K, 2)``, or None."""
+        return self.buffer.get("prev_decay")  # G sums for each of K tokens, each in two parts
+
+    def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
+        """Append new keys and values, ``(B, H, T, D)``; ``decay`` is of kept and new tokens."""
+        past_key = self.buffer.get("prev_key")
+        past_value = self.buffer.get("prev_value")
+        # B batch, H heads, T new of S tokens, D head size; later steps may need fewer keys.
+        visible = Kept(key, value, decay)
+        if past_key is not None and past_value is not None:
+            places = self.buffer.get("prev_places")  # a row for each beam, all of them equal
+            past = Kept(past_key, past_value, places=None if places is None else places[0].cpu())
+            visible = past.append(key, value, decay, self.tokens)  # decay replaces the past one
+        stored = visible.select(needed, self.tokens)  # last keys and some first ones, for later
+        places = stored.places
+        if places is not None:  # in each row, as fairseq reorders rows
+            places = places.to(key.device).expand(key.size(0), -1)
+        self.buffer.update(
+            prev_key=stored.key,
+            prev_value=stored.value,
+            prev_key_padding_mask=self.padding,  # of all tokens, also those without a key
+            prev_places=places,
+            prev_decay=stored.decay,
+        )
+        return visible
 
 
 class PositionalAttention(AttentionCore, MultiheadAttention):

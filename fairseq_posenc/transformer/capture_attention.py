@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from fairseq_posenc.analysis.split import CapturedAttention, Split, split, with_attributes
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.cross_attention import RotatedProjection
 from fairseq_posenc.transformer.forward_context import current_layer
+from fairseq_posenc.transformer.layers import RotatedProjection
 
 # For example decoder.layers.3.encoder_attn or encoder.sentence_encoder.layers.0.self_attn.
 _NAME = re.compile(

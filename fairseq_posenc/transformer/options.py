@@ -4,6 +4,7 @@ Without ``from __future__ import annotations``: fairseq makes options from the f
 """
 
 import logging
+import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -11,12 +12,13 @@ from typing import Any, NamedTuple, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.models.transformer import TransformerConfig
 from fairseq.utils import safe_getattr
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from fairseq_posenc.checkpoints.dictionary import fingerprint
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, suggest
 from fairseq_posenc.identity import WeightSettings, parse_directions
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.specs import Spec, parse
@@ -73,6 +75,26 @@ class PositionOptions(NamedTuple):
 def add_position_args(parser: ArgumentParser) -> None:
     """Add the options to a family that uses argparse, without defaults: architectures have some."""
     gen_parser_from_dataclass(parser, PositionConfig(), delete_default=True, with_prefix="")
+
+
+def refuse_unknown_settings(settings: DictConfig) -> None:
+    """Refuse a model, or settings of it, that do not exist, in hydra's section ``model``.
+
+    ``+`` adds any name to models without a dataclass. Of a callback's errors, hydra only warns.
+    """
+    name = settings.get("_name", "")
+    if name not in ARCH_MODEL_REGISTRY:
+        similar = suggest(name, ARCH_MODEL_REGISTRY)
+        sys.exit(f"fairseq-posenc: error: model._name={name}: {similar}there is no such model")
+    if name not in MODEL_DATACLASS_REGISTRY:
+        parser = ArgumentParser()
+        ARCH_MODEL_REGISTRY[name].add_args(parser)
+        gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
+        known = {"_name", *vars(parser.parse_args([]))}
+        for key in map(str, settings):
+            if key not in known and "position_encoding" in known:  # a model of this package
+                fault = f"model.{key}: {suggest(key, known)}{name} has no such setting"
+                sys.exit(f"fairseq-posenc: error: {fault}")
 
 
 def resolve_positions(args: Any) -> PositionOptions:

@@ -21,7 +21,7 @@ from fairseq_posenc.encodings.relative_positions import M4
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, ScaleFactor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.transformer.cross_attention import rotate_projections
+from fairseq_posenc.transformer.layers import rotate_projections
 from tests.helpers import oracles
 from tests.helpers.formulas import (
     DIMS,

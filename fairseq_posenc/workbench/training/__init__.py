@@ -5,12 +5,12 @@ an update among GPUs, ``name_data`` is part of a folder's name, ``plugin`` the i
 """
 
 from pathlib import Path
-from typing import Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.options import refuse_unknown_settings
 from fairseq_posenc.user_dir import USER_DIR, register
 
 
@@ -29,8 +29,7 @@ def share_batch(batch: int, most: int, world_size: int) -> int:
         if batch % (size * world_size) == 0:
             return size
     raise UserError(
-        f"an update of {batch} sequences cannot be divided among {world_size} GPUs: choose another "
-        "number with CUDA_VISIBLE_DEVICES"
+        f"{batch} sequences cannot be divided among {world_size} GPUs: set CUDA_VISIBLE_DEVICES"
     )
 
 
@@ -69,6 +68,7 @@ OmegaConf.register_new_resolver("plugin", lambda: str(USER_DIR), replace=True)
 class LoadPlugin(Callback):
     """Loads the plugin, which prints errors as one line, before fairseq can raise its first."""
 
-    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Load the plugin; hydra calls this before fairseq's training."""
+    def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
+        """Load the plugin, and check the model's settings; hydra calls this before a training."""
         register()
+        refuse_unknown_settings(config.model)

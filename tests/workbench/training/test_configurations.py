@@ -15,6 +15,7 @@ from fairseq.dataclass.initialize import hydra_init
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.transformer.options import refuse_unknown_settings
 from fairseq_posenc.workbench.finetuning.recipes import compose_file
 from fairseq_posenc.workbench.training import count_steps, name_data, share_batch
 from tests.helpers.commands import pairs, script, sentences
@@ -83,6 +84,7 @@ def test_a_configuration_states_the_papers_settings(name):
     config = compose(name, f"distributed_training.distributed_world_size={gpus}")
     flat = {key: value for section in config.values() if section for key, value in section.items()}
     assert {key: flat[key] for key in expected} == expected
+    refuse_unknown_settings(OmegaConf.create(config["model"]))
     size = flat["batch_size"] or flat["max_tokens"]
     assert gpus * size * flat["update_freq"][0] == batch
     start = {"a_base": "roberta.base/model.pt", "a_large": "roberta.large/model.pt"}.get(name)
@@ -209,8 +211,9 @@ def test_a_sweep_trains_a_model_for_each_value(place):
         ("laptop", "optimization.max_update=x", "the setting optimization.max_update: Value 'x'"),
         ("laptop", "optimization.lr=0.1", "optimization.lr is a list: write brackets"),
         ("laptop", "model.activation_fn=m4(b=2)", "\"model.activation_fn='m4(b=2)'\""),
-        ("laptop", "model._name=robertaa", "fairseq has no model._name"),
-        ("laptop", "optimizer._name=adamm", "fairseq has no 'adamm'"),
+        ("laptop", "+model.position_encodin=rope", "_decoder? roberta_none has no such setting"),
+        ("laptop", "model._name=roberta_rop", "_name=roberta_rop: did you mean roberta_rope or"),
+        ("laptop", "optimizer._name=adamm", "fairseq has no 'adamm': did you mean adam"),
         ("laptopp", "common.seed=1", "no configuration laptopp: did you mean laptop or laptop_lm"),
     ],
 )
