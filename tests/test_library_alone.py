@@ -24,8 +24,7 @@ from fairseq_posenc.errors import how_to_install
 from tests.helpers.products import some_of
 
 ROOT = Path(fairseq_posenc.__file__).resolve().parents[1]
-# A layer that attends, and what commands say, where nothing but torch, numpy and what they need is
-# found.
+# A layer that attends, and what commands say, where torch and numpy are alone.
 ALONE = """
 import sys
 sys.path[:] = [path for path in sys.path if "site-packages" not in path] + sys.argv[1:]

@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say, on tiny sizes."""
+"""A benchmark times, counts and keeps what it says, and its scripts start, on tiny sizes."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ def test_what_needs_a_gpu_can_be_tried_without(tmp_path, monkeypatch):
     monkeypatch.delenv(SERVER, raising=False)  # whose triton is not for the interpreter
     for name in ("TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")  # so that they are as before in the end
+    monkeypatch.setattr(gpu, "TESTS", [*gpu.TESTS[:-1], "--noconftest", "-m"])  # without fairseq
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(tmp_path), "--dry-run"])
     with pytest.raises(SystemExit) as ended:
         gpu.main()

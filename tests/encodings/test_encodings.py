@@ -110,13 +110,15 @@ def test_initial_parameters_are_small_and_not_zero(spec):
         *(("fire", f"output_{kind}", -(32**-0.5), 32**-0.5) for kind in ("weight", "bias")),
         *(("kerple", "r1", 0.0, 2.0), ("kerple", "r2", 0.0, 1.0)),
         ("fox", "gate.weight", -0.1, 0.1),
+        *(("m1", "table", 1, 1), ("m2", "table.weight", 1, 1), ("m3", "table.weight", 1, 1)),
+        *(("cope", "table", 0, 0), ("pope", "delta", 0, 0)),
     ],
 )
 def test_initial_parameters_are_spread_over_their_range(spec, name, low, high):
     built = build_encodings(specs.parse(spec), Dims(64, 16, 64, causal=True))
     parameter = built[spec].get_parameter(name)
-    assert low <= parameter.min() < low + 0.4 * (high - low)
-    assert high >= parameter.max() > high - 0.4 * (high - low)
+    assert low <= parameter.min() <= low + 0.4 * (high - low)
+    assert high >= parameter.max() >= high - 0.4 * (high - low)
 
 
 @pytest.mark.parametrize(

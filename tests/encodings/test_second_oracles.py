@@ -13,11 +13,19 @@ from torch.testing import assert_close
 from fairseq_posenc.api import Cache, SelfAttention, StackPositions
 from fairseq_posenc.assembly import build_shared
 from tests.encodings import second_oracles as oracles
+from tests.helpers.uncompiled_flex import run_uncompiled
 
 C, HEADS, D, N, T = 16, 2, 8, 64, 11
 REAL = [(0, 11), (4, 11), (0, 5), (1, 8), (10, 11)]  # of each row: where its tokens begin and end
-ANY, BIASED, PLAIN = ("reference", "blocked", "sdpa"), ("reference", "blocked"), ("reference",)
+BIASED, PLAIN = ("reference", "blocked", "flex"), ("reference",)
+ANY = (*BIASED, "sdpa")
+FORGETTING = ("reference", "blocked", "sdpa")
 EXACT, FACTORS, ANGLES = 1e-9, 1e-6, 1e-5  # fixed temperatures and angles are float32
+
+
+@pytest.fixture(autouse=True)
+def _uncompiled(monkeypatch):
+    run_uncompiled(monkeypatch)
 
 
 class Case(NamedTuple):
@@ -41,10 +49,10 @@ def rope(options: str, *rotation: Any) -> Case:
 
 
 CASES = [
-    Case("fox", oracles.fox, EXACT, (True,)),
-    Case("fox", oracles.fox, EXACT, (False,), BIASED),
-    Case("fox+window(size=3)", oracles.fox, EXACT, (True,), window=3),
-    Case("fox+ssmax+sink", oracles.fox, backends=BIASED),
+    Case("fox", oracles.fox, EXACT, (True,), FORGETTING),
+    Case("fox", oracles.fox, EXACT, (False,), FORGETTING[:2]),
+    Case("fox+window(size=3)", oracles.fox, EXACT, (True,), FORGETTING, window=3),
+    Case("fox+ssmax+sink", oracles.fox, backends=FORGETTING[:2]),
     Case("cope", oracles.cope, EXACT, (True,), PLAIN),
     Case("cope(positions=3)", oracles.cope, EXACT, (True,), PLAIN),
     Case("cope+window(size=4)", oracles.cope, EXACT, (True,), PLAIN, window=4),
@@ -152,6 +160,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 @every_run
+@torch.no_grad()
 def test_padding_on_either_side(case, causal):
     for backend in case.backends:
         positions, layer = built(case, causal, backend)
@@ -167,6 +176,7 @@ def test_padding_on_either_side(case, causal):
 
 
 @pytest.mark.parametrize(("case", "causal"), [run for run in RUNS if run.values[1]])
+@torch.no_grad()
 def test_decoding_token_by_token(case, causal):
     for backend in case.backends:
         positions, layer = built(case, causal, backend)

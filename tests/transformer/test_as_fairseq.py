@@ -60,12 +60,13 @@ def test_every_option_of_fairseqs_model_sets_the_same(family):
         assert vars(ours.parse_args(words)) == vars(theirs.parse_args(words)), words
 
 
-@pytest.mark.parametrize("option", ["decoder_normalize_before", "share_decoder_input_output_embed"])
 @pytest.mark.parametrize(("flag", "expected"), [("", True), ("--", True), ("--no-", False)])
-def test_a_flag_of_causal_models_sets_what_it_says(option, flag, expected):
-    """Without it, the architecture has both."""
-    more = [flag + option.replace("_", "-")] if flag else []
-    assert getattr(configuration("transformer_lm_rope_tiny", *more).model, option) is expected
+def test_flags_of_causal_models_set_what_they_say(flag, expected):
+    """Without them, the architecture has both."""
+    names = ["decoder_normalize_before", "share_decoder_input_output_embed"]
+    more = [flag + name.replace("_", "-") for name in names if flag]
+    model = configuration("transformer_lm_rope_tiny", *more).model
+    assert [getattr(model, name) for name in names] == [expected] * 2
 
 
 @pytest.mark.parametrize("saved", [True, False])

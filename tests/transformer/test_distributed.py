@@ -141,7 +141,7 @@ def test_a_dead_rank_ends_torchrun_and_is_named(tmp_path):
 
 @slow
 def test_a_job_that_torchrun_starts_again_ends_as_if_nothing_had_been(tmp_path):
-    ends = {"--max-epoch": 15, "--save-interval": 5}
+    ends = {"--max-epoch": 6, "--save-interval": 2}
     status, log = killed_in(tmp_path, "--max-restarts=1", **ends)
     assert status == 0, log
     assert log.count("training on 2 devices") == 2

@@ -185,6 +185,23 @@ def test_translations_are_those_of_fairseq(spec, beam):
     assert ended
 
 
+@pytest.mark.parametrize("spec", ["rope", "shaw"])
+@torch.no_grad()
+def test_continuations_are_the_most_probable_words_of_fairseqs_model(spec):
+    """Token by token with a cache there; here each word from a whole pass."""
+    trained, prompts = checkpoint("causal_lm", spec), sentences(1, 4, 9)
+    names = trained.task.target_dictionary.symbols
+    generator = ctranslate2.Generator(str(export(trained)))
+    lines = [["</s>", *(names[number] for number in prompt)] for prompt in prompts]
+    found = generator.generate_batch(lines, max_length=12, include_prompt_in_result=False)
+    for prompt, theirs in zip(prompts, found):
+        symbols, written = [2, *prompt], [names.index(word) for word in theirs.sequences[0]]
+        assert written
+        for word in written if len(written) == 12 else [*written, 2]:
+            assert word == trained.model(torch.tensor([symbols]))[0][0, -1].argmax()
+            symbols.append(word)
+
+
 @pytest.mark.parametrize(("family", "spec", "more", "why"), REFUSED)
 def test_what_has_no_place_is_refused_in_a_line(family, spec, more, why, capsys):
     assert why in refuse(checkpoint(family, spec, **more), capsys)

@@ -1,4 +1,4 @@
-"""Perplexity by context length, of folders of Hugging Face's transformers, with any spec."""
+"""Perplexity by length: each token is scored once, with the context that the row says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""preprocess/glue.py: GLUE's files to what fairseq's sentence prediction reads."""
+"""preprocess/glue.py: fairseq's sentence prediction reads each text and label of GLUE's files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 
-from fairseq_posenc.checkpoints.dictionary import MANIFEST, load_dictionary
+from fairseq_posenc.checkpoints.dictionary import MANIFEST
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_training_data, open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, parse_tasks
@@ -255,16 +255,3 @@ def test_the_published_counts(name):
         if expected:
             found = read(DATA / "glue_data", name, split)
             assert (len(found.ids), found.broken) == (expected, 0)
-
-
-@pytest.mark.skipif(not (DATA / "gpt2_bpe").is_dir(), reason="GPT-2's BPE is not here")
-def test_gpt2s_bpe_with_robertas_dictionary(tmp_path):
-    bpe = DATA / "gpt2_bpe"
-    tokens = ["--encoder-json", bpe / "encoder.json", "--vocab-bpe", bpe / "vocab.bpe"]
-    tokens += ["--dict", bpe / "dict.txt"]
-    start("glue", DATA / "glue_data", "--out", tmp_path, "--tasks", "RTE", *tokens)
-    data = open_glue_data(tmp_path / "RTE")
-    assert len(load_dictionary(data.dictionary)) == 50265
-    assert data.splits["valid"]["examples"] == 277
-    assert data.longest == 292
-    assert (tmp_path / "RTE/input1/dict.txt").read_text() == (bpe / "dict.txt").read_text()

@@ -1,4 +1,4 @@
-"""GLUE's metrics, its classes of runs, and what is written about them."""
+"""GLUE's metrics are scikit-learn's, its settings the papers', its report that of the runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``glue``, ``squad`` and ``translate`` with an encoding of the user's own package."""
+"""``glue`` and ``squad`` hand the user's own package on to the trainings that they start."""
 
 from __future__ import annotations
 
@@ -12,24 +12,20 @@ from tests.helpers.commands import TRAINING, made_once, new_directory, run
 from tests.helpers.documented import own_encodings
 from tests.helpers.preprocess import write_squad
 from tests.workbench.finetuning.test_glue_commands import QUICK, TINY, changed, data
-from tests.workbench.translation import test_translation_commands as translation
 
 pytestmark = pytest.mark.slow
 
 
-def train(folder: Path, *options: Any) -> Path:
-    """Train a model with the positions ``root`` for two updates; return its checkpoint."""
-    own = ["--user-dir", own_encodings(), "--position-encoding", "root", "--save-dir", folder]
-    run("fairseq-train", *options, *own, *TRAINING, "--max-update", 2, "--no-epoch-checkpoints")
-    return folder / "checkpoint_last.pt"
-
-
 @made_once
 def pretrained() -> Path:
-    """Return a masked LM."""
+    """Train a masked LM with the positions ``root`` for two updates; return its checkpoint."""
+    folder = new_directory() / "tiny"
     model = ["--task", "masked_lm", "--criterion", "masked_lm", "--arch", "roberta_none_tiny"]
-    blocks = ["--tokens-per-sample", 40, "--sample-break-mode", "none"]
-    return train(new_directory() / "tiny", data() / "text", *model, *TINY, *blocks)
+    model += ["--tokens-per-sample", 40, "--sample-break-mode", "none", *TINY, *TRAINING]
+    own = ["--user-dir", own_encodings(), "--position-encoding", "root", "--save-dir", folder]
+    end = ["--max-update", 2, "--no-epoch-checkpoints"]
+    run("fairseq-train", data() / "text", *model, *own, *end)
+    return folder / "checkpoint_last.pt"
 
 
 def command(*words: Any) -> str:
@@ -56,11 +52,3 @@ def test_squad(tmp_path):
     model = ["--checkpoint", tmp_path / "run" / "checkpoint_last.pt"]
     command("squad", "predict", *model, "--questions", raw, "--out", tmp_path)
     assert read(tmp_path / "score.json").spec == "root"
-
-
-def test_translate(tmp_path):
-    model = ["--arch", "transformer_none_tiny", "--share-all-embeddings"]
-    path = train(tmp_path, translation.data(), *model)
-    assert command("translate", "--checkpoint", path, "le chat dort.").startswith("le chat dort.\n")
-    command("bleu", f"root={path}", "--beam", 1, "--out", tmp_path / "bleu")
-    assert (tmp_path / "bleu" / "bleu.md").is_file()

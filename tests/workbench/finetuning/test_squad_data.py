@@ -1,4 +1,4 @@
-"""SQuAD's data: offsets into the context, windows, and what is trained on."""
+"""SQuAD's data: no answer, window or target points beside the text that it means."""
 
 from __future__ import annotations
 

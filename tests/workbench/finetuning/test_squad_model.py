@@ -1,4 +1,4 @@
-"""SQuAD's head and loss, the answers made of its scores, and the models that it starts from."""
+"""SQuAD's head and loss are their formulas, answers the best of all, the start a whole model."""
 
 from __future__ import annotations
 

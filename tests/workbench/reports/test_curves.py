@@ -1,4 +1,4 @@
-"""Learning curves, read from all that fairseq-train prints."""
+"""Learning curves: each line that fairseq-train prints is read, and stages are where they are."""
 
 from __future__ import annotations
 

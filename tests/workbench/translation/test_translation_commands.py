@@ -30,6 +30,7 @@ from tests.helpers.commands import (
     script,
     trained,
 )
+from tests.helpers.products import some_of
 
 slow = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
@@ -197,7 +198,7 @@ def test_a_causal_lm_continues_a_batch_as_each_text_alone_without_a_cache():
 
 
 @slow
-@pytest.mark.parametrize("spec", ["rope", "alibi", "m4m", "sinusoidal"])
+@pytest.mark.parametrize("spec", some_of(["rope", "m4m"], ["rope", "alibi", "m4m", "sinusoidal"]))
 def test_a_source_longer_than_any_in_training(spec, tmp_path):
     translator = Translator.load(untrained(spec, tmp_path / "model.pt"))
     long = " ".join(["chat"] * 2 * LONGEST)
@@ -277,7 +278,7 @@ def test_the_scores_are_those_of_sacrebleus_command(evaluated):
     found = read(evaluated / "bleu.json")
     described = [(row["system"], row["training"], row["beam"]) for row in found.rows]
     assert described == [(name, n, 3) for name in ("rope", "worse") for n in (1, 2)]
-    for row in found.rows:
+    for row in (found.rows[0], found.rows[3]):  # of each system and each training
         for theirs in sacrebleu(text_file(evaluated, row)):
             assert row[theirs["name"]] == pytest.approx(theirs["score"], abs=1e-9)
             assert 0 < row[theirs["name"]] < 100
