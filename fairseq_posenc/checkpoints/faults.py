@@ -23,10 +23,10 @@ BUILD_ERRORS = (
     NotImplementedError,  # settings that name what fairseq does not implement
     RecursionError,  # settings that contain each other
 )
-# How messages of fairseq and torch begin.
+# How messages of fairseq and torch begin. Torch lists all names that are missing: one is read.
 _NO_FILE = "Model file not found: "
 _OTHER_OPTIMIZER = "loaded state dict "  # of torch's optimizers
-_OTHER_WEIGHTS = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
+_OTHER_WEIGHTS = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(size .+|[^,\n]+)")
 
 
 def find_message(error: BaseException) -> str | None:

@@ -313,6 +313,12 @@ def test_parameters_of_another_size_are_one_line_that_names_them(monkeypatch):
     assert "\n" not in told
 
 
+def test_of_parameters_that_are_missing_the_first_is_named():
+    with pytest.raises(RuntimeError) as caught:
+        torch.nn.Linear(1, 1).load_state_dict({})
+    assert find_message(caught.value).endswith('Missing key(s) in state_dict: "weight"')
+
+
 def test_a_mistake_of_ours_while_a_checkpoint_is_loaded_keeps_its_stack_trace(monkeypatch):
     def build_model(cfg):
         return {}["a mistake"]

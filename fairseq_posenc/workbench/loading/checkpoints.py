@@ -39,16 +39,16 @@ def load_state(path: Path, option: str) -> State:
         raise UserError(f"{option} {path}: no such file")
     with (
         open_checkpoint(path, option) as state,
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryFile() as file,  # which a kill does not leave behind
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
         forget_files(state)
         refuse_incomplete(state)
         # fairseq upgrades what it reads from a file; the tensors are not written to it.
-        settings = Path(folder, "settings.pt")
-        torch.save({**state, "last_optimizer_state": None, "model": {}}, settings)
-        upgraded: State = checkpoint_utils.load_checkpoint_to_cpu(str(settings))
+        torch.save({**state, "last_optimizer_state": None, "model": {}}, file)
+        file.seek(0)
+        upgraded: State = checkpoint_utils.load_checkpoint_to_cpu(f"/dev/fd/{file.fileno()}")
         upgraded["model"] = state["model"]
         # If a section is missing, the error of this line becomes that of `open_checkpoint`.
         _ = upgraded["cfg"].model, upgraded["cfg"].task

@@ -63,6 +63,18 @@ def test_a_checkpoint_is_loaded_with_its_task(family, tmp_path):
         open_task(trained.path, state, tmp_path)
 
 
+def test_a_kill_while_a_checkpoint_is_loaded_leaves_no_file(tmp_path, monkeypatch):
+    load = checkpoints.checkpoint_utils.load_checkpoint_to_cpu
+
+    def load_and_look(path):
+        assert not any(tmp_path.iterdir())
+        return load(path)
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("fairseq.checkpoint_utils.load_checkpoint_to_cpu", load_and_look)
+    checkpoints.load_state(checkpoint("masked_lm", "alibi").path, "--checkpoint")
+
+
 def test_a_missing_file_is_named_with_its_option(tmp_path):
     path = tmp_path / "a.pt"
     with pytest.raises(UserError, match=f"^--checkpoint {path}: no such file$"):
