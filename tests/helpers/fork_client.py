@@ -19,18 +19,12 @@ PATIENCE = 120  # seconds: until the server has imported, on a busy machine
 
 def inherited() -> list:
     """Return the numbers of the open files that a program would inherit."""
-    found = []
-    for number in range(256):
-        try:
-            if os.get_inheritable(number):
-                found.append(number)
-        except OSError:
-            continue
-    return found
+    numbers = (n for n in range(256) if os.path.lexists(f"/proc/self/fd/{n}"))
+    return [number for number in numbers if os.get_inheritable(number)]
 
 
-def start(connection: socket.socket, python: str, words: list) -> None:
-    """Ask the server for a program; return when it runs."""
+def start(connection: socket.socket, python: str, words: list) -> int:
+    """Ask the server for a program; return its number when it runs."""
     files = inherited()
     asked = {
         "words": words,
@@ -47,13 +41,14 @@ def start(connection: socket.socket, python: str, words: list) -> None:
     if not told:
         sys.exit("the fork server does not answer")
     connection.settimeout(None)
+    return int.from_bytes(told, "big")
 
 
-def wait(connection: socket.socket) -> None:
+def wait(connection: socket.socket, program: int) -> None:
     """Pass on signals until the program has ended, and end in the same way."""
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: connection.send(bytes([number])))
+            signal.signal(number, lambda number, frame: os.kill(program, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     told = connection.recv(2, socket.MSG_WAITALL)
     if not told:
@@ -84,8 +79,7 @@ def main(program: str, words: list) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until wait() can pass them on
-        start(connection, os.path.join(folder, "python"), words)
-        wait(connection)
+        wait(connection, start(connection, os.path.join(folder, "python"), words))
 
 
 if __name__ == "__main__":

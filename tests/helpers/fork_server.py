@@ -32,6 +32,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 import warnings
 import weakref
 from types import ModuleType, SimpleNamespace
@@ -75,13 +76,10 @@ def hasten_hydra() -> None:
 
 def list_frames() -> list[inspect.FrameInfo]:
     """Return what ``inspect.stack()`` does, but no source: it asks all modules for some files."""
-    found = []
-    frame = inspect.currentframe()
-    while frame := frame and frame.f_back:
-        code = frame.f_code
-        place = (code.co_filename, frame.f_lineno, code.co_name)
-        found.append(inspect.FrameInfo(frame, *place, None, None))
-    return found
+    return [
+        inspect.FrameInfo(frame, frame.f_code.co_filename, line, frame.f_code.co_name, None, None)
+        for frame, line in traceback.walk_stack(sys._getframe(1))
+    ]
 
 
 def warm_up(*words: str) -> None:
@@ -105,7 +103,7 @@ class Program(NamedTuple):
 
 
 def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork for each program, hand signals on, and tell how it ended.
+    """Fork for each program, and tell how it ended.
 
     A client that has gone was killed: so is its program then.
 
@@ -122,9 +120,6 @@ def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
             os._exit(0)
         for program in [each for each in programs if each.client in ready or each.end in ready]:
             client, number, end = program
-            if end not in ready and (signals := heard(client)):
-                os.kill(number, signals[0])
-                continue
             if end not in ready:
                 kill(number)
             status = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
@@ -159,13 +154,6 @@ def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         if len(body) == size > 0:
             return marshal.loads(body), files
     return None
-
-
-def heard(client: socket.socket) -> bytes:
-    """Return the signal that a client passes on, nothing if it has gone."""
-    with contextlib.suppress(ConnectionError):
-        return client.recv(1)
-    return b""
 
 
 def tell(client: socket.socket, what: bytes) -> None:
