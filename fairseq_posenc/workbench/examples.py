@@ -10,11 +10,11 @@ user-dir
   fairseq-eval-lm data-bin/wiki --user-dir "$(fairseq-posenc user-dir)" --path rope.pt \
     --tokens-per-sample 16
 list
-  fairseq-posenc list --json
+  fairseq-posenc list
 describe
   fairseq-posenc describe m4m
 count
-  fairseq-posenc count --encoding t5 --layers 24 --embed-dim 1024 --heads 16 --json
+  fairseq-posenc count --encoding t5 --layers 24 --embed-dim 1024 --heads 16
 compare
   fairseq-posenc compare --text book.txt --encodings learned,m4m --out m4m
 choose
