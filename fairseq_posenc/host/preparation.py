@@ -66,8 +66,8 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     if isinstance(task, LanguageModelingTask | MaskedLMTask):
         # fairseq would fail in the first batch, or count tokens that are not masked.
         other_criterion = "cross_entropy" if isinstance(task, MaskedLMTask) else "masked_lm"
-        is_other = settings.criterion._name == other_criterion
-        if is_other or isinstance(model, FairseqEncoderDecoderModel):
+        criterion = getattr(settings.criterion, "_name", settings.criterion)  # or a name alone
+        if criterion == other_criterion or isinstance(model, FairseqEncoderDecoderModel):
             raise UserError(f"the model, the task or the criterion does not fit: {FAMILIES}")
         refuse_long_blocks(settings.task, settings.task.tokens_per_sample, model.max_positions())
     check_shards(getattr(settings.task, "data", None) or "", settings.dataset.train_subset)
