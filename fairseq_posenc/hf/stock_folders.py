@@ -156,10 +156,10 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> No
             ours, theirs = ours[:, real], theirs[:, real]
         differences.append(float((ours - theirs).abs().max() / theirs.abs().max()))
     model.train(was_training)
+    largest = float(torch.tensor(differences).max())  # NaN if one is
     # `eps` is the distance of 1 from the next number: in float16, rounding differs by more.
-    if not max(differences) < max(_LARGEST_DIFFERENCE, 8 * torch.finfo(model.dtype).eps):
-        name = type(stock).__name__
-        raise NoStockModelError(f"outputs of {name} differ by {max(differences):.0e}")
+    if not largest < max(_LARGEST_DIFFERENCE, 8 * torch.finfo(model.dtype).eps):
+        raise NoStockModelError(f"outputs of {type(stock).__name__} differ by {largest:.0e}")
 
 
 def _draw_inputs(model: PreTrainedModel, stack: Stack) -> Iterator[tuple[dict[str, Tensor], slice]]:
