@@ -156,8 +156,7 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
         return content
     if not isinstance(spec := content.get(SPEC_FIELD), str):
         raise UserError(f"config.json: {SPEC_FIELD} must be a spec, not {shortened(repr(spec))}")
-    added = (_STOCK_TYPE, _ATTENTION, "auto_map")
-    stock = {name: value for name, value in content.items() if name not in added}
+    stock = {k: x for k, x in content.items() if k not in (_STOCK_TYPE, _ATTENTION)}
     return {**stock, "model_type": content.get(_STOCK_TYPE)}
 
 

@@ -249,12 +249,12 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
         stated |= {"sliding_window": size, "local_attention": both_sides}
     if any(rope.get("rope_type") == "dynamic" for rope in by_type.values()):
         stated["max_position_embeddings"] = dims.trained_length
-    is_same = isinstance(config, config_class)
+    is_same, ours = isinstance(config, config_class), (SPEC_FIELD, "auto_map")
     content = {
         name: value
         for name, value in config.to_dict().items()
         # A configuration also has values that are no fields, or fields under other names.
-        if name in known or (is_same and name not in stated and not name.startswith(SPEC_FIELD))
+        if name in known or (is_same and name not in stated and not name.startswith(ours))
     }
     if not is_same:
         content["head_dim"] = dims.head_dim
