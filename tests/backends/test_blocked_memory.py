@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from fairseq_posenc.backends import blocked
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked import geometry
-from fairseq_posenc.backends.blocked.weights import Weigh
+from fairseq_posenc.backends.blocked.dropout import Weigh
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms

@@ -27,7 +27,9 @@ MAX_TILE, MIN_TILE = 64, 16
 FEW_TOKENS = 128
 
 
-def multiply_rows(x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
+def multiply_rows(
+    x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool, onto: Tensor | None = None
+) -> Tensor:
     """Multiply tokens with the table rows of their pairs: q_i.Q_r or k_j.K_r.
 
     Args:
@@ -35,6 +37,7 @@ def multiply_rows(x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool) 
         rows: ``(G, M + W - 1, D)``, or distinct ones ``(G, U, D)``.
         index: which of the distinct rows each distance has, ``(M + W - 1,)``.
         of_keys: whether the tokens are keys.
+        onto: ``(k, h, M, W)``, to which the numbers are added in place; None for no such tensor.
 
     Returns:
         The numbers of all pairs, ``(k, h, M, W)``; with a single row, one number for each token,
@@ -48,14 +51,16 @@ def multiply_rows(x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool) 
         missing = -tokens % (MAX_TILE if tokens >= FEW_TOKENS else MIN_TILE)
         if missing:
             x, rows = (F.pad(y, (0, 0, 0, missing)) for y in (x, rows))
-        pairs = Band.apply(x, rows, of_keys)
-        return pairs.narrow(3 if of_keys else 2, 0, tokens) if missing else pairs
+        direct = None if missing or of_keys else onto  # pairs of keys are faster with a copy
+        pairs = Band.apply(x, rows, of_keys, direct)
+        pairs = pairs.narrow(3 if of_keys else 2, 0, tokens) if missing else pairs
+        return pairs if onto is None or direct is not None else onto.add_(pairs)
     if of_keys:
         products = rows.expand(*x.shape[:2], *rows.shape[1:]) @ x.mT  # [k, h, U, W]
     else:
         products = x @ (rows[0] if len(rows) == 1 else rows).mT  # [k, h, M, U]
     pairs = products if index is None else Spread.apply(products, index, of_keys)
-    return pairs
+    return pairs if onto is None else onto.add_(pairs)
 
 
 def sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
@@ -87,11 +92,15 @@ class Band(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, of_keys: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, rows: Tensor, of_keys: bool, onto: Tensor | None) -> Tensor:
         """Multiply ``(k, h, n, D)`` and ``(G, M + W - 1, D)``; see :func:`multiply_rows`."""
         ctx.save_for_backward(x, rows)
-        ctx.of_keys = of_keys
+        ctx.of_keys, ctx.adds = of_keys, onto is not None
         tiles = _unskew(_tile(x, rows) @ _window(rows, x.size(2)).mT, x.shape)
+        if onto is not None:
+            ctx.mark_dirty(onto)
+            onto.view(tiles.shape).add_(tiles)
+            return onto
         if not of_keys:
             pairs = x.new_empty(*x.shape[:3], tiles.size(4))
             pairs.view(tiles.shape).copy_(tiles)
@@ -102,24 +111,26 @@ class Band(torch.autograd.Function):
         return pairs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Compute the gradients of tokens and rows."""
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of tokens and rows; that of ``onto`` is the result's."""
         x, rows = ctx.saved_tensors
         tiles, window = _tile(x, rows), _window(rows, x.size(2))
-        skewed = grad.new_zeros(*tiles.shape[:3], window.size(2))
+        skewed = grad.new_empty(*tiles.shape[:3], window.size(2))
         pairs = _unskew(skewed, x.shape)  # [k, h, tiles, N, others]
+        size = pairs.size(3)
+        # Zeros are where a tile's rows are not those of a token: up to N - 1 on either side.
+        skewed[..., : size - 1], skewed[..., pairs.size(4) :] = 0, 0
+        total = grad if ctx.adds else None
         if ctx.of_keys:
             by_token = grad.reshape(-1, x.size(2)).t().contiguous()  # [n, k * h * others]
             grad = by_token.view(*pairs.shape[2:4], *pairs.shape[:2], -1).permute(2, 3, 0, 1, 4)
         pairs.copy_(grad.reshape(pairs.shape))
-        # Zeros are where a tile's rows are not those of a token.
-        size = pairs.size(3)
         x_grad = (skewed @ window).unflatten(2, (-1, size))  # [G, tiles, k * h / G, N, D]
         rows_grad = torch.zeros_like(rows)
         by_tile = skewed.mT @ tiles  # [G, tiles, N + others - 1, D]
         for index in range(by_tile.size(1)):  # one by one, since neighbouring tiles share rows
             rows_grad[:, index * size : index * size + by_tile.size(2)] += by_tile[:, index]
-        return x_grad.transpose(1, 2).reshape(x.shape), rows_grad, None
+        return x_grad.transpose(1, 2).reshape(x.shape), rows_grad, None, total
 
 
 class Spread(torch.autograd.Function):
@@ -151,16 +162,13 @@ class JoinProducts(torch.autograd.Function):
     """Puts the products of queries and far keys beside the scores of near ones, without a copy."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        near: Tensor,
-        before_query: Tensor,
-        before_key: Tensor,
-        after_query: Tensor,
-        after_key: Tensor,
-    ) -> Tensor:
-        """Join the pairs with keys before, near and after, ``(k, h, M, W)`` all together."""
-        ctx.save_for_backward(before_query, before_key, after_query, after_key)
+    def forward(ctx: Any, near: Tensor, *far: Tensor) -> Tensor:
+        """Join the pairs with keys before, near and after, ``(k, h, M, W)`` all together.
+
+        ``far`` are queries and keys of the pairs before, and those of the pairs after.
+        """
+        ctx.save_for_backward(*far)
+        before_query, before_key, after_query, after_key = far
         ctx.widths = before_key.size(2), near.size(3), after_key.size(2)
         joined = near.new_empty(*near.shape[:3], sum(ctx.widths))
         before, middle, after = joined.split(ctx.widths, 3)

@@ -25,9 +25,9 @@ from fairseq_posenc.backends.blocked.bands import (
     sum_rows,
     view_by_distance,
 )
+from fairseq_posenc.backends.blocked.dropout import Weigh
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.operands import HIDDEN, Operands
-from fairseq_posenc.backends.blocked.weights import Weigh
 from fairseq_posenc.backends.forward_cache import copy_if_kept
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import no_autocast
@@ -70,20 +70,20 @@ class Computation:
         scores = equation.score(
             content,
             rows,
-            product=self.product,
+            product=self.product and bool(rows),
             gain=None if x.gain is None else view_by_distance(x.gain, x.query.size(2)),
             biases=[] if x.bias is None else [view_by_distance(x.bias, x.query.size(2))],
             add=Tensor.add_,
             multiply=_multiply,
         )
-        query_at, key_at = block.list_places(self.src_len, scores.device)  # (M, 1), (1, W)
         if x.first_at is not None and x.first_query is not None and x.first_key is not None:
+            query_at, key_at = block.list_places(self.src_len, scores.device)
             first_at = x.first_at[:, None, None, None]
             scores = torch.where(first_at == key_at, x.first_key, scores)
             scores = torch.where(first_at == query_at, x.first_query, scores)
         scores = equation.score(
             scores,
-            biases=self._list_biases(x, query_at, key_at),
+            biases=self._list_biases(x, block),
             temperature=x.temperature,
             softcap=self.softcap,
             add=Tensor.add_,
@@ -93,6 +93,7 @@ class Computation:
         if x.padding is not None:
             scores = scores.add_(x.padding[:, :, None])
         if self.mask is not None:
+            query_at, key_at = block.list_places(self.src_len, scores.device)
             hidden = self.mask.select_sentences(block.sentences).hides(query_at, key_at)
             scores = scores.masked_fill_(hidden[:, None], HIDDEN)
         if x.sink is not None:
@@ -113,10 +114,12 @@ class Computation:
             of far keys are part of the content; then all are.
         """
         content, products = copy_if_kept(x.query @ x.key.mT), []
+        onto = None if self.product or x.gain is not None else content
         if x.query_rows is not None:
-            products.append(multiply_rows(x.query, x.query_rows, x.query_index, of_keys=False))
+            products.append(multiply_rows(x.query, x.query_rows, x.query_index, False, onto))
         if x.key_rows is not None:
-            products.append(multiply_rows(x.key, x.key_rows, x.key_index, of_keys=True))
+            products.append(multiply_rows(x.key, x.key_rows, x.key_index, True, onto))
+        products = products if onto is None else []  # else the content includes them
         if x.before_key is None:
             return content, products
         scores = equation.score(
@@ -125,7 +128,7 @@ class Computation:
         far = x.before_query, x.before_key, x.after_query, x.after_key
         return JoinProducts.apply(scores, *far), []
 
-    def _list_biases(self, x: Operands, query_at: Tensor, key_at: Tensor) -> list[Tensor]:
+    def _list_biases(self, x: Operands, block: Block) -> list[Tensor]:
         """List what is added to the scaled scores, but the bias by distance."""
         biases = [] if x.pair_bias is None else [x.pair_bias]
         if x.state_rows is not None and x.states is not None:
@@ -134,6 +137,7 @@ class Computation:
             decay = equation.subtract_sums(x.query_decay, x.key_decay)
             if x.later_query_decay is not None and x.later_key_decay is not None:
                 later = equation.subtract_sums(x.later_query_decay, x.later_key_decay)
+                query_at, key_at = block.list_places(self.src_len, later.device)
                 decay = torch.where(key_at > query_at, later, decay)
             biases.append(decay.to(x.query.dtype))
         return biases
@@ -171,8 +175,7 @@ class Blocks(torch.autograd.Function):
         call = Operands._make(tensors)
         learns = [x is not None and x.requires_grad for x in tensors]
         totals = [torch.zeros_like(x) if y else None for x, y in zip(tensors, learns)]
-        by_key = ("key", "value", "before_key", "after_key")
-        of_keys = [index for index, name in enumerate(call._fields) if name in by_key]
+        of_keys = [call._fields.index(x) for x in ("key", "value", "before_key", "after_key")]
         for index in of_keys:  # transposed: the products for them are faster
             if learns[index]:
                 x = tensors[index].mT
@@ -221,8 +224,6 @@ def _transpose(x: Tensor) -> Tensor:
 
 
 def _multiply(content: Tensor, *factors: Tensor) -> Tensor:
-    """Multiply content and rows; :class:`Multiply` needs the same shape of all."""
-    if factors and all(x.shape == content.shape for x in factors):
-        product: Tensor = Multiply.apply(content, *factors)
-        return product
-    return equation.multiply_all(content, *factors)
+    """Multiply content and products with rows, which may be the same for all keys or queries."""
+    product: Tensor = Multiply.apply(content, *(x.expand_as(content) for x in factors))
+    return product

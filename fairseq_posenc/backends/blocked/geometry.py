@@ -10,7 +10,6 @@ Shapes: B batch, H heads, T queries, S keys.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,7 +24,7 @@ from fairseq_posenc.encodings.terms import Terms
 
 # The sizes that were fastest in benchmarks.
 MAX_QUERIES = 512  # the most queries of a block
-PAIRS_PER_THREAD = 2**20  # pairs of a block on a CPU, for each thread of torch
+PAIRS_PER_THREAD = 2**19  # pairs of a block on a CPU, for each thread of torch
 PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
 MIN_QUERIES = 64  # the fewest queries of a block where a window or segments hide most keys
 KEYS_PER_QUERY = 8  # keys that a query sees there, on average, for each query of a block
@@ -71,11 +70,6 @@ class Block:
         queries = torch.arange(self.queries.start, self.queries.stop, device=device)
         keys = torch.arange(self.keys.start, self.keys.stop, device=device)
         return src_len - 1 - queries[:, None], keys[None]
-
-    def count_pairs(self) -> int:
-        """Count the pairs of its queries and keys, of all its sentences and heads."""
-        places = self.sentences, self.heads, self.queries, self.keys
-        return math.prod(place.stop - place.start for place in places)
 
     def select(self, x: Tensor, axes: str) -> Tensor:
         """Select this block of a tensor, as a view.
