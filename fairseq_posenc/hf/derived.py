@@ -94,33 +94,33 @@ def _make_empty(stock: Any, mixins: tuple[type[Derived], ...]) -> Any:
     return derived.__new__(derived)
 
 
-_pass = threading.local()  # has `is_running` in a pass; torch.compile traces no `ContextVar`
+_pass = threading.local()  # has `cosines` in a pass; torch.compile traces no `ContextVar`
 
 
 @contextmanager
-def begin_pass() -> Iterator[None]:
-    """Let the stand-ins of this thread work inside."""
-    before = getattr(_pass, "is_running", False)
-    _pass.is_running = True
+def begin_pass(cosines: tuple[Any, Any]) -> Iterator[None]:
+    """Let the stand-ins work inside; ``cosines`` and sines are Nones where layers differ."""
+    before = getattr(_pass, "cosines", None)
+    _pass.cosines = cosines
     try:
         yield
     finally:
-        _pass.is_running = before
+        _pass.cosines = before
 
 
-def _check_pass() -> None:
-    """Refuse parts that are called outside of a pass."""
-    if not getattr(_pass, "is_running", False):
+def _read_cosines() -> tuple[Any, Any]:
+    """Return the cosines of the pass; refuse parts that are called outside of one."""
+    if (cosines := getattr(_pass, "cosines", None)) is None:
         raise UserError(CALLED_BY_ITSELF)
+    return cosines
 
 
 class NoRotation(nn.Module):
-    """Replaces a model's rotary module: each attention gets cosines from the stack's state."""
+    """Replaces a model's rotary module; attentions take the stack's state, users read this."""
 
-    def forward(self, *args: Any, **named: Any) -> tuple[None, None]:
-        """Return nothing in place of cosines and sines."""
-        _check_pass()
-        return None, None
+    def forward(self, *args: Any, **named: Any) -> tuple[Any, Any]:
+        """Return the cosines and sines of all layers; None, None where they differ."""
+        return _read_cosines()
 
 
 class NoPositions(nn.Module):
@@ -128,15 +128,12 @@ class NoPositions(nn.Module):
 
     def forward(self, *args: Any, **named: Any) -> Tensor:
         """Return a scalar zero, which can be added to vectors of any dtype and device."""
-        _check_pass()
+        _read_cosines()  # refuses a call outside of a pass
         return torch.zeros(())
 
 
 class NoBias(nn.Module):
-    """Replaces a table of distances by zeros.
-
-    It checks no pass, as the others do: the attention that calls it has checked this.
-    """
+    """Replaces a table of distances by zeros; the attention that calls it has checked the pass."""
 
     def __init__(self) -> None:
         super().__init__()

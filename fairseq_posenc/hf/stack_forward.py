@@ -376,7 +376,8 @@ class StackWithPositions(Derived):
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")
         named, state = positions.prepare(self, args, named)
-        with begin_pass():  # which the stand-ins of removed parts read
+        cosines = None if positions.spec.layer_kinds[1:] else state.cosines.get(0)
+        with begin_pass(cosines or (None, None)):  # which the stand-ins of removed parts read
             output = forward(self, **named, **{POSITION_STATE: state})
         results = output if isinstance(output, tuple) else output.values()
         # A cache of ids that were given is marked: no later pass may count on from them.

@@ -137,10 +137,8 @@ def test_pipelines_generate_from_folders(tmp_path: Path) -> None:
         ids = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
         expected = cell.model.generate(**ids, pad_token_id=0, **settings)
         new = expected[0, ids["input_ids"].size(1) :]
-        assert (
-            result["generated_text"].split()
-            == tokenizer.decode(new, skip_special_tokens=True).split()
-        )
+        words = tokenizer.decode(new, skip_special_tokens=True).split()
+        assert result["generated_text"].split() == words
 
 
 DISK = {f"model.layers.{layer}": "disk" for layer in (1, 2, 3)}

@@ -12,8 +12,6 @@ from tests.helpers.hf_models import CACHE, MODELS, SYMBOLS, Cell, compute_logits
 
 LENGTHS = [5, 1, 7, 3]
 PACKED = ["llama", "gpt2", "opt", "gemma3", "bert", "modernbert"]
-
-
 NUMBERS = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(LENGTHS))[None]
 
 
@@ -96,6 +94,22 @@ def test_a_model_with_its_own_attention_refuses(name):
     for named in [{"attention_mask": NUMBERS}, *({k: batch[k] for k in keys} for keys in ways)]:
         with pytest.raises(UserError, match=r"add \+documents to"):
             model(input_ids=batch["input_ids"], **named)
+
+
+def test_flash_attention_keeps_texts_apart_by_ids_alone():
+    model = set_positions(MODELS["llama"].build(), "own")
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(UserError, match=r"add \+documents to"):
+        model(torch.cat(draw_documents())[None], attention_mask=NUMBERS)
+
+
+@pytest.mark.parametrize("spec", ["own", "alibi", "alibi+documents"])
+def test_lengths_of_documents_that_are_whole_rows_change_nothing(spec):
+    model = Cell.build("llama", spec).model
+    inputs = {"input_ids": torch.randint(3, SYMBOLS, (2, 8))}
+    ends = torch.tensor([0, 8, 16], dtype=torch.int32)
+    given = {**inputs, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    assert distance(compute_logits(model, given), compute_logits(model, inputs)) < 1e-6
 
 
 def test_documents_begin_at_other_places_in_other_rows():

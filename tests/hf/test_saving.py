@@ -24,7 +24,7 @@ from fairseq_posenc.encodings.t5 import T5
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.folders import load_model
-from fairseq_posenc.hf.saving import is_stock
+from fairseq_posenc.hf.saving import AUTO_CLASSES, is_stock
 from tests.helpers.hf_models import (
     MODELS,
     compute_logits,
@@ -40,6 +40,7 @@ from tests.hf.test_families import build
 SPECS = ["none", "alibi", "learned+m4m", "2*rope+window(size=4),t5+sink", "own"]
 QUERIES = "model.layers.0.self_attn.q_proj.weight"
 SUFFIXED = f"{QUERIES}.fairseq_posenc_set_positions_first"
+TRAINED = {"original_max_position_embeddings": 16}
 
 
 def make_model(name: str = "llama", spec: str = "learned+m4m", **settings: Any) -> PreTrainedModel:
@@ -51,20 +52,9 @@ def make_model(name: str = "llama", spec: str = "learned+m4m", **settings: Any) 
 
 def load(name: str, folder: Path, **settings: Any) -> PreTrainedModel:
     """Load a model of a name by the Auto class of its head."""
-    head = MODELS[name].model
-    auto = next(
-        auto
-        for part, auto in (
-            ("Whisper", "AutoModelForSpeechSeq2Seq"),
-            ("CausalLM", "AutoModelForCausalLM"),
-            ("LMHead", "AutoModelForCausalLM"),
-            ("MaskedLM", "AutoModelForMaskedLM"),
-            ("ConditionalGeneration", "AutoModelForSeq2SeqLM"),
-            ("MTModel", "AutoModelForSeq2SeqLM"),
-        )
-        if part in head
-    )
-    model: PreTrainedModel = getattr(transformers, auto).from_pretrained(folder, **settings)
+    stock: Any = getattr(transformers, MODELS[name].model)
+    with_head = (x for x in AUTO_CLASSES if x._model_mapping.get(stock.config_class, None) is stock)
+    model: PreTrainedModel = next(with_head).from_pretrained(folder, **settings)
     return model
 
 
@@ -305,22 +295,16 @@ def test_weights_of_other_positions_are_refused_without_strictness() -> None:
 
 
 @pytest.mark.parametrize(
-    "scaling",
+    ("kind", "others"),
     [
-        {"rope_type": "linear", "factor": 4.0},
-        {"rope_type": "dynamic", "factor": 4.0},
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
-        {
-            "rope_type": "llama3",
-            "factor": 4.0,
-            "original_max_position_embeddings": 16,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-        },
+        ("linear", {}),
+        ("dynamic", {}),
+        ("yarn", TRAINED),
+        ("llama3", {**TRAINED, "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
     ],
 )
-def test_scaled_rotations_give_the_logits_of_the_model(scaling: dict[str, Any]) -> None:
-    stock = MODELS["llama"].build(rope_scaling=scaling)
+def test_scaled_rotations_give_the_logits_of_the_model(kind: str, others: dict[str, Any]) -> None:
+    stock = MODELS["llama"].build(rope_scaling={"rope_type": kind, "factor": 4.0, **others})
     inputs = make_inputs(MODELS["llama"], length=40)
     logits = compute_logits(stock, inputs)
     for room in (64, 256):  # room for more tokens does not change what the model computes
@@ -328,8 +312,7 @@ def test_scaled_rotations_give_the_logits_of_the_model(scaling: dict[str, Any]) 
         assert distance(compute_logits(model, inputs), logits) < 1e-5
     plain = MODELS["llama"].build()
     inputs = make_inputs(MODELS["llama"], length=100)  # beyond 64, where `dynamic` begins
-    written = f"own(scaling={scaling['rope_type']}:4)"
-    scaled = set_positions(MODELS["llama"].build(), written, max_positions=256)
+    scaled = set_positions(MODELS["llama"].build(), f"own(scaling={kind}:4)", max_positions=256)
     assert distance(compute_logits(scaled, inputs), compute_logits(plain, inputs)) > 1e-3
 
 
@@ -342,14 +325,9 @@ def train(
     model = MODELS["llama"].build()
     if spec is not None:
         set_positions(model, spec)
+    alone: dict[str, Any] = {"use_cpu": True, "report_to": [], "disable_tqdm": True}
     settings = transformers.TrainingArguments(
-        str(folder),
-        max_steps=steps,
-        save_steps=2,
-        per_device_train_batch_size=4,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
+        str(folder), max_steps=steps, save_steps=2, per_device_train_batch_size=4, **alone
     )
     trainer = transformers.Trainer(model, settings, train_dataset=samples)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -370,7 +348,6 @@ def _torch_alone() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_torch_alone")
 def test_a_trainer_resumes_the_same_positions_alone(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
     whole = train(tmp_path / "whole", "learned+m4m", 4)
     checkpoint = tmp_path / "whole" / "checkpoint-2"
     resumed = train(tmp_path / "resumed", "learned+m4m", 4, checkpoint)

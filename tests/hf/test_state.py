@@ -46,6 +46,16 @@ def test_a_part_that_is_called_by_itself_refuses(name: str, spec: str) -> None:
                     call(x, torch.arange(3)[None])
 
 
+def test_code_that_reads_cosines_in_a_pass_gets_those_of_the_stock_model() -> None:
+    model, read = MODELS["llama"].build(), []
+    for _ in range(2):
+        hook = model.base_model.rotary_emb.register_forward_hook(lambda *call: read.append(call[2]))
+        model(TOKENS)
+        hook.remove()
+        set_positions(model, "own")
+    assert all(distance(ours, theirs) < 1e-6 for theirs, ours in zip(*read, strict=True))
+
+
 @pytest.mark.parametrize("spec", ["alibi", "rope(layout=half,base=500)"])
 def test_models_of_the_same_configuration_are_left_alone(spec: str) -> None:
     config = MODELS["llama"].build().config
@@ -218,8 +228,6 @@ PACKED: dict[str, dict[str, Any]] = {
     "lengths": {"cu_seq_lens_q": LENGTHS, "cu_seq_lens_k": LENGTHS},
     "numbers": {"seq_idx": torch.tensor([[0] * 5 + [1] * 7])},
 }
-
-
 PLAIN = [(way, False) for way in PACKED]
 
 

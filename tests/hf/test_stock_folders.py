@@ -115,6 +115,13 @@ def test_a_stock_model_that_computes_something_else_is_not_saved(monkeypatch):
         find_stock_model(model)
 
 
+def test_a_model_that_gives_nan_for_padding_alone_is_not_saved_as_stock():
+    model = set_positions(MODELS["llama"].build(), "own(base=500)")
+    model.get_input_embeddings().weight.data[0] = torch.nan
+    with pytest.raises(NoStockModelError, match="LlamaForCausalLM differ by nan"):
+        find_stock_model(model)
+
+
 def test_folders_that_a_trainer_resumes_from_keep_the_record(tmp_path):
     model = set_positions(MODELS["llama"].build(), "alibi")
     model.save_pretrained(tmp_path / "model")
@@ -126,9 +133,7 @@ def test_folders_that_a_trainer_resumes_from_keep_the_record(tmp_path):
     names = {path.name for path in (tmp_path / "model").iterdir()}
     assert names == {"config.json", "generation_config.json", "model.safetensors"}
     AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-8").save_pretrained(tmp_path)
-    texts = [
-        path.read_text() for path in (tmp_path / "config.json", tmp_path / "model/config.json")
-    ]
+    texts = [(tmp_path / x / "config.json").read_text() for x in (".", "model")]
     assert texts[0] == texts[1]
 
 
