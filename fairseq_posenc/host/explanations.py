@@ -29,7 +29,7 @@ _ADVICE = {
     "in Python, from_pretrained needs user_dir='fairseq_posenc'",
     "Interpolation key 'task\\.|Unsupported language modeling target": "the model does not fit the "
     f"task: {FAMILIES}",
-    r"(\w+) is required": r"no \1 is chosen: give one, as in --optimizer adam",
+    r"(\w+) is required!": r"no \1 is chosen: give one, as in --optimizer adam",
     r"(?s)field '.*\.(\w+)' is not Optional": r"the setting \1 needs a value: give one, as an "
     "option of this name with - for _",
     r"(?s)Invalid value assigned: .* is not a ListConfig.*full_key: (\S+)": r"\1 is a list: write "

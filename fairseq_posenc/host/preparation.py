@@ -37,6 +37,8 @@ from fairseq_posenc.host.startup import take_command
 from fairseq_posenc.specs import Spec
 
 _LOCK = ".fairseq-train"  # lock file in a --save-dir
+_CROSS_ENTROPIES = ("cross_entropy", "label_smoothed_cross_entropy")
+_UNFIT = {LanguageModelingTask: ("masked_lm",), MaskedLMTask: _CROSS_ENTROPIES}  # criterions
 _PATIENCE_KEY = "patience"  # of the count in a checkpoint's extra state
 logger = logging.getLogger(__name__)
 _held: dict[Path, int] = {}  # locks by folder, open until the process ends
@@ -63,11 +65,10 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     """Check the options of a training, lock its folder, and prepare to resume it."""
     refuse_training_alone(settings.distributed_training.distributed_world_size)
     refuse_wrong_checkpoints(settings.checkpoint)
-    if isinstance(task, LanguageModelingTask | MaskedLMTask):
+    if type(task) in _UNFIT:  # not a user's own, which may build other batches
         # fairseq would fail in the first batch, or count tokens that are not masked.
-        other_criterion = "cross_entropy" if isinstance(task, MaskedLMTask) else "masked_lm"
         criterion = getattr(settings.criterion, "_name", settings.criterion)  # or a name alone
-        if criterion == other_criterion or isinstance(model, FairseqEncoderDecoderModel):
+        if criterion in _UNFIT[type(task)] or isinstance(model, FairseqEncoderDecoderModel):
             raise UserError(f"the model, the task or the criterion does not fit: {FAMILIES}")
         refuse_long_blocks(settings.task, settings.task.tokens_per_sample, model.max_positions())
     check_shards(getattr(settings.task, "data", None) or "", settings.dataset.train_subset)
@@ -132,8 +133,7 @@ def refuse_full_disk(folder: str) -> None:
 def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> None:
     """Check the checkpoint that a training starts from, and restore the count of its patience."""
     checkpoint = settings.checkpoint
-    path = find_start(checkpoint)
-    if path is None:
+    if (path := find_start(checkpoint)) is None:
         return
     restore_if_torn(path, checkpoint)
     if checkpoint.finetune_from_model and path == Path(checkpoint.finetune_from_model):

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
         ("masked_lm", ["--max-positions", 12, "--tokens-per-sample", 16], "16: blocks are longer"),
         ("masked_lm", ["--mask-whole-words"], "--mask-whole-words does not work"),
         ("masked_lm", ["--criterion", "cross_entropy"], "--task masked_lm --criterion masked_lm"),
+        ("masked_lm", ["--criterion", "label_smoothed_cross_entropy"], "or the criterion does not"),
         ("causal_lm", ["--criterion", "masked_lm"], "or the criterion does not fit: roberta_*"),
         ("causal_lm", ["--required-batch-size-multiple", 512], "--required-batch-size-multiple 1"),
         ("masked_lm", ["--bpe", "characters"], "Could not find 'bpe/characters' Available"),

@@ -131,10 +131,7 @@ def test_missing_and_needless_document_ids_are_one_line():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "mode", "more"),
-    [
-        ("masked_lm", "complete", ["--include-target-tokens"]),
-        ("causal_lm", "eos", []),
-    ],
+    [("masked_lm", "complete", ["--include-target-tokens"]), ("causal_lm", "eos", [])],
 )
 def test_fairseq_trains_and_resumes_on_blocks(family, mode, more, tmp_path):
     spec = "rope+window(size=4)+documents,t5"
@@ -144,6 +141,9 @@ def test_fairseq_trains_and_resumes_on_blocks(family, mode, more, tmp_path):
     assert line.startswith("rope+window(size=4)+documents,t5 | directions")
     again = train(family, *options, "--max-update", 4, save_dir=tmp_path)
     assert "Loaded checkpoint" in again.run.log
+    other = ["--position-encoding", "rope+documents,t5"]
+    refused = train(family, *options, *other, "--max-update", 6, save_dir=tmp_path, fails=True)
+    assert f"trained with {spec}, the model has rope+documents,t5" in refused.run.log
 
 
 @pytest.mark.slow

@@ -55,8 +55,7 @@ def count_steps(batch: int, batch_size: int, world_size: int) -> int:
 
 def name_data(paths: str) -> str:
     """Name a training's data: by its folder, or by the folder of its shards, joined by colons."""
-    folder = Path(paths.split(":")[0]).absolute()
-    return folder.parent.name if ":" in paths else folder.name
+    return Path(paths.split(":")[0]).absolute().parts[-2 if ":" in paths else -1]
 
 
 OmegaConf.register_new_resolver("share", share_batch, replace=True)  # or a second import fails
@@ -71,4 +70,5 @@ class LoadPlugin(Callback):
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Load the plugin, and check the model's settings; hydra calls this before a training."""
         register()
-        refuse_unknown_settings(config.model)
+        if config.common.user_dir == str(USER_DIR):  # else the model may be the user's own
+            refuse_unknown_settings(config.model)

@@ -14,6 +14,7 @@ from fairseq.dataclass.configs import GenerationConfig
 from huggingface_hub import ModelCard
 from transformers.pipelines import SUPPORTED_TASKS
 
+from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.hf import read_positions
 from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.workbench.cli import main
@@ -229,9 +230,13 @@ def compare_predictions(task: str, spec: str, raw: Path, data: Path, tokens: Pat
 def test_predictions_of_glues_published_set_are_those_of_fairseq(tmp_path):
     bpe, raw = DATA / "gpt2_bpe", DATA / "glue_data"
     tokens = ["--encoder-json", bpe / "encoder.json", "--vocab-bpe", bpe / "vocab.bpe"]
-    start("glue", raw, "--out", tmp_path, "--tasks", "CoLA", *tokens, "--dict", bpe / "dict.txt")
-    data = open_glue_data(tmp_path / "CoLA")
-    assert (data.splits["valid"]["examples"], data.longest < 60) == (1043, True)
+    tokens += ["--dict", bpe / "dict.txt"]
+    start("glue", raw, "--out", tmp_path, "--tasks", "CoLA,RTE", *tokens)
+    for task, size, longest in [("CoLA", 1043, 47), ("RTE", 277, 292)]:
+        data = open_glue_data(tmp_path / task)
+        assert (data.splits["valid"]["examples"], data.longest) == (size, longest)
+        assert data.dictionary.read_bytes() == (bpe / "dict.txt").read_bytes()
+        assert len(load_dictionary(data.dictionary)) == 50265
     compare_predictions("CoLA", "m4m", raw, tmp_path, bpe)
 
 

@@ -13,13 +13,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.squad_file import (
-    Answer,
-    Question,
-    Squad,
-    read_by_id,
-    read_squad,
-)
+from fairseq_posenc.tokens.squad_file import Answer, Question, Squad, read_by_id, read_squad
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad import score as scoring
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate

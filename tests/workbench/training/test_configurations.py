@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.options import refuse_unknown_settings
 from fairseq_posenc.workbench.finetuning.recipes import compose_file
-from fairseq_posenc.workbench.training import count_steps, name_data, share_batch
+from fairseq_posenc.workbench.training import LoadPlugin, count_steps, name_data, share_batch
 from tests.helpers.commands import pairs, script, sentences
 from tests.helpers.products import product_of
 
@@ -197,17 +197,18 @@ def test_a_sweep_trains_a_model_for_each_value(place):
         assert f"learned | directions: {expected} |" in log
 
 
+def test_a_model_of_the_users_own_is_accepted():
+    config = {"common": {"user_dir": "my_models"}, "model": {"_name": "mine", "size": 3}}
+    LoadPlugin().on_job_start(OmegaConf.create(config))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "setting", "message"),
     [
         ("b_small", "distributed_training.distributed_world_size=3", "divided among 3 GPUs"),
         ("laptop", "distributed_training.distributed_world_size=2", "more than the GPUs that"),
-        (
-            "laptop",
-            "model.position_encodin=rope",
-            "did you mean position_encoding? Key",
-        ),
+        ("laptop", "model.position_encodin=rope", "did you mean position_encoding? Key"),
         ("laptop", "optimization.max_update=x", "the setting optimization.max_update: Value 'x'"),
         ("laptop", "optimization.lr=0.1", "optimization.lr is a list: write brackets"),
         ("laptop", "model.activation_fn=m4(b=2)", "\"model.activation_fn='m4(b=2)'\""),
