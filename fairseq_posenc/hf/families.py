@@ -49,6 +49,7 @@ class Family:
             the embeddings that it looks up, a decoder also those that it is called with.
         projections: names of the query and key projections in an attention, or only the name of the
             projection that contains all.
+        guarded: the projection whose name a stack's record has in files; empty for the first one.
         by_head: whether that projection has the queries, keys and values of a head side by side.
         bias: path of the table of distances in the first layer's attention.
         sinks: name of the parameter of sinks in an attention.
@@ -69,6 +70,7 @@ class Family:
     first_row: int = 0
     scale: str = ""
     projections: tuple[str, ...] = ("q_proj", "k_proj")
+    guarded: str = ""
     by_head: bool = False
     bias: str = ""
     sinks: str = ""
@@ -297,12 +299,13 @@ _BART = Family(stacks=("encoder", "decoder"), table="embed_positions")
 _TYPES: dict[Family, str] = {
     _ROTARY: """
         apertus apertus1p5_text arcee aria_text bitnet cwm dots1 eurobert flex_olmo gemma gemma2
-        gemma3_text gemma4_text glm4_moe granite granitemoe granitemoeshared gte hunyuan_v1_dense
-        hunyuan_v1_moe hy_v3 hyperclovax jais2 jina_embeddings_v3 laguna lfm2 llama mellum
-        minimax_m2 ministral mistral mixtral molmo2_text nomic_bert olmo olmo2 olmo3 olmo_hybrid
-        olmoe phi phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next seed_oss solar_open starcoder2
-        vaultgemma
+        gemma3_text gemma4_text glm4_moe granite granitemoe granitemoeshared hunyuan_v1_dense
+        hunyuan_v1_moe hy_v3 hyperclovax jais2 laguna lfm2 llama mellum minimax_m2 ministral mistral
+        mixtral olmo olmo2 olmo3 olmo_hybrid olmoe phi phimoe qwen2 qwen2_moe qwen3 qwen3_moe
+        qwen3_next seed_oss solar_open starcoder2 vaultgemma
     """,
+    # Files of the stock models have the queries, keys and values of a layer joined.
+    replace(_ROTARY, guarded="o_proj"): "gte jina_embeddings_v3 molmo2_text nomic_bert",
     _BERT: "bert bert-generation electra ernie",
     replace(
         _BERT, first_row=AFTER_PADDING

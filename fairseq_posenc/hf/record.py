@@ -59,12 +59,11 @@ class RecordedPositions(nn.Module):
 def stock_name_of_record(config_class: Any) -> str:
     """Write a pattern of the weight whose name a stack's record has where it is guarded.
 
-    It is the first projection of the first layer's attention, which every stack has. The first
-    group of the pattern is the name of the stack.
+    It is a projection in the first layer. The first group of the pattern is the stack's name.
     """
     family = find_family(config_class) or Family()
-    path = f"{family.layers}.0.{family.attention}.{family.projections[0]}.weight"
-    return "(.*)" + re.escape(path)
+    guarded = family.guarded or family.projections[0]
+    return "(.*)" + re.escape(f"{family.layers}.0.{family.attention}.{guarded}.weight")
 
 
 def exchange_names(weights: dict[str, Any], config_class: type, *, saving: bool) -> None:

@@ -144,9 +144,7 @@ class PositionsConfig(PretrainedConfig):
         content = _read_content(config_dict)
         stock_type = str(content["model_type"])
         if stock_type not in CONFIG_MAPPING or stock_type == MODEL_TYPE:
-            raise UserError(
-                f"config.json: no models of type {shortened(stock_type)!r} in transformers"
-            )
+            raise UserError(f"config.json: transformers has no type {shortened(stock_type)!r}")
         return _derive_and_register(CONFIG_MAPPING[stock_type]).from_dict(content, **kwargs)
 
 
@@ -209,7 +207,7 @@ class ModelWithPositions(Derived):
         if is_whole:
             state_dict = dict(self.state_dict() if state_dict is None else state_dict)
             exchange_names(state_dict, type(self.config), saving=True)
-            kwargs["save_original_format"] = False  # it may join the queries' weight with others
+            kwargs["save_original_format"] = False  # else positions are not found again
         super().save_pretrained(  # type: ignore[misc]
             save_directory, is_main_process, state_dict, **kwargs
         )

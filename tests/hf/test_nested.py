@@ -49,7 +49,7 @@ def build_gemma3() -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 def build_encoder_decoder() -> tuple[PreTrainedModel, PreTrainedModel]:
-    encoder = transformers.BertModel(transformers.BertConfig(**WORDS))
+    encoder = transformers.GteModel(transformers.GteConfig(**WORDS))  # its files join weights
     decoder = transformers.BertConfig(**WORDS, is_decoder=True, add_cross_attention=True)
     model = transformers.EncoderDecoderModel(
         encoder=encoder, decoder=transformers.BertLMHeadModel(decoder)

@@ -207,7 +207,7 @@ def test_the_names_in_a_file_are_those_of_the_model(kind: str, tmp_path: Path) -
     once, again = (load_file(tmp_path / x / "model.safetensors").keys() for x in ("once", "again"))
     (added,) = once - names
     assert once == again
-    assert added.endswith("layers.0.self_attn.q_proj.weight" + SUFFIXED.removeprefix(QUERIES))
+    assert added.removesuffix(SUFFIXED.removeprefix(QUERIES)) in names
 
 
 def test_a_changed_default_changes_no_saved_model(
@@ -246,7 +246,7 @@ UNFIT: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "an unknown model": (
         lambda folder: edit_config(folder, base_model_type="lama"),
-        "no models of type 'lama' in transformers",
+        "config.json: transformers has no type 'lama'",
     ),
     "a longer table": (
         lambda folder: edit_config(folder, position_encoding_max_positions=99),
