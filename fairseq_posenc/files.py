@@ -16,18 +16,18 @@ from fairseq_posenc.error_messages import find_full_disk
 from fairseq_posenc.errors import UserError
 
 _MARK = ".posenc-"  # a temporary file is NAME.posenc-XXXXXXXX, with hexadecimal digits
-_SYSTEM = ("/dev", "/proc", "/sys")
+_SYSTEM = ("/dev", "/proc", "/sys")  # folders of devices, and of files that the kernel makes
 _SHARED_MEMORY = "/dev/shm"  # holds ordinary files
 
 
 @contextmanager
 def temporary_file(folder: Path, name: str) -> Iterator[Path]:
-    """Make a file ``NAME.posenc-XXXXXXXX``, and delete it at the end unless it was renamed.
+    """Create a file ``NAME.posenc-XXXXXXXX``, and delete it at the end unless it was renamed.
 
     Abandoned files of such names are deleted first, except on a file system without locks.
     """
     for path in folder.glob(f"{glob.escape(name)}{_MARK}{'[0-9a-f]' * 8}"):
-        delete_abandoned(path, path)
+        delete_abandoned(path, path)  # such a file is its own lock
     while True:
         path = folder / f"{name}{_MARK}{secrets.token_hex(4)}"
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # permissions as of `open`

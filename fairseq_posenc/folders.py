@@ -34,7 +34,7 @@ from fairseq_posenc.files import errors_that_name, sync, write_whole
 
 Request = Mapping[str, Any]
 Figures = dict[str, Any]  # results by name, as JSON values
-REQUEST = "request.json"
+REQUEST = "request.json"  # in a folder: the request that it answers
 LOCK = ".fairseq-posenc"  # locked while a command works in the folder
 _BLOCK = 1 << 20  # bytes that are read at a time
 _ADVICE = "name another folder, or delete that one"
@@ -51,7 +51,7 @@ def checksum(path: Path) -> str:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[int]:
-    """Lock a folder, made if missing, for one command; yield the lock, for programs to inherit.
+    """Lock a folder, created if missing, for one command; yield the lock, for programs to inherit.
 
     A program that outlives the command keeps the lock, so no other command writes into the folder.
 

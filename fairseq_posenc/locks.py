@@ -24,7 +24,7 @@ def acquire(path: Path, folder: str) -> int:
     On a file system without locks, a warning is printed instead, once if a process locks several.
 
     Args:
-        path: the file; made if it does not exist.
+        path: the file; created if it does not exist.
         folder: the folder that it locks, as messages name it.
 
     Raises:
@@ -45,7 +45,7 @@ def acquire(path: Path, folder: str) -> int:
             text = f"{folder}: cannot be locked ({error.strerror}): do not start a second run there"
             print(text, file=sys.stderr)
     now = time.strftime("%Y-%m-%d %H:%M:%S")
-    text = f"process {os.getpid()} on {socket.gethostname()}, since {now},"  # goes on as above
+    text = f"process {os.getpid()} on {socket.gethostname()}, since {now},"  # see `holder`
     with suppress(OSError):  # on a full disk, the lock file cannot name the process
         os.ftruncate(lock, 0)
         os.pwrite(lock, text.encode(), 0)

@@ -67,7 +67,7 @@ def test_masks_of_another_shape_or_type_are_refused(case):
 
 @pytest.mark.parametrize("past", [1, 3])
 def test_a_mask_of_the_new_tokens_alone_is_refused_in_a_cached_step(past):
-    message = rf"key_padding_mask \(2, 1\) must be \(2, {past + 1}\): .* in a cache included"
+    message = rf"key_padding_mask \(2, 1\) must be \(2, {past + 1}\): .* including those in a cache"
     refuse(message, stack(), LATER, BOOL[:, :1], past=past)
 
 

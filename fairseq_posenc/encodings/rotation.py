@@ -54,7 +54,7 @@ class PairRotation(NamedTuple):
     @property
     def is_trained(self) -> bool:
         """See :class:`Rotation`."""
-        return self.phases.requires_grad
+        return self.phases.requires_grad  # the decay is a constant
 
     def rotate_queries(self, query: Tensor) -> Tensor:
         """See :class:`Rotation`.
@@ -69,8 +69,8 @@ class PairRotation(NamedTuple):
             name = str(query.dtype).removeprefix("torch.")
             raise UserError(
                 f"xpos: at these positions factors reach 2^{self.decay_bits:.0f}, and {name} holds "
-                f"2^{max_bits} beside the numbers that they scale: read shorter inputs, or set a "
-                f"larger scale_base{' or take bfloat16' if is_fp16 else ''}"
+                f"2^{max_bits} besides the numbers that they scale: read shorter inputs, or set a "
+                f"larger scale_base{' or use bfloat16' if is_fp16 else ''}"
             )
         rotated = self._rotate(query)
         return rotated if self.decay is None else _clamp_as(rotated * self.decay, query)
@@ -97,7 +97,7 @@ class PairRotation(NamedTuple):
         """Rotate the first W of the coordinates of ``(B, H, T, D)``."""
         width = 2 * self.phases.size(-1)  # W
         exact = at_least_fp32(x[..., :width])
-        # Complex products are faster on CPUs, for neighbouring pairs several times as fast.
+        # Complex products are faster on CPUs, several times so for neighbouring pairs.
         if torch.compiler.is_compiling():  # a compiler, or ONNX, may lack complex numbers
             rotated = self._rotate_real(exact)
         elif self.half:
@@ -120,8 +120,8 @@ class PairRotation(NamedTuple):
 
 
 def _split_pairs(x: Tensor) -> Tensor:
-    """Split the last dimension into pairs, ``(..., W/2, 2)``, aligned for ``view_as_complex``."""
-    *others, last = x.stride()
+    """Split the last dimension into pairs, ``(..., W/2, 2)``, as ``view_as_complex`` needs them."""
+    *others, last = x.stride()  # a complex number starts at an even place, with no gap inside
     if last != 1 or x.storage_offset() % 2 or any(stride % 2 for stride in others):
         x = x.clone(memory_format=torch.contiguous_format)
     return x.unflatten(-1, (-1, 2))

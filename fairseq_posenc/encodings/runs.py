@@ -52,7 +52,7 @@ class Runs(NamedTuple):
         """Select the rows that the distances of a call need, as a slice, and their runs."""
         starts = starts if isinstance(starts, range) else tuple(starts)  # a cache hashes them
         runs = cls(starts, 1 - positions.src_len, positions.tgt_len - 1, positions.device)
-        if not positions.consecutive:
+        if not positions.consecutive:  # ids that do not grow by one from token to token
             runs = runs._replace(low=-FAR, high=FAR, ids=positions.ids, tgt_len=positions.tgt_len)
         return runs.trim()
 
@@ -63,6 +63,7 @@ class Runs(NamedTuple):
         """
         if torch.compiler.is_compiling():
             return slice(None), self
+        # The row of a distance is the number of starts up to it.
         first, last = (bisect_right(self.starts, distance) for distance in (self.low, self.high))
         return slice(first, last + 1), self._replace(starts=self.starts[first:last])
 
@@ -82,8 +83,8 @@ class Runs(NamedTuple):
         return len(self.starts) == len(distances) and tuple(self.starts) == tuple(distances)
 
     def find(self, distances: Tensor) -> Tensor:
-        """Find the row of each distance, int64 of any shape; others than the call's, too."""
-        if not self.starts:
+        """Find the row of each distance, int64 of any shape, also of distances not in the call."""
+        if not self.starts:  # a single row serves all distances
             return torch.zeros_like(distances)
         if isinstance(self.starts, range):
             return distances.clamp(self.starts[0] - 1, self.starts[-1]) - (self.starts[0] - 1)
@@ -111,10 +112,9 @@ class Runs(NamedTuple):
         The rows of a reset (:meth:`find_pairs`) stay last.
         """
         starts, compiles = self.starts, torch.compiler.is_compiling()
-        one_each = not compiles and isinstance(starts, range) and len(starts) > 0
-        if not (one_each and self.low < starts[0] and starts[-1] <= self.high):
-            distances = torch.arange(self.low, self.high + 1, device=self.device)
-            return self.look_up(table, distances)
+        is_clipped = not compiles and isinstance(starts, range) and len(starts) > 0
+        if not (is_clipped and self.low < starts[0] and starts[-1] <= self.high):
+            return self.look_up(table, torch.arange(self.low, self.high + 1, device=self.device))
         # Only the first and the last row serve several distances, and the call needs both.
         distinct, reset = table[:, : self.num_rows], table[:, self.num_rows :]
         # Repeated ends are cheaper than an index, and their gradient is deterministic.

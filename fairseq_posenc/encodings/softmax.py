@@ -1,6 +1,6 @@
 """Changes of the softmax: temperatures (factors of all scores of a query), a cap, and sinks.
 
-They change the scores e_ij of the encodings beside them, as in ``rope+llama4``. The options of an
+They change the scores e_ij of other encodings of a layer, as in ``rope+llama4``. The options of an
 encoding are the keyword-only arguments of its constructor: specs read names, types and defaults
 from its signature, and refuse numbers that are not above 0, unless their type is ``Signed``.
 
@@ -34,7 +34,7 @@ class ByPosition(Encoding, ABC):
 
     def terms(self, positions: Positions) -> list[Term]:
         """Multiply all scores of a query."""
-        factors = self.factors(positions.queries(positions.ids).float())  # `places` may be random
+        factors = self.factors(positions.queries(positions.ids).float())  # not random
         return [Temperature(factors.unsqueeze(1))]  # [B or 1, 1, T]
 
 
@@ -254,9 +254,8 @@ class Sink(Encoding):
 
     acts_on = "softmax"
     axes = 0  # it reads no positions
-    zeros = ("score",)
+    zeros = ("score",)  # parameters that start at 0
 
-    # A value may be 0 or negative, unlike a float option.
     def __init__(self, dims: Dims, *, value: Optional[Signed] = None) -> None:
         super().__init__(dims)
         if value is not None and abs(value) > torch.finfo(torch.float32).max:

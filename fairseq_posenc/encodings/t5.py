@@ -70,7 +70,7 @@ class T5(Encoding):
             distances = subtract_ids(positions.ids, positions.tgt_len)
             return [NumbersByPair.of_axes(distances, tables, self.buckets.find)]
         index, runs = self.buckets.select(positions)
-        return [NumbersByDistance(tables.sum(0)[:, index], runs)]  # a distance is that of all axes
+        return [NumbersByDistance(tables.sum(0)[:, index], runs)]  # all axes have the same distance
 
 
 class Buckets(NamedTuple):
@@ -102,21 +102,21 @@ class Buckets(NamedTuple):
             UserError: the numbers do not describe such buckets.
         """
         side = buckets // 2 if both_sides else buckets  # buckets of a direction
-        exact = side // 2
+        exact = side // 2  # the distances 0 to exact - 1 have a bucket each
         if buckets % 4 or not 0 < exact < max_distance:
             raise UserError(
                 f"{name}(num_buckets={buckets},max_distance={max_distance}): num_buckets must be a "
                 f"multiple of 4, and max_distance more than the {exact} exact distances"
             )
 
-        def find_bucket(distance: int) -> int:
+        def find_bucket(distance: int) -> int:  # among the shared ones; 0 begins at `exact`
             share = math.log(distance / exact) / math.log(max_distance / exact)
             # Where a bucket begins exactly, another library's logarithm may be a little less.
             return int(share * (side - exact) + 1e-6)
 
         firsts = find_firsts(find_bucket, exact, side - exact - 1)  # inputs reach all buckets
         starts = mirror((*range(1, exact + 1), *firsts), both_sides)
-        # Later keys have the rows after those of earlier keys: with `side` 4, 3 2 1 0 5 6 7.
+        # Later keys have the rows from `side` on, the first unused: with `side` 4, 3 2 1 0 5 6 7.
         later = range(side + 1, 2 * side) if both_sides else ()
         return cls(starts, (*range(side - 1, -1, -1), *later))
 

@@ -26,6 +26,7 @@ from typing_extensions import Self  # typing has it from Python 3.11 on
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.errors import UserError
 
+# What rows are multiplied with or added to: see `RowsByDistance`.
 RowsOf = Literal["query", "key", "channel", "state", "value", "layer"]
 
 
@@ -149,10 +150,9 @@ class NumbersByDistance(ByDistance):
         return "gain" if self.multiplies else "bias"
 
     def add(self, other: Self) -> Self:
-        """Add up two biases with a row for each distance; refuse two gains."""
-        return (
-            super().add(other) if self.multiplies else replace(self, table=self.table + other.table)
-        )
+        """Add up two biases, which ``Terms`` has expanded to all distances; refuse two gains."""
+        is_gain = self.multiplies
+        return super().add(other) if is_gain else replace(self, table=self.table + other.table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +223,7 @@ class Reset(Term):
     letters = "BS"
 
     def add(self, other: Self) -> Self:
-        """Take either of two that were computed from the same tokens."""
+        """Return either of two, which were computed from the same tokens."""
         return self
 
 
@@ -280,7 +280,7 @@ class Decay(Term):
     earlier: Tensor  # (B or 1, H, S, parts): float32 parts, which add up to c
     later: Tensor | None = None  # a later key gets c_j - c_i of these; None: c_i - c_j of `earlier`
     label = "decay"
-    letters = "BHSp"
+    letters = "BHSp"  # p: the parts
 
     @classmethod
     def split_heads(cls, decay: Tensor, num_heads: int) -> Decay:

@@ -1,4 +1,4 @@
-"""The terms of a layer, with at most one of each name: combines those of several encodings."""
+"""Combines the terms of several encodings for a layer, which has at most one of each name."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Terms(tuple[Term, ...]):
         return Terms([term for term in self if not isinstance(term, kinds)])
 
     def rows(self, of: RowsOf) -> RowsByDistance | None:
-        """Find the rows for queries, for keys, ..., or None."""
+        """Find the rows with this value of :attr:`RowsByDistance.of`, or None."""
         rows = (term for term in self if isinstance(term, RowsByDistance))
         return next((term for term in rows if term.of == of), None)
 

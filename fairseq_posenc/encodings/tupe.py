@@ -1,4 +1,4 @@
-"""Dot products of positions (TUPE): as in the M4M paper, and as in its authors' code.
+"""Dot products of positions (TUPE): in the form of the M4M paper, and in that of TUPE's authors.
 
 B batch, T queries, S keys, H = h heads, D = d head size, C model size; n positions, m layers.
 """
@@ -35,7 +35,7 @@ class Tupe(DistanceEncoding):
     Differs:
         Huang et al. count one projection; ``tie_projections`` (U_K = U_Q) gives their number. With
         ``reset`` the first token's numbers replace the whole positional part. ``tupe_shared`` is
-        the form of the authors' code.
+        the form of Ke et al.
     """
 
     has_vectors = False  # a row of the table by distance is one number
@@ -47,7 +47,7 @@ class Tupe(DistanceEncoding):
         *,
         scale_factor: float = 2.0,
         tie_projections: bool = False,
-        **others: Any,
+        **others: Any,  # max_distance, per_head and reset: see `DistanceEncoding`
     ) -> None:
         super().__init__(dims, scale_factor=scale_factor, **others)
         self.positions = nn.Parameter(torch.empty(dims.max_positions, dims.head_dim))
@@ -55,13 +55,13 @@ class Tupe(DistanceEncoding):
         self.query_projection, self.key_projection = projections
 
     def terms(self, positions: Positions) -> list[Term]:
-        """Add scaled products of positions, ``(B or 1, 1, T, S)``, and numbers by distance."""
+        """Add products of positions, scaled here, ``(B or 1, 1, T, S)``, and those by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
-        rows = positions.common_ids()  # (1, S) if one row of ids holds for the whole batch
-        if rows.size(1) > self.dims.max_positions:  # only padding lies beyond the table
-            rows = rows.clamp(max=self.dims.max_positions - 1)
-        vectors = at_least_fp32(self.positions[rows])  # [B or 1, S, D]
-        if self.has_reset:  # two numbers of the table replace its products
+        ids = positions.common_ids()  # (1, S) if one row of ids holds for the whole batch
+        if ids.size(1) > self.dims.max_positions:  # only padding lies beyond the table
+            ids = ids.clamp(max=self.dims.max_positions - 1)
+        vectors = at_least_fp32(self.positions[ids])  # [B or 1, S, D]
+        if self.has_reset:  # two numbers of the table by distance replace its products
             vectors = vectors.masked_fill(positions.is_first()[..., None], 0.0)
         with no_autocast(vectors.device):
             queries = positions.queries(vectors) @ at_least_fp32(self.query_projection)
@@ -84,7 +84,7 @@ class TupeShared(Encoding):
         (n+1) * C + 2 * C + 2 * (C^2 + C) + (buckets+1) * h
     Source:
         Ke et al. (2021), "Rethinking Positional Encoding in Language Pre-training",
-        arXiv:2006.15595; ``tupe_shared+reset`` is the TUPE-R of the authors' code.
+        arXiv:2006.15595; ``tupe_shared+reset`` is their TUPE-R.
     Differs:
         written from the published description, not compared with the authors' code. Row 0 of the
         positions serves the reset only; the first token is at row 1.
@@ -93,7 +93,7 @@ class TupeShared(Encoding):
     acts_on = "scores"
     shared_by_layers = True  # one module, called once in a pass
     has_position_table = True
-    ones, zeros = ("norm_weight",), ("norm_bias", "query_bias", "key_bias")
+    ones, zeros = ("norm_weight",), ("norm_bias", "query_bias", "key_bias")  # start at 1, at 0
 
     def __init__(
         self,
@@ -126,10 +126,10 @@ class TupeShared(Encoding):
         with no_autocast(self.positions.device):
             queries, keys = self._project(tokens + 1)
         scale = self.dims.scale(self.scale_factor)
-        key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1  # row 0: reset
-        at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
-        at_keys = keys[:, key_rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
-        index, runs = self.bucket_rule.select(positions)  # buckets, distances of each
+        rows = 1 + positions.common_ids().clamp(max=self.dims.max_positions - 1)  # more: padding
+        at_queries = queries[:, positions.queries(rows)].transpose(0, 1)  # [B or 1, H, T, D]
+        at_keys = keys[:, rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
+        index, runs = self.bucket_rule.select(positions)  # R buckets, and the distances of each
         bias = self.buckets[:, index]
         reset: list[Term] = []
         if self.reset:  # pairs with the first token have two numbers in place of products
@@ -145,7 +145,8 @@ class TupeShared(Encoding):
     def _reset_bias(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Compute the numbers of pairs with the first token, ``(H, 2)``: as query, then as key.
 
-        Each is the product of a row, the first or the second, with itself, and has a bucket.
+        These are theta_1 and theta_2 of Ke et al.: row 0 of the positions (for the query) or row 1
+        (for the key) as projected for both sides, multiplied, plus a bucket of its own.
         """
         products = (queries[:, :2] * keys[:, :2]).sum(-1) * self.dims.scale(self.scale_factor)
         unused_bucket = self.num_buckets // 2  # T5's first one of later keys: no distance has it

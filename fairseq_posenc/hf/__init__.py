@@ -77,7 +77,7 @@ def set_positions(
     """
     if not isinstance(model, PreTrainedModel):
         raise UserError(
-            f"{type(model).__name__} is not a model of transformers (PreTrainedModel): load one by "
+            f"{type(model).__name__} is not a transformers model (PreTrainedModel): load one by "
             "from_pretrained, and set positions before PEFT, torch.compile or DDP wraps it"
         )
     if getattr(model, "peft_config", None):

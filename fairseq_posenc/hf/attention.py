@@ -46,6 +46,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         index: number of the layer.
 
     Attributes:
+        cosine_width: width of the cosines that the model's attention is called with; 0 for none.
         is_rotated: whether the model's own code applies the rotation, with our cosines and sines.
         decay_place: index of the cache layer for the decay of forget gates; None without gates.
     """
@@ -83,7 +84,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         scale_factor: float,
         dropout: float = 0.0,
     ) -> AttentionCall:
-        """Build the call of a backend.
+        """Build the call of a backend; with forget gates, also add to the cache of their decay.
 
         Args:
             attention: the model's attention module.
@@ -101,7 +102,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if query.size(1) != self.num_heads:
             raise UserError(
                 f"tensor parallelism gave this process {query.size(1)} of {self.num_heads} heads, "
-                "and positions are computed for all of them: take tp_plan only with encodings that "
+                "and positions are computed for all of them: use tp_plan only with encodings that "
                 "are rotations, else device_map or FSDP"
             )
         shared = state.shared[self.kind]
@@ -118,8 +119,8 @@ class AttentionPositions(AttentionCore, nn.Module):
         cache = None
         if self.decay_place is not None:
             cache = DecayCache(state.cache, self.decay_place, earlier)
-        layer = (query, key, value, shared, state.inputs, cache)
-        return self.make_call(*layer, terms=terms, dropout=dropout, need_weights=state.need_weights)
+        given = (query, key, value, shared, state.inputs, cache)
+        return self.make_call(*given, terms=terms, dropout=dropout, need_weights=state.need_weights)
 
     def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
         """Select the rotation for :meth:`make_call`; None if the model's own code applied it."""
@@ -156,7 +157,7 @@ class AttentionWithPositions(Derived):
         if width := positions.cosine_width:
             kind = positions.kind
             cosines = state.cosines[kind] if positions.is_rotated else state.plain[width]
-            named["position_embeddings"] = cosines
+            named["position_embeddings"] = cosines  # `plain`: of 1, and sines of 0
         if state.shared is not None:  # else the model's own attention is used, which knows no state
             inputs = args[0] if args else named.get("hidden_states")  # [B, T, C]
             cache = find_self_cache([*named.values(), *args])
@@ -214,9 +215,10 @@ def plain_queries(module: nn.Module, query: Tensor, scaling: float | None) -> tu
 def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **named: Any) -> Any:
     """Return the padding mask as it is, as a function of transformers' mask interface.
 
-    Our attention takes masks from the stack's positions, which know no pairs that a causal mask
-    gains. A bidirectional mask is made as for sdpa, for attention to an encoder's output.
+    Our attention makes its masks from the stack's positions; a causal mask with more pairs, which
+    these do not know, is refused. A bidirectional mask, for an encoder's output, is that of sdpa.
     """
+    # True or "all": Gemma's text encoders.
     is_causal = getattr(named["config"], "use_bidirectional_attention", None) not in (True, "all")
     if is_causal and _is_union(mask_function):
         raise UserError("tokens of images see later ones, which positions of a text do not know")

@@ -46,7 +46,7 @@ def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRow
     rows = ProjectedRows()
     if cache is None:
         return rows
-    kept: dict[str, Any] = vars(cache.layers[attention.layer_idx])
+    kept: dict[str, Any] = vars(cache.layers[attention.layer_idx])  # attributes, to change
     if not earlier:
         kept[_ROWS] = rows
     return cast(ProjectedRows, kept.setdefault(_ROWS, rows))
@@ -68,7 +68,7 @@ class DecayCache(NamedTuple):
     earlier: int
 
     def past_decay(self) -> Tensor | None:
-        """Return the decay ``(B, G, S - T, 2)`` of the earlier tokens, or None; refuse another."""
+        """Return the decay of the earlier tokens, ``(B, G, S - T, 2)``, or None; refuse a lack."""
         if not self.earlier:
             return None
         layers = [] if self.cache is None else self.cache.layers[self.place :]

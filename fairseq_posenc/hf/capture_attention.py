@@ -51,7 +51,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             assert weights is not None
             is_causal = positions is None or positions.dims.causal
             stack, cross = "decoder" if is_causal else "encoder", positions is None
-            layer = sum((x.stack, x.cross) == (stack, cross) for x in captured)  # its number
+            layer = sum((x.stack, x.cross) == (stack, cross) for x in captured)  # those before it
             keys = key.repeat_interleave(query.size(1) // key.size(1), 1)
             parts = split(queries, keys, call.terms, rotation, mask=call.mask)
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
@@ -68,7 +68,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     AttentionInterface.register(OUR_ATTENTION, attend)
     model.set_attn_implementation(OUR_ATTENTION)
     try:
-        with with_attributes(changes):
+        with with_attributes(changes):  # restores them at the end
             model(**inputs, use_cache=False)
     finally:
         model.set_attn_implementation(before)

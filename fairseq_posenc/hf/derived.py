@@ -7,7 +7,7 @@ single class. A mixin that changes ``forward`` has a method ``run_forward(forwar
 which gets the stock one. A hook would not do: it runs if a module is called, not if only its
 ``forward`` is, which may be a compiled method.
 
-Stand-ins replace positions that were taken away, which the model's own code calls. They work only
+Stand-ins replace positions that were removed, which the model's own code calls. They work only
 within a forward pass that the stack has prepared: a part of a model that is called by itself would
 otherwise compute without positions, which nobody would notice.
 """

@@ -113,7 +113,7 @@ class Family:
         """
         projections = [attention.get_submodule(name) for name in self.projections]
         for hook in (x for part in projections for x in part._forward_pre_hooks.values()):
-            if "adapter_names" in getattr(hook, "keywords", {}):
+            if "adapter_names" in getattr(hook, "keywords", {}):  # of PEFT's partial
                 raise UserError(
                     "adapter_names: these positions have rows that are projected once for all "
                     "texts of a batch: pass the texts of one adapter at a time"
@@ -230,7 +230,7 @@ class Stack(NamedTuple):
         Args:
             owner: the module of the stack, or one of its attentions.
         """
-        family = self.family
+        family = self.family  # names that no weight has, as of an empty part, do no harm
         if owner is not self.module:
             return {"encodings.sink.score": family.sinks}
         return {
@@ -247,13 +247,13 @@ class Stack(NamedTuple):
         for name, stock_name in self.list_weights(owner).items():
             if (weight := present.get(stock_name)) is not None:
                 first_row = self.first_row if "learned" in name else 0
-                weights[name] = weight.t() if "t5" in name else weight[first_row:]
+                weights[name] = weight.t() if "t5" in name else weight[first_row:]  # (buckets, H)
         return weights
 
     @property
     def first_row(self) -> int:
         """The row of position 0 in the model's table."""
-        return max(self.family.first_row, self.family.first_id(self.config))
+        return max(self.family.first_row, self.family.first_id(self.config))  # AFTER_PADDING is -1
 
     def neutralize(self) -> None:
         """Remove the model's own positions: rotation, vectors at the input, and bias."""
@@ -262,7 +262,7 @@ class Stack(NamedTuple):
             self.module.set_submodule(family.rotary, NoRotation())
         if hasattr(self.config, "layer_rope_theta"):  # each layer gets our cosines, or none
             self.config.layer_rope_theta = [0] * self.config.num_hidden_layers
-            self.module.set_submodule("rotary_embs", nn.ModuleList())
+            self.module.set_submodule("rotary_embs", nn.ModuleList())  # one for each layer
         if family.temperature:
             self.config.rope_parameters[family.temperature] = 0.0
         if family.table:

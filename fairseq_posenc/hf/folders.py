@@ -1,4 +1,4 @@
-"""Loads models and tokenizers of folders of transformers, which may be somebody else's.
+"""Loads the models and tokenizers in folders of transformers, which may be a stranger's.
 
 A folder is checked first: transformers runs the ``custom_generate`` of a local folder, fetches
 functions that its configuration names, and follows links.
@@ -47,7 +47,7 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
         with torch.device("meta"):  # without memory
             numbers = sum(x.numel() for x in model_class(config).parameters())
         size = sum(path.stat().st_size for path in folder.iterdir())
-        if numbers > 8 * size + 2**20:  # less than a bit each, beside buffers that are computed
+        if numbers > 8 * size + 2**20:  # less than a bit each; 2**20: buffers, which are computed
             raise UserError(f"config.json describes {numbers:,} numbers in {size:,} bytes of files")
         model, info = model_class.from_pretrained(
             folder,
@@ -122,7 +122,7 @@ def _check_settings(config: Any) -> None:
     if "transformers_weights" in config:
         raise UserError("config.json names another file of weights: call it model.safetensors")
     if SPEC_FIELD in config and config.get("model_type") != MODEL_TYPE:
-        raise UserError(f"config.json has {SPEC_FIELD}, but the model is one of transformers")
+        raise UserError(f"config.json has {SPEC_FIELD}, but the model is a stock one")
     for name, value in config.items():
         if isinstance(value, dict):
             _check_settings(value)

@@ -1,7 +1,6 @@
-"""Reads the positions that a model of transformers has, as a spec, for which ``own`` stands.
+"""Reads the positions that a transformers model has, as a spec, for which ``own`` stands.
 
-Only the configuration is read, never the weights. Configurations describe positions in many ways;
-positions that the library does not have are refused.
+Only the configuration is read, never the weights; positions that the library lacks are refused.
 """
 
 import re
@@ -35,7 +34,7 @@ def read_positions(model: Any) -> str:
     'rope(base=500000,layout=half)'
 
     Args:
-        model: a model of transformers, or its configuration.
+        model: a transformers model, or its configuration.
 
     Raises:
         UserError: the model's type is not known, or the library does not have such positions.
@@ -53,7 +52,7 @@ def read_spec(model: Any) -> Spec:
     spec = getattr(config, SPEC_FIELD, None)
     if config is model and spec is not None:  # written by `set_positions`
         return parse(spec)
-    config = config.get_text_config()
+    config = config.get_text_config()  # that of the text model, if this is a part; else itself
     try:
         return parse(_read_configuration(config))
     except UserError as error:

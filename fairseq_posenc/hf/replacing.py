@@ -1,4 +1,4 @@
-"""Replaces the positions of a model of transformers.
+"""Replaces the positions of a transformers model.
 
 A model has one or two stacks of layers, an encoder and a decoder. For each stack, all new modules
 are built first (:class:`StackPlan`), with the trained weights that they keep, so a refused call
@@ -73,7 +73,7 @@ def replace_positions(
     # A model of a single stack takes the first of the two specs, whichever stack it is.
     for stack, text in zip(stacks, (settings.spec, settings.decoder_spec or settings.spec)):
         old_spec, new_spec = _read_specs(model, stack, text)
-        directions = settings.directions if stack is stacks[0] else ""
+        directions = settings.directions if stack is stacks[0] else ""  # a decoder has none
         plan = StackPlan.make(new_spec, stack, length, directions, settings.boundary_id)
         notes += _copy_weights(plan, old_spec, old_length, extend)
         if new_spec.items and not {item.name for item in new_spec.items} & {*names()}:
@@ -114,7 +114,7 @@ def _find_supported_family(model: PreTrainedModel) -> Family:
 
 
 def _read_specs(model: PreTrainedModel, stack: Stack, text: str) -> tuple[Spec | None, Spec]:
-    """Read the present spec of a stack, None for positions of no spec, and parse the new one."""
+    """Read the present spec of a stack, None if no spec describes it, and parse the new one."""
     needs_own = names_own(text)
     if (earlier := getattr(stack.module, POSITIONS, None)) is not None:  # positions were set
         old_spec = earlier.spec
@@ -131,14 +131,11 @@ def _read_specs(model: PreTrainedModel, stack: Stack, text: str) -> tuple[Spec |
 
 
 class StackPlan(NamedTuple):
-    """The new positions of a stack: ``parts`` has them by the modules that get them.
-
-    These are the stack itself, which gets ``positions``, and each self-attention.
-    """
+    """The new positions of a stack, with the modules of the model that get them."""
 
     stack: Stack
-    positions: HFStackPositions
-    parts: dict[nn.Module, HFStackPositions | AttentionPositions]
+    positions: HFStackPositions  # which the module of the stack itself gets
+    parts: dict[nn.Module, HFStackPositions | AttentionPositions]  # of it and each self-attention
 
     @classmethod
     def make(
@@ -174,7 +171,7 @@ def _refuse_unfit(spec: Spec, stack: Stack) -> None:
     if spec.input_items and width != stack.config.hidden_size:
         raise UserError(
             f"{spec}: the embeddings of this model have {width} channels, and its layers "
-            f"{stack.config.hidden_size}: take encodings of the scores or rotations"
+            f"{stack.config.hidden_size}: use encodings of the scores or rotations"
         )
 
 
@@ -183,11 +180,12 @@ def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
 
     Configurations are copied first: the later steps change them.
     """
-    # A model has one attention function: if a stack needs ours, all stacks use it.
+    # A model has one attention function: its own (`stock`, the same in all plans) if that computes
+    # the positions of all stacks (`is_native`), else ours.
     is_native = all(plan.positions.is_native for plan in plans)
-    attention = plans[0].positions.stock if is_native else OUR_ATTENTION  # all have one `stock`
-    copies: dict[int, object] = {}  # parts of the model that share one go on doing so
-    for module in model.modules():  # other models may have been built from the same
+    attention = plans[0].positions.stock if is_native else OUR_ATTENTION
+    copies: dict[int, object] = {}  # parts of the model that share one keep sharing it
+    for module in model.modules():  # other models may have been built from the same configuration
         config: Any = vars(module).get("config")
         if isinstance(config, PretrainedConfig):
             module.config = copy.deepcopy(config, copies)
@@ -200,14 +198,15 @@ def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
         )
     for plan in plans:
         plan.positions.is_native = is_native
-        plan.stack.neutralize()
+        plan.stack.neutralize()  # removes the stack's own positions
         for owner, part in plan.parts.items():
             is_stack = owner is plan.stack.module
             add_mixin(owner, StackWithPositions if is_stack else AttentionWithPositions)
             owner.add_module(POSITIONS, part.train(plan.stack.module.training))
-    # Other attention, to an encoder's output or of another encoder, goes on without positions.
+    # Other attention, to an encoder's output or of another encoder, has no positions: our attention
+    # function, which refuses modules without any, accepts those with this mark.
     for module in model.modules():
-        if hasattr(module, "is_causal") and not hasattr(module, POSITIONS):
+        if hasattr(module, "is_causal") and not hasattr(module, POSITIONS):  # all attention has it
             setattr(module, WITHOUT_POSITIONS, True)
 
 
@@ -220,16 +219,16 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     stated = {field.name for field in fields(config)}
     masks_by_type = "layer_types" in stated  # it makes a mask for each of its types of layers
     if masks_by_type and not stated & {"sliding_window", "local_attention"}:
-        return  # those of hybrids, which have no windows, and layers without attention
+        return  # a hybrid: no field for a window, and types that say which layers attend
     windows = [find_options(layer, "window") for layer in spec.layers]  # {} for no window
     # Where later tokens see the first keys, or all, the cache must have all: a size of 0.
     sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else 0 for x in windows]
-    if masks_by_type and getattr(config, "is_heterogeneous", False):  # types may state widths, too
+    if masks_by_type and getattr(config, "is_heterogeneous", False):  # widths depend on its types
         sliding = [x for x, kind in zip(cycle(sizes), config.layer_types) if "sliding" in kind]
         config.sliding_window = max(sliding) if min(sliding, default=0) else 2**31 - 1  # all keys
         return
     if any(sizes) or (getattr(config, "sliding_window", None) and not masks_by_type):
-        config.sliding_window = max(sizes) or None  # one size for all layers of a cache
+        config.sliding_window = max(sizes) or None  # one for all layers; None: the old one goes
     if hasattr(config, "use_sliding_window"):  # Qwen forgets the size on loading, unless it is true
         config.use_sliding_window = any(sizes)
     # The types of the previous positions may name windows that the new ones do not have.
@@ -255,19 +254,19 @@ def _copy_weights(
     Returns:
         A note for the user about each weight that is lost, not copied, or only in part.
     """
-    had_ours = hasattr(plan.stack.module, POSITIONS)  # in a stock model, all others are new
+    had_ours = hasattr(plan.stack.module, POSITIONS)  # in a stock model, they may lack any
     notes = []
     spec = plan.positions.spec
     for owner, part in plan.parts.items():
         trained = plan.stack.read_weights(owner)  # by the names that they have in `part`
         trained = {name: x for name, x in trained.items() if not x.is_meta}  # else loaded later
         for name in sorted(trained.keys() - dict(part.named_parameters()).keys()):
-            notes.append(f"{name}: trained, and taken away; load the model again to have it back")
+            notes.append(f"{name}: was trained, and is removed; reload the model to get it back")
         for place, encoding in part.named_modules():
             for name, _ in encoding.named_parameters() if isinstance(encoding, Encoding) else ():
                 weight, note = trained.get(f"{place}.{name}"), ""
                 if weight is None:
-                    note = "untrained, as the positions until now lack it" if had_ours else ""
+                    note = "untrained, as the previous positions lack it" if had_ours else ""
                 elif old_spec and (changed := list_changed_options(encoding.name, old_spec, spec)):
                     note = f"untrained, as the model's has other options: {changed}"
                 else:

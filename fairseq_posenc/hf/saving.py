@@ -167,7 +167,7 @@ class ModelWithPositions(Derived):
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
-        if hasattr(cls, "stock"):  # by which `derive` has made it
+        if hasattr(cls, "stock"):  # a class of `derive`, not this mixin
             cls.config_class = derive(cls.stock.config_class, (ConfigWithPositions,))  # type: ignore[attr-defined]
 
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:

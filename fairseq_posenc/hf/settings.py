@@ -17,10 +17,7 @@ LENGTH_FIELD = "position_encoding_max_positions"
 
 
 class PositionSettings(NamedTuple):
-    """The positions of a model, as its configuration states them.
-
-    The fields are arguments of :func:`fairseq_posenc.hf.set_positions`.
-    """
+    """The arguments of :func:`fairseq_posenc.hf.set_positions`, as a configuration states them."""
 
     spec: str
     max_positions: int | None = None

@@ -1,4 +1,4 @@
-"""Reads the arguments with which a model of transformers calls a stack of layers.
+"""Reads the arguments with which a transformers model calls a stack of layers.
 
 By default tokens are counted from 0, and padding is left out. Whatever else callers say of tokens
 (:class:`TokenPositions`) holds for a single pass: a cache does not keep it, and is not continued.
@@ -72,7 +72,7 @@ class StackArguments:
         self.named = named
         if "document_ids" in named:
             raise UserError("document_ids: pass position_ids that begin at 0 in each document")
-        self.tokens: Tensor | None = named.get("input_ids")
+        self.tokens: Tensor | None = named.get("input_ids")  # (B, T); None: embeddings
         self.inputs: Tensor = named["inputs_embeds"] if self.tokens is None else self.tokens
         mask = named.get("attention_mask")
         # `generate` makes a mask for each type of layer: by `make_mask`, all are the padding. If a
@@ -122,15 +122,15 @@ class StackArguments:
         if ids is None or ids.dim() == 3:
             return ids
         tgt_len = ids.size(1)
-        counts = ids.eq(torch.arange(tgt_len, device=ids.device) + self.cached)
+        from_zero = ids.eq(torch.arange(tgt_len, device=ids.device) + self.cached)  # for each id
         if self.real is not None:
             real = self.real[:, -tgt_len:]
-            counts = ids.eq(self.real.cumsum(1)[:, -tgt_len:] - 1) | ~real
+            from_zero = ids.eq(self.real.cumsum(1)[:, -tgt_len:] - 1) | ~real
         # From 0, as those of `generate` do in all models; encoders get none from it.
-        counts = counts.all() & self.is_decoder
-        if syncs and not counts and (ids < first_id - 1).any():  # padding has `first_id - 1`
+        from_zero = from_zero.all() & self.is_decoder
+        if syncs and not from_zero and (ids < first_id - 1).any():  # padding has `first_id - 1`
             raise UserError(f"position_ids of this model count from {first_id}, as its class does")
-        return torch.where(counts, ids, ids - first_id).clamp(min=0)
+        return torch.where(from_zero, ids, ids - first_id).clamp(min=0)
 
     @property
     def cached(self) -> Any:
@@ -154,8 +154,8 @@ class StackArguments:
             found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             around = f" ({MAKE_CACHES})" if isinstance(self.named["attention_mask"], dict) else ""
             raise UserError(
-                f"attention_mask {found} must be {shape}, 1 for tokens and 0 for padding, those in "
-                "the cache included; windows and documents belong to the spec" + around
+                f"attention_mask {found} must be {shape}, 1 for tokens and 0 for padding, also "
+                "for those in the cache; windows and documents belong to the spec" + around
             )
         return mask.to(self.inputs.device)
 

@@ -105,7 +105,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         self.family = stack.family
         self.boundary_id = boundary_id
         self.directions = _read_directions(directions, stack)
-        self.is_decoder = stack.is_decoder  # else its own attention was not built for causal masks
+        self.is_decoder = stack.is_decoder  # its own attention was built for causal masks
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         with torch.enable_grad():  # else `is_trained` would be False for trained rotations, too
             # Any position shows the form of a rotation.
@@ -142,7 +142,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if len(heads) > 1 and not self.is_native:  # native: the model's own code attends
             raise UserError(
                 f"{spec}: layers of this model have different numbers of heads, "
-                f"{' and '.join(map(str, heads))}: take rotations alone"
+                f"{' and '.join(map(str, heads))}: use rotations alone"
             )
         widths = sorted({*stack.head_widths})
         parts = [dims._replace(own_head_dim=x) for x in widths]
@@ -150,7 +150,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if len(widths) > 1 and (len(sizes) > 1 or not rotates_alone):
             raise UserError(
                 f"{spec}: heads of this model are {' and '.join(map(str, widths))} wide, by layer: "
-                "take own, or encodings without rotations and tables of this width, such as alibi"
+                "use own, or encodings without rotations and tables of this width, such as alibi"
             )
 
     def _is_plain(self) -> bool:
@@ -248,7 +248,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if torch.jit.is_tracing():
             raise UserError(
                 "torch.jit.trace records the sizes of one input, on which these positions depend: "
-                "take torch.export.export"
+                "use torch.export.export"
             )
         causal = self.dims.causal
         is_causal = self.is_decoder and getattr(stack.config, "is_causal", True)
@@ -280,7 +280,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         """Multiply the embeddings of tokens as the model's code does: ``(B, T, C)``, the factor.
 
         An encoder multiplies only the embeddings that it looks up, a decoder also those that it is
-        called with. If no vectors are added, only the shape of the result has a meaning.
+        called with. If no vectors are added, only the shape of the result is used.
         """
         is_looked_up = not inputs.is_floating_point()
         if self.input is None:
@@ -320,8 +320,8 @@ def _read_directions(text: str, stack: Stack) -> str:
 def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | None) -> bool:
     """Check whether a model's own attention can apply a rotation: see :func:`_make_cosines`.
 
-    A trained one it cannot: the backward pass of the first layer would free its autograd graph,
-    which others need where they are checkpointed.
+    It cannot apply a trained one: the backward pass of the first layer would free its autograd
+    graph, which other layers need if they are checkpointed.
     """
     if not isinstance(rotation, PairRotation) or rotation.decay is not None or rotation.is_trained:
         return False

@@ -1,4 +1,4 @@
-"""Finds the stock model of transformers that computes the same as a model with positions.
+"""Finds the stock transformers model that computes the same as a model with positions.
 
 Its folder needs nothing of this package: scripts and servers read it as any other. A stock model is
 used only if its configuration states the model's spec, its weights are the same by name and shape,
@@ -41,7 +41,7 @@ AUTO_CLASSES: list[Any] = [
 ]
 _LARGEST_DIFFERENCE = 2e-5  # in float32, as a part of the largest output
 _LONGEST_INPUT = 1024  # tokens that are compared; a wider window only reads back as the same
-_TEMPERATURE = "llama_4_scaling_beta"  # of Ministral 3
+_TEMPERATURE = "llama_4_scaling_beta"  # of Ministral 3, in its `rope_parameters`
 # Model type -> another type whose weights have the same names, and which has layers with windows,
 # or without positions.
 _OTHERS = {"cohere": "cohere2", "dots1": "exaone_moe", "olmo2": "olmo3", "seed_oss": "qwen2"}
@@ -69,7 +69,7 @@ def find_stock_model(model: Any) -> PreTrainedModel:
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # it would warn of configurations that are tried
     try:
-        for stock_class in _list_classes(type(model).stock):
+        for stock_class in _list_classes(type(model).stock):  # from which `derive` has made it
             try:
                 return _build(stock_class, model, stacks)
             except NoStockModelError as reason:
@@ -270,16 +270,17 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
         if _describe_layers(back, dims, shares) == layers:
             vars(stock).update(attention)  # to be saved: transformers' sdpa leaves a cap out
             return stock
-        known = {item.name for item in back.items}
-        lacking = [str(item) for item in spec.items if item.name not in known] or lacking
+        read = {item.name for item in back.items}
+        lacking = [str(item) for item in spec.items if item.name not in read] or lacking
     raise NoStockModelError(f"{config_class.__name__} cannot state {'+'.join(lacking)}")
 
 
 def _describe_layers(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[str, Any]]:
     """Describe each layer in a form that does not depend on how its positions are written.
 
-    A base and a scaling are written as ``rope_parameters``, in which a length that is left out, and
-    a scaling that is another base, are numbers. ``shares`` are those of :func:`read_head_share`.
+    Keys: ``window``, a size or None; ``rope``, the ``rope_parameters``, all options as numbers, or
+    {}; with a rotation ``length``, that of the training, and ``others``, its further options;
+    ``items``, the other encodings. ``shares`` are those of :func:`read_head_share`.
     """
     layers: list[dict[str, Any]] = []
     for index, share in enumerate(shares):
@@ -303,7 +304,7 @@ def _write_rope(rope: dict[str, Any], layer: Items, dims: Dims) -> dict[str, Any
         base = scaling.scaled_base(base, int(rope["fraction"] * dims.head_dim), dims)
     elif scaling is not None:
         written = scaling.to_hf(dims)
-        written.pop("max_position_embeddings", None)  # a field beside `rope_parameters`
+        written.pop("max_position_embeddings", None)  # a field of its own
     if rope["sections"]:
         written["mrope_section"] = list(rope["sections"])
     # Some classes have another default. `proportional` has written its own.

@@ -19,7 +19,7 @@ from fairseq_posenc.transformer.options import read_task_options
 
 # In this order, because memory_efficient_fp16 also sets fp16.
 _HALF_PRECISIONS = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
-_BETTER_LOW = {"loss", "nll_loss", "ppl"}
+_BETTER_LOW = {"loss", "nll_loss", "ppl"}  # metrics of validation
 _BETTER_HIGH = {"accuracy", "bleu", "f1", "acc_and_f1", "mcc", "pearson", "spearman"}
 
 
@@ -165,7 +165,7 @@ def check_data_bin(index: Path) -> None:
     if size != expected:
         raise _damaged(index, f"{size:,} bytes, not the {expected:,} of {count:,} sentences")
     if not count:
-        raise UserError(f"{data} is empty: the split has no sentences; make it of longer text")
+        raise UserError(f"{data} is empty: the split has no sentences; prepare it from longer text")
     begin, length = map(int, sentences[count - 1])
     size, end = data.stat().st_size, begin + length * sentences.dtype().itemsize
     if size != end:

@@ -19,7 +19,7 @@ from fairseq_posenc.errors import chain, shortened, suggest
 # The model that this process trains, if it still lives, and the folder of its checkpoints.
 _training: tuple[weakref.ref[PositionCheckpoints], str] | None = None
 _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
-FAMILIES = (
+FAMILIES = (  # in messages: which --task and --criterion the models need
     "roberta_* and decbert_* are trained with --task masked_lm --criterion masked_lm, "
     "transformer_lm_* with --task language_modeling, transformer_* with --task translation"
 )
@@ -38,7 +38,7 @@ _ADVICE = {
     r"""needs its own quotes within the shell's: "\1='\2'" """,
     r"(?s)Error parsing override '([^'\n]+)'.*missing EQUAL": r"\1 is no setting: write "
     "KEY=VALUE, as in model.position_encoding=m4m",
-    "The dataset is empty": "no batch is left of a split: if the log counts samples of invalid "
+    "The dataset is empty": "a split has no batches left: if the log counts samples of invalid "
     "sizes, they are longer than the model reads; else fairseq dropped what does not fill a "
     "multiple of 8 samples: give --required-batch-size-multiple 1 (or more --max-tokens)",
     r".*should not exceed max_tokens=(\d+)": r"a sample has more than \1 tokens, the most of a "
@@ -74,17 +74,14 @@ def parse_stop_update(message: str) -> int:
 def explain_failure(error: BaseException) -> str | None:
     """Explain the first known error in an exception's chain; None if none is known."""
     if isinstance(error, KeyboardInterrupt):
-        return "stopped; the same command goes on from its last checkpoint, if it has written one"
+        return "stopped; the same command continues from its last checkpoint, if it has written one"
     return next(filter(None, map(_explain, chain(error))), None)
 
 
 def _explain(error: BaseException) -> str | None:
-    """Explain a divergence, a setting that hydra refuses, an error of ``_ADVICE``, a missing file.
-
-    Before the trainer ends a training that diverged, fairseq logs the layers with NaN or infinity.
-    """
+    """Explain a divergence, a setting that hydra refuses, a missing file, or one of ``_ADVICE``."""
     model, save_dir = (_training[0](), _training[1]) if _training else (None, "")
-    if isinstance(error, FloatingPointError) and model is not None:
+    if isinstance(error, FloatingPointError) and model is not None:  # in the update that follows
         return (
             f"training stopped at update {model.num_updates + 1:,}: {error}; the checkpoints in "
             f"{save_dir}, except crash.pt, are from before: continue from one of them with a "
@@ -97,21 +94,23 @@ def _explain(error: BaseException) -> str | None:
         name = error.full_key or error.key
         reason = shortened(" ".join(str(error).splitlines()[0].split()))
         if isinstance(error, ConfigKeyError | ConfigAttributeError):
-            similar = suggest(str(error.key), map(str, error.parent_node or ()))
-            add = f"; +{name}=VALUE adds one to the file's" if "struct" in reason else ""
+            similar = suggest(str(error.key), map(str, error.parent_node or ()))  # or ""
+            lacks_name = "struct" in reason  # "is not in struct": the file of settings lacks it
+            add = f"; +{name}=VALUE adds one to the file's" if lacks_name else ""
             return f"there is no setting {name}: {similar}{reason}{add}"
         return f"the setting {name}: {reason}" if name else reason
+    # A setting that caused hydra's error explains more: `chain` yields it next.
     if isinstance(error, HydraException) and not isinstance(error.__cause__, SettingError):
         return shortened(" ".join(re.split("Config search path|See https", str(error))[0].split()))
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, KeyError) and frames and frames[-1].name == "build_x":  # of fairseq
+    if isinstance(error, KeyError) and frames and frames[-1].name == "build_x":  # a look-up
         known = [name for part in REGISTRIES.values() for name in part["registry"]]
         return f"fairseq has no {error}: {suggest(str(error.args[0]), known)}correct this name"
     if not isinstance(error, FileNotFoundError | NotADirectoryError) or not error.filename:
         return None
     path = Path(error.filename)
     if not path.parent.is_dir():  # a file, or nothing
-        return f"there is no folder {path.parent}: correct its name, or make it"
+        return f"there is no folder {path.parent}: correct its name, or create it"
     if not path.match("dict*.txt"):
         return f"there is no file or folder {path}: correct its name"
     files = [*path.parent.glob("dict*.txt"), *path.parent.glob("*/dict*.txt")]

@@ -1,7 +1,7 @@
 """Prepares a command of fairseq when it builds its model: checks, the folder's lock, resumption.
 
-This is before the command reads a checkpoint or loads its data sets. A resumed training counts its
-``--patience`` on, and has the batches of an uninterrupted one.
+This is before the command reads a checkpoint or loads its data sets. A resumed training continues
+the count of ``--patience``, and has the batches of an uninterrupted one.
 """
 
 import logging
@@ -169,17 +169,17 @@ def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> bool:
     """Restore the count of ``--patience`` in a checkpoint (:func:`_prepare_saving`), if any.
 
     Returns:
-        Whether the training had already ended; fairseq would train on until the next validation.
+        Whether the training had already ended; fairseq would continue to the next validation.
     """
     counter = _find_counter()
-    is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader
+    is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader  # counts from 0 again
     if checkpoint.patience <= 0 or is_reset or counter is None or not progress:
         return False
     if progress["metric"] != checkpoint.best_checkpoint_metric:
         return False
     counter.best = progress["best"]
     counter.num_runs = progress["runs"]
-    is_same_training = checkpoint.restore_file == CheckpointConfig.restore_file
+    is_same_training = checkpoint.restore_file == CheckpointConfig.restore_file  # the default
     if counter.num_runs >= checkpoint.patience and is_same_training:
         logger.warning(
             f"{checkpoint.save_dir}: {counter.num_runs} validations without improvement reach "

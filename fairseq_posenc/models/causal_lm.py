@@ -109,7 +109,7 @@ class PositionalLM(PositionalModel, TransformerLanguageModel):
             build_stack_config(args),
             task.target_dictionary,
             shell.decoder.embed_tokens,
-            no_encoder_attn=True,
+            no_encoder_attn=True,  # a decoder alone
         )
         model = cls(decoder)
         # Checkpoints record whether samples begin with `<s>`: weights trained without it do not fit

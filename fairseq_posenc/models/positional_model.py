@@ -17,7 +17,7 @@ class PositionalModel(PositionCheckpoints):
     def use_stacks(self, task: Any, **stacks: Any) -> None:
         """Log the encodings; check and prepare the command (data, lock, resumption) that runs."""
         for stack in stacks.values():
-            self.init_positions = stack.cfg.position.init_positions  # equal in all; read on loading
+            self.init_positions = stack.cfg.position.init_positions  # equal in all; for loading
         log_encodings(**stacks)
         prepare_command(self, task, [stack.spec for stack in stacks.values()])
 

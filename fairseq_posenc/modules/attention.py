@@ -39,7 +39,7 @@ class _LayerAttention(AttentionCore, nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.dims = spec, dims = read_stack(positions, layer)
-        # Layers with the same encodings are of one kind, and take the same state.
+        # Layers with the same encodings are of one kind, and get the same state.
         self.kind = spec.layer_kind(layer)
         self.head_dim = dims.head_dim
         self.dropout = check_dropout(dropout)
@@ -147,7 +147,7 @@ class CrossAttention(_LayerAttention):
     """Multi-head attention of a decoder's layer to the output of an encoder.
 
     With ``rope(cross_attention=true)`` queries are rotated by their positions in the target and
-    keys by theirs in the source; otherwise positions take no part.
+    keys by theirs in the source; otherwise positions play no part.
 
     Args:
         positions: positions of the decoder's stack; they do not become a part of this module.

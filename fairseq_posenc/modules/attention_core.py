@@ -67,7 +67,7 @@ class AttentionCore:
 
         Args:
             query: queries of the last T of S tokens, projected, not rotated, ``(B, H, T, D)``.
-            key: keys of the same tokens, with H heads or fewer, not rotated. Models of transformers
+            key: keys of the same tokens, with H heads or fewer, not rotated. transformers models
                 also pass those of earlier tokens, which their own cache keeps.
             value: values of the same tokens as ``key``.
             shared: position state of the forward pass, for this kind of layer.

@@ -23,7 +23,7 @@ def select_state(shared: object, kind: int, spec: Spec, dims: Dims) -> Shared:
             f"`shared` must be the second result of the stack's positions, not "
             f"{type(shared).__name__}: x, shared = positions(embeddings), then layer(x, shared)"
         )
-    state = shared[0]
+    state = shared[0]  # any: all have the spec and the sizes of their stack
     same_spec = state.spec is spec or state.spec == spec  # usually one object: cheap to compare
     if not same_spec or state.dims != dims:
         raise UserError(
@@ -72,7 +72,7 @@ def check_self_cache(
     if cache.ids is not None and positions.counted:  # no caller gave this call's positions
         raise UserError("the tokens in the cache had position_ids: give those of the new ones")
     key_shape, value_shape = cache.kept.key.shape, cache.kept.value.shape
-    held = (*key_shape[:3], value_shape[3])  # rotated keys may be wider than values
+    held = (*key_shape[:3], value_shape[3])  # (B, heads, K, D): rotated keys may be wider
     # The new queries need the last keys, as of a window, and perhaps the text's first ones.
     last, first = shared.locality.needed_keys(queries=positions.tgt_len)
     needed_length = tokens if last is None else min(tokens, last)
@@ -139,7 +139,7 @@ def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None
     if mask.shape != (batch, src_len):
         raise UserError(
             f"{name} {tuple(mask.shape)} must be ({batch}, {src_len}): the batch, and all tokens, "
-            "those in a cache included"
+            "including those in a cache"
         )
 
 

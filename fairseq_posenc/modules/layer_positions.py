@@ -46,7 +46,7 @@ class LayerPositions(AttentionCore, nn.Module):
         terms = draft_terms(spec, dims, backend="auto")[self.kind]  # of a single token
         widens = any(item.encoding.widens for item in spec.layer_kinds[self.kind])
         simple = (NumbersByDistance, NumbersByPair, Reset, ScaleFactor)
-        if widens or not all(isinstance(term, simple) for term in terms):  # widens: query and key
+        if widens or not all(isinstance(term, simple) for term in terms):  # widens queries, keys
             raise UserError(
                 f"{spec}: its scores are more than a rotated dot product, a factor and a bias for "
                 "each distance: use SelfAttention"

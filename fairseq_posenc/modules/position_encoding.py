@@ -142,7 +142,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         if rows.size(-1) != self.dims.heads_dim:
             raise UserError(
                 f"rows of width {rows.size(-1)} cannot be split into {num_heads} heads of width "
-                f"{self.head_dim} without a layer's projections: take a SelfAttention"
+                f"{self.head_dim} without a layer's projections: use a SelfAttention"
             )
         heads = rows.unflatten(-1, (num_heads, -1)).transpose(0, 1)
         return heads, heads

@@ -39,7 +39,7 @@ def test_compiled_as_a_single_graph(spec: str) -> None:
     expected = compute_logits(cell.model, cell.inputs)
     compiled = torch.compile(cell.model, backend="aot_eager", fullgraph=True)
     assert distance(compute_logits(compiled, cell.inputs), expected) < 1e-5
-    with pytest.raises(UserError, match="OptimizedModule is not a model of transformers"):
+    with pytest.raises(UserError, match="OptimizedModule is not a transformers model"):
         set_positions(compiled, "alibi")
 
 

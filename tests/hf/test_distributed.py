@@ -29,7 +29,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from tests.helpers.hf_models import MODELS, Cell, compute_logits, distance, make_inputs
 
-# Layers without positions, tables of one stack and of each layer, and a table that was taken away.
+# Layers without positions, tables of one stack and of each layer, and a table that was removed.
 CELLS = [("llama", "learned+m4m"), ("llama", "3*t5,none"), ("opt", "alibi"), ("opt", "learned")]
 
 

@@ -146,7 +146,7 @@ def test_positions_of_a_model_with_adapters_are_not_set() -> None:
     cell = Cell.build("llama", "alibi")
     model = peft.get_peft_model(cell.model, peft.LoraConfig(r=2, modules_to_save=["positions"]))
     logits = compute_logits(model, cell.inputs)
-    with pytest.raises(UserError, match=r"PeftModel.* is not a model of transformers"):
+    with pytest.raises(UserError, match=r"PeftModel.* is not a transformers model"):
         set_positions(model, "t5")
     with pytest.raises(UserError, match="before adapters of PEFT, or after merge"):
         set_positions(model.get_base_model(), "t5")

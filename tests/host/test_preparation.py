@@ -158,7 +158,7 @@ def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch
         sys.excepthook(type(error), error, error.__traceback__)
     assert capsys.readouterr().err == "fairseq-posenc: error: the mistake\n"
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert "stopped; the same command goes on" in capsys.readouterr().err
+    assert "stopped; the same command continues" in capsys.readouterr().err
 
 
 def test_a_mistake_told_by_another_rank_is_one_line():
