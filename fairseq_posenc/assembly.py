@@ -27,9 +27,7 @@ from fairseq_posenc.specs import Item, Items, Spec, name_modules
 
 
 def build_encodings(
-    items: Spec | Mapping[str, Item],
-    dims: Dims,
-    kinds: Sequence[tuple[str, ...]] | None = None,
+    items: Spec | Mapping[str, Item], dims: Dims, kinds: Sequence[tuple[str, ...]] | None = None
 ) -> Encodings:
     """Build encodings and initialise their parameters.
 
@@ -94,11 +92,11 @@ def draft_terms(spec: Spec, dims: Dims, backend: str) -> list[Terms]:
         The terms of each of ``Spec.layer_kinds``.
 
     Raises:
-        UserError: the encodings do not work together, on the backend, or in this memory.
+        UserError: the encodings do not work together or on the backend, or need too much memory.
     """
 
     def project(rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Shape rows that a layer's projections make queries and keys of, both ``(H, R, D)``."""
+        """Shape rows as if a layer had projected them, as queries and as keys, ``(H, R, D)``."""
         projected = rows.new_empty(dims.num_heads, rows.size(0), dims.head_dim)
         return projected, projected
 
@@ -147,7 +145,7 @@ def _refuse_too_narrow_tables(spec: Spec, layer: Items, terms: Terms) -> None:
     if not (terms.has(CountedRows) or any(terms.rows(of) for of in of_heads)):
         return
     for item in layer:
-        if item.encoding.widens:
+        if item.encoding.widens:  # as `pope`, to 2 D
             raise UserError(
                 f"{spec}: {item.name} makes queries and keys wider, so tables of vectors that are "
                 "multiplied with them do not fit"
@@ -210,7 +208,7 @@ def count_parameters(spec: Spec, dims: Dims, layers: int) -> dict[str, int]:
 def find_id_readers(spec: Spec, dims: Dims) -> dict[str, Encoding]:
     """Draft the encodings that read positions, by their text in a spec: ``t5(axes=2)``."""
     drafts = {str(item): _build_draft(item, spec, dims) for item in spec.items}
-    return {item: draft for item, draft in drafts.items() if draft.axes}
+    return {item: draft for item, draft in drafts.items() if draft.axes}  # 0: reads none
 
 
 def _build_draft(item: Item, spec: Spec, dims: Dims) -> Encoding:

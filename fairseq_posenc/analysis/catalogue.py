@@ -61,7 +61,7 @@ def count_at_base_size(name: str) -> int:
 def format_options(name: str) -> str:
     """Write the options of an encoding with their defaults and other values, as Markdown."""
     formatted = []
-    for key, option in registry.options(name).items():
+    for key, option in registry.options(name).items():  # parameters of the constructor
         annotation, default = option.annotation, option.default
         if type(None) in get_args(annotation):  # Optional[X], whose members are X and None
             annotation = get_args(annotation)[0]

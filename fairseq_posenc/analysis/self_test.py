@@ -40,9 +40,9 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     works = all(x is not None and x.shape == inputs.shape and x.isfinite().all() for x in added)
     errors = {"the input": 0.0 if works else math.inf}
 
-    shared = compute_shared(encoding.shared, here)[0]
-    call = encoding.make_call(query, key, value, shared, inputs)
-    ids = here.ids + 5
+    shared = compute_shared(encoding.shared, here)[0]  # of the only kind of layers
+    call = encoding.make_call(query, key, value, shared, inputs)  # forget gates read the inputs
+    ids = here.ids + 5  # below the 2 * LENGTH positions of the encoding
     rotation = encoding.shared.rotation(ids)
     later = shared._replace(positions=here._replace(ids=ids), rotation=rotation)
     later_call = encoding.make_call(query, key, value, later, terms=Terms([]))
@@ -54,7 +54,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     does_nothing = rotates and (products - plain).abs().max() < LEAST_CHANGE
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 
-    # With a row for each distance, and not by `_project_rows`: a mistake there is an error.
+    # With a row for each distance, and without the module's own `_project_rows`: a mistake shows.
     terms = encoding.collect_terms(shared).expanded().projected(_split_heads)
     exact = encoding.make_call(query, key, value, shared, inputs, terms=terms)
     query, key, value = map(_to_float64, exact[:3])

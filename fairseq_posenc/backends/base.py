@@ -35,7 +35,7 @@ class CallFeatures(NamedTuple):
     dropout: bool = False  # whether weights are dropped
     need_weights: bool = False  # whether the attention weights are requested
     direction: str = "both"  # or `lr`, without later keys, or `rl`, without earlier ones
-    widened: bool = False  # whether queries and keys are wider than values
+    widened: bool = False  # whether queries and keys are wider than values, as of PoPE
 
 
 class AttentionCall(NamedTuple):
@@ -78,8 +78,10 @@ class AttentionCall(NamedTuple):
     def decay(self) -> tuple[Tensor | None, Tensor | None]:
         """Select the sums c for earlier and for later keys, ``(B or 1, H, S, parts)`` each.
 
-        The parts add up to c, and c_i - c_j is added to the score of query i and key j. The second
-        is None if the first serves all visible pairs; both are None without decay.
+        c_i - c_j is added to the score of query i and key j. c is the running sum of the logarithms
+        of the forget gates, or a penalty by position, in parts to add up: a rounded value and its
+        rest, of each encoding with decay. The second is None if the first serves all visible pairs;
+        both are None without decay.
         """
         decay = self.terms.find(Decay)
         if decay is None:
@@ -137,6 +139,6 @@ def refuse_second_order(backend: str) -> None:
     """
     if torch.is_grad_enabled():
         raise UserError(
-            f"the {backend} backend has no gradients of second order (create_graph=True, "
-            "torch.autograd.functional.hvp): choose the backend reference, which has them"
+            f"the {backend} backend has no second-order gradients (create_graph=True, "
+            "torch.autograd.functional.hvp): use the reference backend, which has them"
         )

@@ -60,7 +60,7 @@ def expand_numbers(
         src_len: S.
         mask: has the forward pass's cache, which keeps the indices for all layers.
     """
-    if term.ids is not None:
+    if term.ids is not None:  # distances are differences of these, not of indices
         index = row_index(term, first, tgt_len, src_len, mask)
         return at_least_fp32(term.table)[:, index].transpose(0, 1)  # [1 or B, G, T, S]
     return expand_by_distance(at_least_fp32(term.expand()), tgt_len, src_len, first)
@@ -89,7 +89,7 @@ def relative_shift(products: Tensor, others: int) -> Tensor:
     one column: for n = 2, rows ``abc.|def.`` become ``bc.|def`` (from n-1 on, R wide).
 
     Args:
-        products: ``(B, H, n, R + 1)``, with a last column of no meaning.
+        products: ``(B, H, n, R + 1)``, with a meaningless last column.
         others: number of keys, or of queries where the tokens are keys.
     """
     tokens, rows = products.shape[2:]

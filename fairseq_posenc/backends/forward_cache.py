@@ -80,7 +80,7 @@ def is_reentrant_recomputation() -> bool:
     is_non_reentrant = (
         hooks not in (None, _UNKNOWN_HOOKS) and hooks[0].__module__ == "torch.utils.checkpoint"
     )
-    is_backward = torch._C._current_graph_task_id() != -1
+    is_backward = torch._C._current_graph_task_id() != -1  # -1: no backward pass is running
     return is_backward and not is_non_reentrant
 
 

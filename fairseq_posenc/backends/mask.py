@@ -87,13 +87,13 @@ class Mask(NamedTuple):
         return self._map(lambda x: x.narrow(1, count, x.size(1) - count))
 
     def select_keys(self, places: Tensor) -> Mask:
-        """Keep keys at ``places``, the last T are queries'; no window may see those left out."""
+        """Keep the keys at ``places``, the last T the queries'; a window must hide all others."""
         return self._map(lambda x: x[:, places])
 
     def select_sentences(self, places: slice) -> Mask:
         """Keep only some sentences of the batch."""
         selected = self._map(lambda x: x if len(x) == 1 else x[places])
-        return selected._replace(pairs=self.pairs)
+        return selected._replace(pairs=self.pairs)  # which all sentences share
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Mask:
         """Change the tensors, ``(B or 1, S)`` and ``(T, S)``; the new ones are in no cache."""

@@ -148,7 +148,7 @@ def _choose_fastest(terms: Terms, call: CallFeatures) -> tuple[str, str]:
 
 
 def _rank(terms: Terms, call: CallFeatures) -> tuple[str, str]:
-    """Rank backends from the fastest on; the reason is the call, or what the first does without."""
+    """Rank backends, separated by spaces, the fastest first; say why that is the fastest."""
     plain = terms.is_biased_dot_product  # no gain, cap or sink, and no vectors by distance
     biases = Terms([x for x in terms if isinstance(x, (ByDistance, NumbersByPair))])  # of any kind
     fused, blocks = "sdpa reference" if plain else "reference", "blocked sdpa reference"
@@ -194,7 +194,7 @@ def find_chip() -> str:
 
 
 def _list_names(terms: Terms) -> list[str]:
-    """List the names of the terms, but the scale factor."""
+    """List the names of the terms, except the scale factor."""
     return [term.name for term in terms.without(ScaleFactor)]
 
 
@@ -203,7 +203,7 @@ def _log_once(name: str, reason: str, terms: Terms, call: CallFeatures) -> None:
     if not logger.isEnabledFor(logging.INFO):
         return
     features = [call.device, str(call.dtype).removeprefix("torch.")]
-    features += ["dropout"] * call.dropout + ["padding"] * call.padded
+    features += [x for x, holds in (("dropout", call.dropout), ("padding", call.padded)) if holds]
     names = ", ".join(_list_names(terms)).replace("_", " ") or "plain"
     line = f"attention ({names}; {', '.join(features)}): {name}, {reason}"
     if line not in _logged:

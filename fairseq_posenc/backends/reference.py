@@ -26,15 +26,10 @@ from fairseq_posenc.backends.by_distance import (
 )
 from fairseq_posenc.backends.mask import NO_MASK, Mask
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
-from fairseq_posenc.encodings.term import (
-    CountedRows,
-    RowsByDistance,
-    SinkScore,
-    States,
-)
+from fairseq_posenc.encodings.term import CountedRows, RowsByDistance, SinkScore, States
 from fairseq_posenc.encodings.terms import Terms
 
-CHANNELS = 8  # whose products a gain of channels holds at once
+CHANNELS = 8  # of heads, whose products `_multiply_channels` holds in memory at once
 
 
 def unavailable() -> str:
@@ -130,7 +125,7 @@ def _multiply_tokens(
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute the content, and the products with both tables, each ``(B, H, T, S)``.
 
-    Keys may have fewer heads, those of groups of queries.
+    Keys may have fewer heads than queries, one for each group of theirs.
     """
     sizes, first = (query.size(2), key.size(2)), terms.first
     if (channels := terms.rows("channel")) is None:
@@ -156,7 +151,7 @@ def _multiply_pairs(
 
     Args:
         x: the keys for rows of keys, else queries or their states.
-        rows: the table.
+        rows: the table; without ``runs``, it has a row for each distance.
         first: see :func:`row_index`.
         sizes: T and S.
         mask: see :func:`row_index`.

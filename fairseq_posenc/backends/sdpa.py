@@ -169,8 +169,8 @@ def _build_bias(bias: Tensor | None, query: Tensor, mask: Mask, src_len: int) ->
 def _choose_kernels(device: str, bias: Tensor | None, src_len: int) -> list[SDPBackend]:
     """Choose the kernels that torch may take; empty for all.
 
-    cuDNN has no gradient of a bias, and with a mask it gives NaN as a gradient of queries where 64
-    keys are left of the last 128 (pytorch#196678).
+    cuDNN has no gradient of a bias, and with a mask it gives NaN as a gradient of queries if only
+    64 keys are in the last block of 128 (pytorch#196678).
     """
     if device != "cuda" or bias is None or not (bias.requires_grad or src_len % 128 == 64):
         return []

@@ -30,7 +30,7 @@ def fingerprint(dictionary: Dictionary) -> str | None:
     if isinstance(dictionary, Placeholders):
         return None
     return hashlib.sha256(
-        "\n".join(dictionary.symbols).encode("utf-8", "surrogatepass")  # it has surrogates
+        "\n".join(dictionary.symbols).encode("utf-8", "surrogatepass")  # symbols may be surrogates
     ).hexdigest()[:16]
 
 
@@ -51,7 +51,7 @@ def load_dictionary(path: Path, *, mask: bool = True) -> Dictionary:
         raise UserError(f"{path}: not a fairseq dictionary ({error.strerror})") from None
     for number, line in enumerate(lines, start=1):
         try:
-            dictionary.add_from_file(io.StringIO(line.decode("utf-8") + "\n"))
+            dictionary.add_from_file(io.StringIO(line.decode("utf-8") + "\n"))  # names bad lines
         except (ValueError, RuntimeError) as error:
             reason = shortened(str(error).partition(". ")[0].replace("\n", ""))
             raise UserError(f"{path}: not a fairseq dictionary (line {number}: {reason})") from None

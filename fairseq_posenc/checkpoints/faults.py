@@ -23,7 +23,7 @@ BUILD_ERRORS = (
     NotImplementedError,  # settings that name what fairseq does not implement
     RecursionError,  # settings that contain each other
 )
-# How messages of fairseq and torch begin. Torch lists all names that are missing: one is read.
+# How messages of fairseq and torch begin. Of torch's list of missing names, the first is quoted.
 _NO_FILE = "Model file not found: "
 _OTHER_OPTIMIZER = "loaded state dict "  # of torch's optimizers
 _OTHER_WEIGHTS = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(size .+|[^,\n]+)")
@@ -46,12 +46,12 @@ def find_message(error: BaseException) -> str | None:
 def describe_damage(error: BaseException) -> str:
     """Describe the fault of a checkpoint by the error that reading it raised."""
     for link in chain(error):
-        if message := describe_mistake(link):
+        if message := describe_mistake(link):  # None: the user did not cause it
             return message
     for link in filter(_runs_code, chain(error)):
         # torch's own text is long; the error of its unpickler, which it handled, is the reason.
         reason = (str(link.__context__ or "").strip() or str(link)).splitlines()[0].rstrip(". ")
-        if reason.startswith("Unsupported operand"):  # of a text, or of another program
+        if reason.startswith("Unsupported operand"):  # the file is text, or another program's
             return f"checkpoint refused, because torch.save did not write it: {reason}"
         return (
             f"checkpoint refused, because loading it could run code: {reason}. "
@@ -77,7 +77,7 @@ def _describe_misfit(error: BaseException) -> str | None:
     if text.startswith(_OTHER_OPTIMIZER):
         return (
             "the checkpoint's optimizer state is for other parameters than the model's: give the "
-            "options of its training, or train on with --reset-optimizer"
+            "options of its training, or continue training with --reset-optimizer"
         )
     if isinstance(error, AssertionError) and "please reset the optimizer" in text:
         return shortened(text)  # fairseq names the classes of optimizer or criterion

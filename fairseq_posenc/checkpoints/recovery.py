@@ -91,7 +91,7 @@ def read_if_whole(path: Path) -> WholeCheckpoint | None:
 class Resumption(NamedTuple):
     """What a training takes from the checkpoint that it is resumed from."""
 
-    updates: int  # that the checkpoint has made
+    updates: int  # number of updates before the checkpoint was written
     loads_optimizer: bool  # whether the optimizer's state is loaded
     extra_state: dict[str, Any]  # fairseq's, as of its iterator, and that of the task
 
@@ -104,9 +104,9 @@ def find_start(checkpoint: Any) -> Path | None:
     """
     from fairseq.file_io import PathManager  # takes seconds
 
-    suffix = checkpoint.checkpoint_suffix
+    suffix = checkpoint.checkpoint_suffix  # of a rank, if each of them writes a part
     last = os.path.join(checkpoint.save_dir, LAST.replace(".pt", f"{suffix}.pt"))
-    if checkpoint.restore_file != LAST:  # it is given
+    if checkpoint.restore_file != LAST:  # the user named a file
         option, named = "--restore-file", checkpoint.restore_file.replace(".pt", f"{suffix}.pt")
     elif PathManager.exists(last):
         option, named = "", last
@@ -188,7 +188,7 @@ def _refuse_other_metric(path: Path, before: FlatSettings, now: FlatSettings) ->
         if name in before and before[name] != now[name]:
             raise UserError(
                 f"{path} has the best {before[_METRIC]} of its training, which is not comparable "
-                f"under --{name.replace('_', '-')} {now[name]}: keep the metric, or go on with "
+                f"under --{name.replace('_', '-')} {now[name]}: keep the metric, or continue with "
                 "--reset-meters"
             )
 

@@ -2,7 +2,7 @@
 
 torch loads only tensors and plain values (``weights_only``), and here the ``Namespace`` and numpy's
 numbers that fairseq writes. Settings must be of plain types, and must not be resolved by omegaconf
-(``${...}``) or instantiated by hydra (``_target_``); a task of speech starts ``post_save_script``
+(``${...}``) or instantiated by hydra (``_target_``); a speech task starts ``post_save_script``
 as a program. What fairseq evaluates must be a literal (:mod:`~fairseq_posenc.host.startup`).
 """
 
@@ -64,7 +64,7 @@ def open_whole(path: Path) -> dict[str, Any]:
 
 def refuse_incomplete(state: Mapping[str, object]) -> None:
     """Refuse a checkpoint without the entries that fairseq reads, such as weights alone."""
-    has_history = "optimizer_history" in state or "best_loss" in state  # the latter if it is old
+    has_history = "optimizer_history" in state or "best_loss" in state  # `best_loss`: old files
     if not isinstance(state.get("model"), dict) or not has_history:
         raise UserError("not a complete checkpoint of fairseq (it lacks a model, or its training)")
     if not state.get("cfg") and not state.get("args"):
@@ -145,7 +145,7 @@ def forget_files(state: Mapping[str, object]) -> None:
 def is_literal(text: str) -> bool:
     """Check whether Python evaluates a text to numbers, words, and lists and mappings of them.
 
-    Beside the literals of ``ast.literal_eval``, sums and repetitions of lists are allowed, which
+    Besides the literals of ``ast.literal_eval``, sums and repetitions of lists are allowed, which
     fairseq's architectures have: ``[(512, 3)] * 4 + [(256, 1)]``.
     """
     if len(text) > _MAX_EVALUATED or _CODING.search(text):

@@ -48,8 +48,8 @@ class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
     init_positions: bool = False  # value of --init-positions; set by `PositionalModel.use_stacks`
-    num_updates: int = 0  # that the training has made
-    optimizer_source: Path | None = None  # checkpoint whose optimizer's state a training will load
+    num_updates: int = 0  # of the training so far
+    optimizer_source: Path | None = None  # to load the optimizer's state from; set by preparation
 
     def set_num_updates(self, num_updates: int) -> None:
         """Keep the number of updates, which fairseq's trainer gives before each update."""
@@ -73,7 +73,7 @@ class PositionCheckpoints(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Check and adapt the checkpoint, then load it; fairseq has pruned layers before.
+        """Check and adapt the checkpoint, then load it; fairseq has already pruned layers.
 
         Raises:
             UserError: positions differ and ``--init-positions`` was not given, the weights mean
@@ -95,7 +95,7 @@ class PositionCheckpoints(nn.Module):
         if (resized := extended_tables + replaced_parameters) and self.optimizer_source:
             raise UserError(
                 f"the optimizer's state in {self.optimizer_source} is for other sizes: "
-                f"{resized[0]}; keep the lengths of the training, or train on with "
+                f"{resized[0]}; keep the lengths of the training, or continue training with "
                 "--reset-optimizer"
             )
         for change in changes:

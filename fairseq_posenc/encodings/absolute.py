@@ -60,7 +60,7 @@ class Learned(Encoding):
     def __init__(self, dims: Dims, *, axes: int = 1) -> None:
         super().__init__(dims)
         self.axes = axes
-        self.max_positions = dims.max_positions  # which fairseq reads of `embed_positions`
+        self.max_positions = dims.max_positions  # also read by `transformer.stacks`, for fairseq
         # An nn.Embedding, so that fairseq's BERT initialisation draws it like fairseq's table.
         self.table = nn.Embedding(axes * dims.max_positions, dims.embed_dim)
 

@@ -141,7 +141,7 @@ class Encoding(nn.Module):
         return self
 
     def trained_at(self, length: int) -> None:
-        """Set the length that the weights were trained at, once it is known from a checkpoint."""
+        """Set the length that the weights were trained at; called once a checkpoint tells it."""
         self.dims = self.dims._replace(trained_on=length)
         self.compute_constants()
 
@@ -163,10 +163,10 @@ class Encoding(nn.Module):
         """
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
-        """Extend a loaded parameter to this module's distances, if it has fewer; keep its rows.
+        """Extend a parameter of a checkpoint to this module's distances, if it has fewer.
 
         Args:
-            name: the name of the parameter in this module.
+            name: the name of the parameter in this module, such as ``table.weight``.
             weight: the loaded parameter, with as many dimensions as the module's.
         """
         return weight

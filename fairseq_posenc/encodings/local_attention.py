@@ -47,7 +47,7 @@ class Window(Encoding):
 
     def locality(self, positions: Positions) -> Locality:
         """Limit the distance of keys. Padding is never one of the first keys."""
-        if self.prefill and positions.src_len > positions.tgt_len == 1:
+        if self.prefill and positions.tgt_len == 1 and positions.src_len > 1:
             return Locality()  # no limit: a generated token
         limits = Locality(window=self.size, prefill=self.prefill)
         if self.first is None:
@@ -113,7 +113,7 @@ class Documents(Encoding):
     acts_on = "mask"
     axes = 0  # it reads no position ids: it makes positions
     shared_by_layers = True
-    whole_stack = True  # also in layers that the spec names without it
+    whole_stack = True  # also for layers whose part of the spec does not name it
 
     def __init__(self, dims: Dims, *, end: Literal["eos", "empty"] = "eos") -> None:
         super().__init__(dims)

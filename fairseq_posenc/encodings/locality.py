@@ -66,10 +66,10 @@ class Locality(NamedTuple):
             queries: how many of the tokens in ``first_keys`` and ``segments``, the last ones, are
                 new, so that the cache does not hold them yet.
         """
-        if self.prefill:
+        if self.prefill:  # the next tokens are generated, and have no window
             return Locality(segments=self.segments, longest=self.longest).needed_keys()
         sizes = [size for size in (self.window, self.longest) if size is not None]
-        # The last key stays even if no query sees it: sums of decay go on from it.
+        # The last key stays even if no query sees it: sums of decay continue from it.
         last = max(min(sizes) - 1, 1) if sizes else None
         if self.first_keys is None or last is None:
             return NeededKeys(last)

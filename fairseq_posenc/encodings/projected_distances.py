@@ -42,14 +42,9 @@ class Deberta(DistanceEncoding):
     """
 
     def __init__(
-        self,
-        dims: Dims,
-        *,
-        scale_factor: float = 3.0,
-        tie_projections: bool = False,
-        **others: Any,
+        self, dims: Dims, *, scale_factor: float = 3.0, tie_projections: bool = False, **others: Any
     ) -> None:
-        super().__init__(dims, scale_factor=scale_factor, **others)
+        super().__init__(dims, scale_factor=scale_factor, **others)  # of `DistanceEncoding`
         projections = make_projections(dims.head_dim, tied=tie_projections)
         self.query_projection, self.key_projection = projections
 
@@ -83,7 +78,7 @@ class DebertaV2(Encoding):
 
     acts_on = "scores"
     shared_by_layers = True  # one module; `terms` is called once in a pass
-    ones, zeros = ("norm_weight",), ("norm_bias",)  # a neutral layer norm
+    ones, zeros = ("norm_weight",), ("norm_bias",)  # where they start: a neutral layer norm
     bucket_rule: Buckets  # which row of the table each distance has
 
     def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
@@ -122,7 +117,8 @@ class DebertaV2(Encoding):
         # On either side of 0, buckets begin at every distance up to `exact`, then at `firsts`.
         starts = mirror((*range(1, exact + 1), *firsts))
         farthest, last_row = exact + len(firsts), 2 * self.buckets - 1
-        # Rows begin with later keys. The farthest earlier ones would have a row beyond the last.
+        # The first rows are those of later keys. The farthest earlier keys share the last row, as
+        # the one of their number does not exist.
         numbers = range(farthest, -farthest - 1, -1)
         rows = tuple(min(self.buckets + number, last_row) for number in numbers)
         self.bucket_rule = Buckets(starts, rows)
@@ -167,7 +163,7 @@ class TransformerXL(Encoding):
                     "transformer_xl: it has a row for each distance between position_ids, which a "
                     "graph does not know: leave them out, or compile another encoding"
                 )
-            # If the largest is not known yet, reading it waits for a GPU.
+            # If the largest is not known yet (0), reading it waits for a GPU.
             reach = positions.longest - 1 if positions.longest else int(positions.ids.max())
             low, high = -reach, reach
         distances = torch.arange(low, high + 1, device=positions.device)

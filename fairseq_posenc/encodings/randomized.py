@@ -32,16 +32,12 @@ class Randomized(Encoding):
 
     acts_on = "positions"  # it numbers the tokens, for the other encodings
     shared_by_layers = True  # one module, which draws once for all layers
-    whole_stack = True  # also for layers that the spec names without it
+    whole_stack = True  # also for layers whose part of the spec does not name it
     drawn_below: int
     fixed: Tensor  # evaluation's positions, int64 `(n,)`; no buffer, as no checkpoint holds them
 
     def __init__(
-        self,
-        dims: Dims,
-        *,
-        limit: int = 2048,
-        evaluation: Literal["drawn", "even"] = "drawn",
+        self, dims: Dims, *, limit: int = 2048, evaluation: Literal["drawn", "even"] = "drawn"
     ) -> None:
         super().__init__(dims)
         self.drawn_below = limit  # tables by position have a row for each of these numbers

@@ -46,7 +46,7 @@ class DistanceEncoding(Encoding):
 
     acts_on = "scores"
     has_vectors: ClassVar[bool] = True  # whether a row has D numbers, not one
-    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # `RowsByDistance.of` of the terms that `use` makes
+    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # what vectors multiply (`RowsByDistance.of`)
     multiplies: ClassVar[bool] = False  # whether numbers multiply q_i.k_j
 
     def __init__(
@@ -112,7 +112,7 @@ class DistanceEncoding(Encoding):
 
 
 def make_projections(width: int, tied: bool) -> tuple[nn.Parameter, nn.Parameter]:
-    """Make two projections ``(width, width)``; if ``tied``, the same parameter twice."""
+    """Create two projections ``(width, width)``; if ``tied``, the same parameter twice."""
     projection = nn.Parameter(torch.empty(width, width))
     return projection, projection if tied else nn.Parameter(torch.empty(width, width))
 
@@ -179,7 +179,7 @@ class Raffel(DistanceEncoding):
     has_vectors = False
 
     def __init__(self, dims: Dims, *, axes: int = 1, **others: Any) -> None:
-        super().__init__(dims, axes, **others)
+        super().__init__(dims, axes, **others)  # the options of `DistanceEncoding`
         self.axes = axes
         if axes > 1 and self.has_reset:
             raise UserError("raffel(reset=true) has one axis: leave out axes or reset")
@@ -187,7 +187,7 @@ class Raffel(DistanceEncoding):
     def use(self, rows: Tensor, runs: Runs) -> list[Term]:
         """Scale the numbers, ``(axes * G, R)``, which are added to scaled scores."""
         tables = rows.unflatten(0, (self.axes, -1)) * self.dims.scale(self.scale_factor)
-        if runs.ids is not None and runs.ids.dim() == 3:
+        if runs.ids is not None and runs.ids.dim() == 3:  # positions on several axes
             distances = subtract_ids(runs.ids, runs.tgt_len)
             return [NumbersByPair.of_axes(distances, tables, runs.find)]
         return [NumbersByDistance(tables.sum(0), runs)]  # a distance is the same on all axes

@@ -28,7 +28,7 @@ from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.positions import reading_waits
 
 GAMMA = 0.4  # xPos: g in the equation
-_OPTIONS_OF_ROPE_ALONE = ("cross_attention", "axes", "sections", "pairs")  # not of its subclasses
+_OPTIONS_OF_ROPE_ALONE = ("cross_attention", "axes", "sections", "pairs")  # refused in subclasses
 
 
 class Sections(tuple[int, ...]):
@@ -209,7 +209,7 @@ class LeRope(Rope):
     zeros = ("alpha",)  # which is `rope`
 
     def __init__(self, dims: Dims, **others: Any) -> None:
-        super().__init__(dims, **others)
+        super().__init__(dims, **others)  # the options of `Rope`
         self.alpha = nn.Parameter(torch.empty(self.rotated // 2, dtype=torch.float32))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LeRope:
@@ -253,7 +253,7 @@ class XPos(Rope):
     without_options = _OPTIONS_OF_ROPE_ALONE
 
     def __init__(self, dims: Dims, *, scale_base: float = 512.0, **others: Any) -> None:
-        super().__init__(dims, **others)
+        super().__init__(dims, **others)  # the options of `Rope`
         self.scale_base = scale_base
 
     def rotation(self, ids: Tensor) -> PairRotation:

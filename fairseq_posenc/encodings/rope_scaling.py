@@ -56,7 +56,7 @@ class Scaling:
 
     def __post_init__(self) -> None:
         if not 1 <= self.factor <= _MAX_FACTOR:
-            raise UserError(_FORM)
+            raise UserError(_FORM)  # specs put the option's name before such messages
 
     @staticmethod
     def parse(text: str) -> Scaling | None:
@@ -89,7 +89,7 @@ class Scaling:
                 )
             if name in settings:
                 raise UserError(f"{name} is set twice")
-            read, message = _READERS[get_type_hints(cls)[name]]
+            read, message = _READERS[get_type_hints(cls)[name]]  # by the type of the field
             settings[name] = read(value)
             if settings[name] is None:
                 raise UserError(message.format(name=name, setting=shortened(assignment)))

@@ -156,7 +156,7 @@ def test_says_why_it_cannot_run_here(monkeypatch):
     assert backend.unavailable() == "the GPU is older than compute capability 8.0"
     with monkeypatch.context() as old:
         old.setattr(backend, "read_version", lambda: "3.2.0")
-        assert backend.unavailable() == "triton is 3.2.0, and 3.6 is the oldest that will do"
+        assert backend.unavailable() == "triton is 3.2.0, and 3.6 is the oldest supported"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert backend.unavailable() == "triton is not installed"
 

@@ -68,7 +68,7 @@ def test_known_errors_are_explained(error, said):
         (["--optimizer", "sgd"], "Optimizer does not match; please reset the optimizer"),
         (["--criterion", "label_smoothed_cross_entropy"], "Criterion does not match"),
         (["--store-ema"], "no average of its weights"),
-        (["--best-checkpoint-metric", "ppl"], "go on with --reset-meters"),
+        (["--best-checkpoint-metric", "ppl"], "continue with --reset-meters"),
     ],
 )
 def test_a_state_of_another_class_is_not_loaded(options, said):

@@ -90,10 +90,10 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     call = expand_terms(call)
     operands = lay_out(call)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
-    # Under hooks on saved tensors no block is saved: they would not see that graphs are dropped, or
-    # offload each alone.
+    # Under hooks on saved tensors no block is saved: hooks would not see that a graph is dropped,
+    # or would offload each block alone.
     saves = learns and _count_saved_bytes(call) <= SAVED_BYTES and not is_saving_hooked()
-    # Fixed biases may fall with the distance until weights vanish; trained ones do not.
+    # Fixed biases may make weights denormal, which `flushes` turns into 0; trained ones do not.
     terms, bias = call.terms, call.terms.bias
     is_fixed = bias is not None and not bias.table.requires_grad
     work = Computation(

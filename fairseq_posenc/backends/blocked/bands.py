@@ -44,7 +44,7 @@ def multiply_rows(
         ``(k, h, M, 1)`` or ``(k, h, 1, W)``.
     """
     pairs: Tensor
-    if index is None and rows.size(1) > 1:
+    if index is None and rows.size(1) > 1:  # no index: each distance has its row
         # In a tile of N, each token is multiplied with N - 1 rows that it does not need: small
         # tiles waste little; but tiles that are too small make slow matrix products.
         tokens = x.size(2)

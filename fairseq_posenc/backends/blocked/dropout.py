@@ -1,6 +1,5 @@
 """Softmax, dropout and the sum of values of a block, which save one number for each pair.
 
-The random numbers of dropout are computed from seeds, and so can be computed again.
 Every query of a head draws two seeds of 32 bits, q and r, and every key draws one seed k. The hash
 ``(((q ^ k) * MURMUR_MULTIPLIER) ^ r) * XXHASH_MULTIPLIER`` decides whether the weight of a pair is
 dropped. Without r, it would depend on ``q ^ k`` alone, and two queries whose seeds q differ in few
@@ -95,7 +94,7 @@ class Weigh(torch.autograd.Function):
             value: ``(k, h, W, D)``.
         """
         weights = copy_if_kept(scores.softmax(-1))
-        weights = torch.threshold_(weights, 1e-30, 0.0) if flushes else weights
+        weights = torch.threshold_(weights, 1e-30, 0.0) if flushes else weights  # denormal: 1e-38
         weights = weights[..., : value.size(2)]
         if query_seeds is not None and key_seeds is not None:
             weights = mark_dropped(weights.contiguous(), rate, query_seeds.movedim(2, 0), key_seeds)

@@ -61,7 +61,7 @@ class Computation:
         """Compute the sums of values of a block, ``(k, h, M, D)``, not divided by the keep rate.
 
         Args:
-            x: the tensors of the block.
+            x: the tensors of the block, each described at its field.
             block: its places in the call.
             sums: the result, if it is known and only its graph is needed.
         """
@@ -118,7 +118,7 @@ class Computation:
         if x.query_rows is not None:
             products.append(multiply_rows(x.query, x.query_rows, x.query_index, False, onto))
         if x.key_rows is not None:
-            products.append(multiply_rows(x.key, x.key_rows, x.key_index, True, onto))
+            products.append(multiply_rows(x.key, x.key_rows, x.key_index, True, onto))  # of_keys
         products = products if onto is None else []  # else the content includes them
         if x.before_key is None:
             return content, products
@@ -161,7 +161,7 @@ class Blocks(torch.autograd.Function):
                 attended = ctx.graphs[-1][1]
             else:
                 attended = work.attend(call.select(block, call), block)
-            block.select(sums, "BHTD").copy_(attended.detach())
+            block.select(sums, "BHTD").copy_(attended.detach())  # a view of the block's part
         ctx.work = work
         ctx.save_for_backward(sums, *tensors)
         return sums
@@ -175,8 +175,8 @@ class Blocks(torch.autograd.Function):
         call = Operands._make(tensors)
         learns = [x is not None and x.requires_grad for x in tensors]
         totals = [torch.zeros_like(x) if y else None for x, y in zip(tensors, learns)]
-        of_keys = [call._fields.index(x) for x in ("key", "value", "before_key", "after_key")]
-        for index in of_keys:  # transposed: the products for them are faster
+        key_fields = [call._fields.index(x) for x in ("key", "value", "before_key", "after_key")]
+        for index in key_fields:  # transposed: the products for them are faster
             if learns[index]:
                 x = tensors[index].mT
                 totals[index] = torch.zeros_like(x, memory_format=torch.contiguous_format).mT
@@ -194,7 +194,7 @@ class Blocks(torch.autograd.Function):
             for total in call.select(block, totals):
                 if total is not None:
                     total += next(grads)  # in place: these are views of the totals
-        for index in of_keys:
+        for index in key_fields:
             total = totals[index]
             totals[index] = None if total is None else _transpose(total.mT)
         return None, *totals

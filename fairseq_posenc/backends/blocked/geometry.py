@@ -27,9 +27,9 @@ MAX_QUERIES = 512  # the most queries of a block
 PAIRS_PER_THREAD = 2**19  # pairs of a block on a CPU, for each thread of torch
 PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
 MIN_QUERIES = 64  # the fewest queries of a block where a window or segments hide most keys
-KEYS_PER_QUERY = 8  # keys that a query sees there, on average, for each query of a block
+KEYS_PER_QUERY = 8  # there, a block has a query for every 8 keys that a query sees on average
 FEW_QUERIES = 256  # the most queries of a block where a direction hides keys: fewer hide more
-NEAR_QUERIES = 128  # the most where products with far rows are part of the content
+NEAR_QUERIES = 128  # the most of a block where products with far rows are part of the content
 MAX_NEAR = 0.75  # the largest share of all keys that are near ones
 
 # The first and the last key that each of T queries sees.
@@ -48,9 +48,9 @@ class Block:
 
     sentences: slice
     heads: slice
-    queries: slice  # counted from the last one back
+    queries: slice  # counted back from the last one
     keys: slice
-    near: slice  # those of the keys before and after which all pairs share a row of each table
+    near: slice  # part of the keys: before it, and after it, all pairs share a row of each table
 
     @cached_property
     def _places(self) -> dict[str, slice]:
@@ -93,7 +93,7 @@ def split(call: AttentionCall) -> list[Block]:
     batch, heads, tgt_len, _ = call.query.shape
     src_len, device, mask = call.key.size(2), call.query.device, call.mask
     near = find_near(call.terms, src_len)
-    # Tables of heads are multiplied with the tokens of one sentence.
+    # A block has one sentence if heads have tables of their own (`bands._unskew`).
     per_head = any(term.per_head for term in call.terms if isinstance(term, ByDistance))
     # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs work
     # for all of its processors at once.
@@ -135,7 +135,7 @@ def _choose_queries(ranges: Ranges, mask: Mask, most: int) -> int:
 def find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
     """Find the distances between which tables have different rows, if there are many others.
 
-    Only of tables with shared rows alone are products with far rows part of the content.
+    Products with far rows are part of the content only if every table has shared rows.
 
     Returns:
         The first distance of the second row, and that of the last row, of all tables together.

@@ -76,7 +76,7 @@ class Operands(NamedTuple):
 
         def find_axes(name: str) -> str:
             shares = name.endswith("_rows") and getattr(self, f"{name[:-5]}_index") is not None
-            return AXES[name].upper().replace("R", "U") if shares else AXES[name]
+            return AXES[name].upper().replace("R", "U") if shares else AXES[name]  # U: whole
 
         selected = (
             None if x is None else block.select(x, find_axes(name))
@@ -86,7 +86,7 @@ class Operands(NamedTuple):
 
 
 AXES: dict[str, str] = {
-    name: hint.__metadata__[0] for name, hint in get_type_hints(Operands, None, None, True).items()
+    name: x.__metadata__[0] for name, x in get_type_hints(Operands, include_extras=True).items()
 }
 
 
@@ -118,7 +118,7 @@ def lay_out(call: AttentionCall) -> Operands:
             found[name.replace("rows", "index")] = term.runs.find(distances)
         found[name] = rows.contiguous()
     if find_near(terms, src_len) is not None:
-        for side, place in (("before", slice(1)), ("after", slice(-1, None))):
+        for side, place in (("before", slice(1)), ("after", slice(-1, None))):  # the end rows
             rows_of_both = [found["query_rows"], found["key_rows"]]
             of_query, of_key = (None if x is None else x[:, place] for x in rows_of_both)
             found[f"{side}_query"], found[f"{side}_key"] = _fold_rows(

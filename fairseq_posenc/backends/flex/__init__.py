@@ -1,9 +1,9 @@
 """Computes attention by torch's FlexAttention: a fused kernel, with the terms as ``score_mod``.
 
-Masks become a block mask, so that tiles in which no query sees a key are skipped. torch compiles a
-kernel for each combination of terms and lengths; lengths are therefore rounded up,
-and the batch is dynamic. For each table of vectors, all tokens are first multiplied with its rows
-at the visible distances, which takes memory for ``(B, H, T, R)``.
+A block mask skips tiles in which no query sees a key. torch compiles a kernel for each combination
+of terms and lengths, so lengths are rounded up, and the batch is dynamic. For each table of
+vectors, all tokens are first multiplied with its rows at the visible distances, which takes memory
+for ``(B, H, T, R)``.
 """
 
 from functools import cache

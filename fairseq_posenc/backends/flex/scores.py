@@ -76,7 +76,7 @@ def build_score_mod(
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
     """
     queries = tgt_len if query is None else query.size(2)  # with padding
-    missing = (0, 0 if key is None else key.size(2) - src_len, 0, queries - tgt_len)
+    missing = (0, 0 if key is None else key.size(2) - src_len, 0, queries - tgt_len)  # for F.pad
     low, high = _find_visible_distances(tgt_len, src_len, mask)
     # What differs from call to call is a tensor: a number would be compiled into the kernel.
     lowest = torch.tensor(src_len - tgt_len + low, device=device)  # of key and query by their index
@@ -145,8 +145,8 @@ def _find_visible_distances(tgt_len: int, src_len: int, mask: Mask) -> tuple[int
 
 def _pad_rows(x: Tensor, dim: int) -> Tensor:
     """Pad a dimension to a size of compiled kernels."""
-    size = round_length(max(x.size(dim), 2))  # torch compiles a size of 1 apart
-    return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, size - x.size(dim)))
+    size = round_length(max(x.size(dim), 2))  # torch compiles a size of 1 separately
+    return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, size - x.size(dim)))  # last dimension first
 
 
 def round_length(length: int) -> int:

@@ -21,7 +21,7 @@ from fairseq_posenc.encodings.terms import Terms
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 128
 OF_SOFTMAX = "these kernels have no temperature, cap or sink"
-UNSERVED = {  # why, by the name of a term
+UNSERVED = {  # why, by the name of a term (`Term.name`)
     **dict.fromkeys(("temperature", "count_temperature", "softcap", "sink"), OF_SOFTMAX),
     "decay": "these kernels do not forget",
     "state_table": "these kernels do not read states of tokens",
@@ -42,8 +42,7 @@ def unavailable() -> str:
         return "triton is not installed"
     major, minor = re.findall(r"\d+", version)[:2]
     if (int(major), int(minor)) < MIN_VERSION:
-        oldest = ".".join(map(str, MIN_VERSION))
-        return f"triton is {version}, and {oldest} is the oldest that will do"
+        return f"triton is {version}, and {'.'.join(map(str, MIN_VERSION))} is the oldest supported"
     if is_interpreted():
         return ""
     if not torch.cuda.is_available():

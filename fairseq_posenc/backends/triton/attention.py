@@ -61,7 +61,7 @@ def choose_tile(problem: Problem, backward: bool) -> Tile:
     """
     if is_interpreted():
         return INTERPRETED
-    arch = triton.runtime.driver.active.get_current_target().arch  # of AMD's GPUs a name
+    arch = triton.runtime.driver.active.get_current_target().arch  # 90: H100; AMD's are names
     if not isinstance(arch, int) or arch < 90 or problem.query.dtype == torch.float32:
         return Tile(32, 32, warps=4)
     is_wide = problem.width > WIDE
@@ -148,7 +148,7 @@ class Attention(torch.autograd.Function):
         of_queries = torch.stack((shifts, delta), -1).view(torch.int64)  # for `load_pairs`
         tile = choose_tile(problem, backward=True)
         block = min(tile.queries, tile.keys)
-        square = tile._replace(queries=block, keys=block)
+        square = tile._replace(queries=block, keys=block)  # for the kernels of `stored`
 
         grad_query = torch.empty_like(problem.query)
         # The backward kernel writes them, and `tokens_kernel` adds the key table's term.
@@ -170,14 +170,15 @@ class Attention(torch.autograd.Function):
         is_stored = [True, has_query_term and not plain_sum, has_key_term, learns_gain]
         is_stored.append(learns_bias and not plain_sum)  # now in the order of `Tiles`
         slabs = split_slabs(problem, tile, sum(is_stored))
-        _, sequences, *lengths = slabs[0]
+        _, sequences, *lengths = slabs[0]  # the largest slab's; lengths are queries and keys
         memory = iter(problem.query.new_empty(sum(is_stored), sequences * math.prod(lengths)))
         tiles = Tiles(*(next(memory) if needed else None for needed in is_stored))  # type: ignore[arg-type]
         sizes = [2 * sequences * count * problem.CLIPPED.value for count in lengths]  # of ends
         of_query, of_key = shifts.new_empty(sum(sizes)).split(sizes)
         by_query, by_key = tl.constexpr(1), tl.constexpr(-1)
-        query_term, bias = (tiles.content if x is None else x for x in (tiles[1], tiles[4]))
-        tables = list(zip(problem.tables, table_grads))
+        query_term = tiles.content if tiles.query_term is None else tiles.query_term
+        bias = tiles.content if tiles.bias is None else tiles.bias
+        tables = list(zip(problem.tables, table_grads))  # of queries, of keys, gain, bias
         factor = problem.scale * problem.kept_factor
         sides = [
             Side(*tables[0], problem.query, grad_query, query_term, of_query, factor, by_query),
@@ -200,8 +201,8 @@ class Attention(torch.autograd.Function):
                 launch(tables_kernel, programs, problem, square, slab, of_tables, chunks)
         # Over chunks, and over heads that share a table.
         groups = [0 if table is None else len(table.rows) for table in trained]
-        pairs = zip(table_grads, groups)
-        sums = [x if x is None else x.unflatten(0, (-1, count)).sum(0) for x, count in pairs]
+        grads = zip(table_grads, groups)
+        sums = [x if x is None else x.unflatten(0, (-1, count)).sum(0) for x, count in grads]
         return None, grad_query, grad_key, grad_value, *sums
 
 

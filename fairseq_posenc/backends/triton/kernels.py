@@ -138,8 +138,7 @@ def backward_kernel(problem, opt, grad, of_queries, slab, tiles, grad_key, grad_
             start, end = find_columns(problem, opt, batch, first_key, SIGN=-1, PART=part)
             for first_query in range(start, end, opt.M):
                 m = first_query + tl.arange(0, opt.M)[None, :]  # [1, queries M]
-                # [queries M, W]
-                q = load_rows(problem, opt, query, first_query, problem.tgt_len, opt.M)
+                q = load_rows(problem, opt, query, first_query, problem.tgt_len, opt.M)  # [M, W]
                 content, gain, query_term, key_term, scores = compute_scores(  # FLIP is True
                     problem, opt, q, k, head, first_query, first_key, True, part
                 )

@@ -37,8 +37,8 @@ class Visible(NamedTuple):
 class Dropout(NamedTuple):
     """The seeds of a call, from which both passes compute the same dropped weights.
 
-    The hash of a pair is ``multiplier * key_seed + offset``, an int32 that wraps round. Its pairs
-    are as good as independent, and it takes three instructions.
+    The hash of a pair is ``multiplier * key_seed + offset``, an int32 that wraps round. Any two
+    hashes are practically independent, and each takes three instructions.
     """
 
     query_seeds: Tensor  # `(B, H, T, 1)` of int64: multiplier, and offset in the upper half
@@ -88,7 +88,7 @@ class Problem(NamedTuple):
 
     @property
     def tables(self) -> tuple[Table | None, ...]:
-        """The four tables."""
+        """The four tables, of queries, of keys, gain and bias; None for a missing one."""
         return self.query_table, self.key_table, self.gain, self.bias
 
     @property
@@ -97,7 +97,7 @@ class Problem(NamedTuple):
         return [*self[:3], *(table and table.rows for table in self.tables)]
 
     def with_tensors(self, tensors: Sequence[Tensor | None]) -> Problem:
-        """Replace the tensors, in the order of :attr:`tensors`."""
+        """Replace the tensors, in the order of :attr:`tensors`; they are in the first 7 fields."""
         tables = [old and old._replace(rows=new) for old, new in zip(self.tables, tensors[3:])]  # type: ignore[arg-type]
         return Problem(*tensors[:3], *tables, *self[7:])  # type: ignore[call-arg, arg-type]
 
@@ -119,6 +119,7 @@ def read_call(call: AttentionCall) -> Problem:
     key_table = query_table if shared else _read_vectors(of_keys, tgt_len, src_len, query.dtype)
     lows = [table.low for table in (query_table, key_table) if table]
     highs = [table.low + table.last for table in (query_table, key_table) if table]
+    clipped = any(low > 1 - tgt_len for low in lows) or any(high < src_len - 1 for high in highs)
     seeds = None
     if rate:  # from torch's generator, so that a forward pass done again drops the same weights
         of_query = dropout.draw_seeds(*query.shape[:3], 2, device=query.device).view(torch.int64)
@@ -148,16 +149,14 @@ def read_call(call: AttentionCall) -> Problem:
         width=query.size(3),
         PRODUCT=tl.constexpr(terms.product),
         SHARED=tl.constexpr(shared),
-        CLIPPED=tl.constexpr(
-            any(x > 1 - tgt_len for x in lows) or any(x < src_len - 1 for x in highs)
-        ),
+        CLIPPED=tl.constexpr(clipped),
     )
 
 
 def _read_vectors(
     rows: RowsByDistance | None, tgt_len: int, src_len: int, dtype: torch.dtype
 ) -> Table | None:
-    """Read a vector table; the distances of its runs are those of queries at the end."""
+    """Read a vector table; its runs take queries as the last T tokens, kernels as the first."""
     if rows is None:
         return None
     table, runs, low = rows.table, rows.runs, 1 - src_len
@@ -172,7 +171,7 @@ def _read_vectors(
 
 
 def _describe(rows: Tensor, low: int) -> Table:
-    """Describe a table whose first row has a distance."""
+    """Describe a table whose first row has the distance ``low``."""
     return Table(rows.contiguous(), rows[0].numel() if len(rows) > 1 else 0, low, rows.size(1) - 1)
 
 
@@ -204,7 +203,7 @@ def _compute_visible(
         raise UserError(
             "position backend triton needs documents whose numbers ascend: choose blocked"
         )
-    # `contiguous` because searchsorted copies other tensors, with a warning.
+    # Neither decreases, so keys are searched in them; `contiguous` avoids copies and a warning.
     first, last = (x.contiguous() for x in torch.broadcast_tensors(*found))
     keys = torch.arange(src_len, device=device).expand(len(first), -1).contiguous()
     of_keys = torch.searchsorted(last, keys), torch.searchsorted(first, keys, right=True) - 1

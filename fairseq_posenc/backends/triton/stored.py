@@ -34,7 +34,7 @@ from fairseq_posenc.backends.triton.tiles import (
 def find_offset(side):
     """Find the column of row 0 that belongs to the table's first column.
 
-    That is the first row of the table or, where distances fall, its last one.
+    That column is the first row of the table or, where distances fall, its last one.
     """
     return side.table.low if side.SIGN > 0 else -side.table.low - side.table.last
 
@@ -170,13 +170,13 @@ def add_to_table(problem, opt, slab, side, chunks, program):
             batch = sequence // problem.heads
             start, end = find_columns(problem, opt, batch, row, side.SIGN, ALL)
             tile = load_tile(opt, side.tiles + at, stride, row, row + offset, start, end, 1)
-            if side.tokens is None:
+            if side.tokens is None:  # a table of numbers
                 by_number += tl.sum(tile.to(tl.float32), 0)
             else:
                 y = load_rows(problem, opt, side.tokens + token, row, tokens, opt.N)
                 by_vector = multiply(tl.trans(tile), y, by_vector)  # [distances N, W]
         if problem.CLIPPED and side.tokens is not None:
-            if (step == 0) | (step + opt.N > last):
+            if (step == 0) | (step + opt.N > last):  # the block has an end of the table
                 for row in range(0, tokens, opt.N):
                     y = load_rows(problem, opt, side.tokens + token, row, tokens, opt.N)
                     ends = side.ends + (sequence_in_slab * rows + row + tl.arange(0, opt.N)) * 2

@@ -11,11 +11,12 @@ the products of the tile's pairs. In tiles far from the diagonal, a clipped tabl
 all pairs, and its term is a number for each query, or for each key.
 
 - ``problem``: a :class:`~fairseq_posenc.backends.triton.problem.Problem`.
-- ``opt``: :class:`~fairseq_posenc.backends.triton.attention.Options`, with M, N and W.
-- Sequence: index of a sentence and a head.
+- ``opt``: :class:`~fairseq_posenc.backends.triton.attention.Options`; W: D padded to a power of 2.
+- ``table``: ``rows`` ``(G, R, D)`` or ``(G, R)``; ``low``, the distance of row 0; ``last``, R - 1.
+- Sequence: index of a sentence and a head, ``batch * heads + head``.
 - m, n: indices of queries and of keys, ``(M, 1)`` and ``(1, N)``; flipped ``(1, M)``, ``(N, 1)``.
 - FLIP: whether rows of tiles are keys.
-- PART: BEFORE for tiles far before the diagonal, AFTER for tiles far after it, else NEAR.
+- PART: BEFORE for tiles far before the diagonal, AFTER for tiles far after it, NEAR for others.
 
 Scores are the combined dot products, to which a bias is added after it is divided by the scale.
 """
@@ -39,7 +40,7 @@ KEEP = tl.constexpr(  # kept = weight if multiplier * seed + offset < threshold 
 
 @triton.jit
 def split_program(program, length, BLOCK: tl.constexpr):
-    """Split a program's index into a sequence, counted in this launch, and its first row."""
+    """Split a program's index into a sequence, from 0 in each launch, and a block's first row."""
     blocks = tl.cdiv(length, BLOCK)
     return program // blocks, program % blocks * BLOCK
 
@@ -49,7 +50,7 @@ def load_rows(problem, opt, base, start, count, ROWS: tl.constexpr):
     """Load ``(ROWS, W)``: rows from ``start`` on of ``(count, D)``, filled with zeros."""
     row = start + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, opt.W)[None, :]
-    if opt.FULL:
+    if opt.FULL:  # T, S and D fill whole tiles, so no load needs a mask
         return tl.load(base + row * opt.W + column)
     else:
         inside = (row < count) & (column < problem.width)
@@ -58,7 +59,7 @@ def load_rows(problem, opt, base, start, count, ROWS: tl.constexpr):
 
 @triton.jit
 def load_pairs(opt, pointers, inside, dtype: tl.constexpr):
-    """Load two numbers of 32 bits from each int64, by half the instructions."""
+    """Load two 32-bit numbers from each int64, the lower first, with half the instructions."""
     both = tl.load(pointers, None if opt.FULL else inside)
     low, high = both.to(tl.int32), (both >> 32).to(tl.int32)
     return low.to(dtype, bitcast=True), high.to(dtype, bitcast=True)
@@ -86,13 +87,13 @@ def load_table(problem, opt, table, head, row):
     """Load vectors ``(rows, W)`` at indices ``(rows,)``; beyond an end, the row there."""
     row = tl.minimum(tl.maximum(row, 0), table.last)[:, None]
     column = tl.arange(0, opt.W)[None, :]
-    start = table.rows + head * table.head_stride
+    start = table.rows + head * table.head_stride  # 0 if all heads share the rows
     return tl.load(start + row * problem.width + column, column < problem.width, 0.0)
 
 
 @triton.jit
 def load_band(problem, opt, table, head, at):
-    """Load the band of a tile, ``(size, W)``, from distance ``at`` on; it has rows to spare."""
+    """Load the band of a tile, ``(size, W)``, from distance ``at`` on; the last rows are spare."""
     row = tl.arange(0, triton.next_power_of_2(opt.M + opt.N))
     first = at - table.low
     if opt.FULL and not problem.CLIPPED:  # all but the spare rows are rows of the table
@@ -104,10 +105,11 @@ def load_band(problem, opt, table, head, at):
 
 
 @triton.jit
-def find_columns(problem, opt, batch, row, SIGN: tl.constexpr, PART: tl.constexpr):
+def find_columns(problem, opt, batch, first_row, SIGN: tl.constexpr, PART: tl.constexpr):
     """Find the columns of a tile's rows that may be seen, from the start of a block to an end.
 
-    Rows are queries (SIGN 1) or keys (SIGN -1); PART may also be ALL.
+    Rows are queries (SIGN 1) or keys (SIGN -1); PART may also be ALL. ``visible`` has the first and
+    the last column of every row, ``(B or 1, rows)``; neither decreases from row to row.
     """
     visible = problem.visible_keys if SIGN > 0 else problem.visible_queries
     count = problem.tgt_len if SIGN > 0 else problem.src_len
@@ -116,20 +118,20 @@ def find_columns(problem, opt, batch, row, SIGN: tl.constexpr, PART: tl.constexp
     start = 0
     end = problem.src_len if SIGN > 0 else problem.tgt_len
     if visible is not None:
-        at = batch * visible.stride
-        start = tl.load(visible.first + at + row) // block * block
-        end = tl.load(visible.last + at + tl.minimum(row + rows, count) - 1) + 1
+        at = batch * visible.stride  # 0 if all sentences share the columns
+        start = tl.load(visible.first + at + first_row) // block * block
+        end = tl.load(visible.last + at + tl.minimum(first_row + rows, count) - 1) + 1
     if problem.CLIPPED and PART != ALL:
-        # Seen from keys, distances have the other sign.
+        # Up to `far_low`, pairs have row 0; from `far_high` on, the last. Keys negate both.
         low = problem.far_low if SIGN > 0 else -problem.far_high
         high = problem.far_high if SIGN > 0 else -problem.far_low
-        left = tl.maximum(row + low + 1, 0) // block * block
+        left = tl.maximum(first_row + low + 1, 0) // block * block
         left = tl.minimum(tl.maximum(left, start), end)  # tiles before it end at `low` or below
-        right = tl.cdiv(tl.maximum(row + rows - 1 + high, 0), block) * block
-        right = tl.minimum(tl.maximum(right, left), end)
+        right = tl.cdiv(tl.maximum(first_row + rows - 1 + high, 0), block) * block
+        right = tl.minimum(tl.maximum(right, left), end)  # later tiles begin at `high` or above
         if PART == NEAR:
             start, end = left, right
-        elif (BEFORE if SIGN > 0 else AFTER) == PART:
+        elif (BEFORE if SIGN > 0 else AFTER) == PART:  # for a query before a key, the key is after
             end = left
         else:
             start = right
@@ -152,7 +154,7 @@ def apply_mask(problem, opt, scores, batch, m, n, first_query, first_key):
     if problem.visible_keys is not None:
         first = problem.visible_keys.first + batch * problem.visible_keys.stride
         last = problem.visible_keys.last + batch * problem.visible_keys.stride
-        # Most tiles lie within what all of their queries see.
+        # Most tiles lie within what all of their queries see: `first` and `last` never decrease.
         last_query = tl.minimum(first_query + opt.M, problem.tgt_len) - 1
         begins = first_key >= tl.load(first + last_query)
         ends = first_key + opt.N - 1 <= tl.load(last + first_query)
@@ -171,8 +173,8 @@ def apply_mask(problem, opt, scores, batch, m, n, first_query, first_key):
 def drop_weights(problem, opt, weights, sequence, m, n):
     """Set the weights of a tile that dropout drops to 0.
 
-    The hash of :class:`~fairseq_posenc.backends.triton.problem.Dropout` is compared in PTX: from
-    `tl.where`, the compiler packs 32 comparisons into a byte and unpacks them, 8 instructions.
+    The hash of :class:`~fairseq_posenc.backends.triton.problem.Dropout` is compared in PTX: with
+    `tl.where`, the compiler packs the comparisons and unpacks them again, which costs more.
     """
     of_query = problem.dropout.query_seeds + sequence.to(tl.int64) * problem.tgt_len + m
     of_key = problem.dropout.key_seeds + sequence.to(tl.int64) * problem.src_len + n
@@ -191,8 +193,8 @@ def drop_weights(problem, opt, weights, sequence, m, n):
 def gather_lines(x, start, STEP: tl.constexpr, COLUMNS: tl.constexpr):
     """Gather ``(rows, COLUMNS)`` from a flat list: each row from its start on, a step apart."""
     if not INTERPRETED:
-        # Hides from the compiler how the starts are computed. So it addresses the numbers of a row
-        # relative to the start; else, it keeps an address for each of them in a register.
+        # Hides from the compiler how the starts are computed. It then addresses a row's numbers
+        # relative to the start; otherwise it keeps an address for each of them in a register.
         start = tl.inline_asm_elementwise(
             "mov.b32 $0, $1;", "=r,r", [start], dtype=tl.int32, is_pure=True, pack=1
         )
@@ -249,7 +251,7 @@ def compute_scores(
 ):
     """Compute content, gain, query term, key term and score of a tile's pairs.
 
-    What is missing is 1.
+    A missing gain or term is 1.
     """
     at = first_key - first_query - opt.M + 1  # distance of the band's first row
     gain, query_term, key_term = 1.0, 1.0, 1.0
@@ -258,14 +260,14 @@ def compute_scores(
         table = problem.query_table
         query_term = multiply_table(problem, opt, table, q, head, at, not FLIP, FLIP, PART)
     if problem.key_table is not None:
-        table = problem.query_table if problem.SHARED else problem.key_table
+        table = problem.query_table if problem.SHARED else problem.key_table  # one table for both
         key_term = multiply_table(problem, opt, table, k, head, at, FLIP, FLIP, PART)
     if problem.gain is not None:
         gain = load_numbers(opt, problem.gain, head, at, 1.0, FLIP)
     x, y = (k, tl.trans(q)) if FLIP else (q, tl.trans(k))  # rows and columns of the tile
     has_both: tl.constexpr = problem.query_table is not None and problem.key_table is not None
     has_vectors: tl.constexpr = problem.query_table is not None or problem.key_table is not None
-    is_sum: tl.constexpr = has_vectors and not problem.PRODUCT
+    is_sum: tl.constexpr = has_vectors and not problem.PRODUCT  # else terms multiply the content
     term = query_term + key_term if has_both and is_sum else query_term * key_term
     if is_sum and PART == NEAR and problem.gain is None:
         content = multiply(x, y, term)  # saves registers
