@@ -25,7 +25,7 @@ LENGTH_RULES: dict[str, str] = {
     "copy": "repeats the table from its first row",
     "interpolate": "stretches it, so that the positions between come from their neighbours",
 }
-# Options that do not change the meaning of a parameter.
+# Options that do not change the meaning of a row: two set lengths, one scales all scores.
 _FREE_OPTIONS = ("max_distance", "extent", "scale_factor")
 
 
@@ -45,7 +45,7 @@ def extend_tables(model: nn.Module, state_dict: dict[str, Tensor], prefix: str) 
         prefix: text before the names of the model's parameters in ``state_dict``.
 
     Returns:
-        A description of each extended table.
+        A description of each extended table, for messages.
     """
     changes = []
     for name, module in model.named_modules(prefix=prefix.rstrip(".")):
@@ -109,7 +109,7 @@ def extend_parameter(
         return extended
     if not encoding.has_position_table or trained.shape[1:] != parameter.shape[1:]:
         return None
-    axes = encoding.axes  # their tables stand one below the other
+    axes = encoding.axes  # their tables, of equal length, follow one another in the rows
     tables = trained.unflatten(0, (axes, -1))
     rows = parameter.size(0) // axes
     # A table by position may begin with rows of no position, as row 0 of `tupe_shared`.
@@ -118,7 +118,7 @@ def extend_parameter(
         return None
     if tables.size(1) >= rows:
         return tables[:, :rows].flatten(0, 1)
-    if rule is None:  # of several axes, they are not the parameter's first rows
+    if rule is None:  # the caller sets the first rows, which those of several axes are not
         return trained if axes == 1 else None
     return torch.cat([_lengthen_table(table, offset, rows, rule) for table in tables])
 

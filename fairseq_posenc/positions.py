@@ -45,7 +45,7 @@ def may_sync(device: torch.device, decoding: bool = False) -> bool:
 
 
 class Positions(NamedTuple):
-    """Where the tokens of a call stand. Padding never shifts a token's position.
+    """The positions of a call's tokens. Padding never shifts a token's position.
 
     >>> padding = torch.tensor([[True, False, False, False], [False, False, False, True]])
     >>> Positions.from_padding(padding, tgt_len=1).ids  # of a step that decodes the last token
@@ -60,7 +60,7 @@ class Positions(NamedTuple):
         tgt_len: T, the number of queries; they are the last T tokens.
         left_padded: whether the id of a real token may differ from its index in the row. Padding
             before it is one cause; documents and ids that a caller gives are others.
-        longest: the largest position plus 1, or an upper bound of it; 0 if not known.
+        longest: the largest position plus 1, or an upper bound on it; 0 if not known.
         first: result of :meth:`is_first`, if it was computed before.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, if a
             row has several documents; ``ids`` are then counted in the document.
@@ -137,9 +137,9 @@ class Positions(NamedTuple):
 
         Args:
             empty: whether documents end at an empty sentence, the second of two ends in a row:
-                ``a </s> b </s> </s> c`` has two documents. Else every end is that of a document.
-            causal: whether the end is the first token of the next document (``</s> c``). Else it is
-                the last one of its own, and the next document is ``c``.
+                ``a </s> b </s> </s> c`` has two documents. Otherwise every end ends a document.
+            causal: whether the end is the first token of the next document (``</s> c``). Otherwise
+                it is the last one of its own, and the next document is ``c``.
         """
         if self.document_starts is not None:  # split before, perhaps at other tokens
             return self
@@ -182,9 +182,9 @@ class Positions(NamedTuple):
         )
 
     def _grow_by_one(self, ids: Tensor) -> Tensor:
-        """Check which ids, ``(B or 1, S)``, are the document's first id plus the tokens since.
+        """Mark the ids, ``(B or 1, S)``, that equal the document's first id plus the tokens since.
 
-        Padding passes the check.
+        Padding is marked, too.
         """
         indices = torch.arange(ids.size(1), device=ids.device)
         indices, ids, first = torch.broadcast_tensors(indices, ids, self.is_first())  # [B or 1, S]
@@ -267,7 +267,7 @@ class Positions(NamedTuple):
         """Refuse positions beyond a table of ``limit`` rows."""
         if self.longest <= limit:  # also if not known: then the table's own bounds check refuses
             return
-        longest = int(self.ids.max()) + 1  # `longest` may be a bound; this waits for a GPU
+        longest = int(self.ids.max()) + 1  # exact: the field may be a bound; this waits for a GPU
         if longest > limit:
             raise UserError(
                 f"a sequence of {longest} tokens is longer than the {limit} "

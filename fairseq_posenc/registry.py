@@ -10,7 +10,7 @@ from fairseq_posenc import encodings
 from fairseq_posenc.encodings.base import ENCODINGS, Encoding
 from fairseq_posenc.errors import UserError, shortened, suggest
 
-# Other words for encodings -> what a message says of them.
+# Other words for encodings (of yarn:2 the part before the colon) -> what a message says of them.
 _HINTS = {
     "rotary": "did you mean rope? ",
     "absolute": "did you mean learned or sinusoidal? ",
@@ -20,7 +20,7 @@ _HINTS = {
     "yarn": "did you mean rope(scaling=yarn:2)? ",
     "own": "write own, in small letters, with models of transformers alone; ",
 }
-# What companions act on: they modify attention beside an encoding (temperatures, windows, ...).
+# Places that companions act on: these modify attention besides an encoding (windows, ...).
 _COMPANIONS = ("softmax", "mask", "positions")
 
 
@@ -38,7 +38,7 @@ def names(*, encoder: bool = False, companions: bool = False) -> list[str]:
     ['alibi', 'cope', 'deberta', 'deberta_v2']
 
     Args:
-        encoder: leave out encodings that only work in decoders.
+        encoder: leave out encodings that only work in decoders (``causal_reason`` says why).
         companions: add windows, temperatures, ...
     """
     _import_encodings()
@@ -83,7 +83,7 @@ def options(name: str) -> dict[str, inspect.Parameter]:
     for cls in encoding.__mro__:
         if (constructor := vars(cls).get("__init__")) is None:
             continue
-        hints = get_type_hints(constructor)  # not strings, as postponed annotations are
+        hints = get_type_hints(constructor)  # types, where postponed annotations are strings
         parameters = inspect.signature(constructor).parameters
         defined_here = {
             key: parameter.replace(annotation=hints[key])

@@ -31,7 +31,7 @@ class Shared(NamedTuple):
 
     Attributes:
         positions: positions of the tokens.
-        cache: values that the first layer computes for all layers.
+        cache: values computed once for all layers; ``get`` also takes what a value depends on.
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
         locality: limits of the keys that a query may see.
@@ -72,14 +72,14 @@ class Shared(NamedTuple):
         return self.cache.get("needed", tuple(limits), limits.needed_keys)  # again for other limits
 
     def rotation_of_last(self, count: int) -> Rotation | None:
-        """Select the rotation of the last ``count`` tokens, T or all that a host caches unrotated.
+        """Select the rotation of the last ``count`` tokens: T, or all if keys are cached unrotated.
 
-        A trained one is computed again where terms are.
+        A trained one is computed again by reentrant checkpointing, as in :meth:`layer_terms`.
         """
         if self.rotate_ids is None:
             return self.rotation
         positions = self.positions
-        if count != positions.tgt_len:
+        if count != positions.tgt_len:  # computed by the first layer that asks for so many
             compute = partial(self.rotate_ids, positions.places[:, -count:])
             return self.cache.get("last", (positions.places, count), compute)
         is_trained = self.rotation is not None and self.rotation.is_trained
@@ -118,7 +118,7 @@ def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, 
         return named[name].combined_terms(positions)
 
     def combine(names: tuple[str, ...], find_terms: Callable[[str], Terms]) -> Terms:
-        return reduce(or_, map(find_terms, names), Terms([]))
+        return reduce(or_, map(find_terms, names), Terms([]))  # `|` joins terms
 
     terms = {name: terms_of(name) for name in named}
     rotations = {name: x.rotation(positions.query_places) for name, x in named.items()}
@@ -128,8 +128,8 @@ def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, 
             positions,
             PerForwardCache(),
             terms=combine(names, terms.__getitem__),
-            rotation=find_first(rotations[name] for name in names),
-            locality=reduce(and_, (limits[name] for name in names), Locality()),
+            rotation=find_first(rotations[name] for name in names),  # a layer has at most one
+            locality=reduce(and_, (limits[name] for name in names), Locality()),  # all hold
             recompute_terms=partial(combine, names, terms_of),
             rotate_ids=partial(encodings.rotation, kind=kind),
         )

@@ -130,7 +130,7 @@ class Spec(NamedTuple):
 
     @property
     def is_causal_only(self) -> bool:
-        """Whether an encoding is for causal models alone."""
+        """Whether an encoding is for causal models alone (``causal_reason`` says why)."""
         prefill = any(dict(item.options).get("prefill") for item in self.items)  # of a window
         return prefill or any(item.encoding.causal_reason for item in self.items)
 
@@ -310,7 +310,7 @@ def _parse_options(name: str, text: str) -> dict[str, object]:
 
 def _parse_value(name: str, key: str, value: str, option_type: Any) -> Any:
     """Convert the text of an option to its type."""
-    if NoneType in get_args(option_type):  # Optional[X], X | None or None | X: take X
+    if NoneType in get_args(option_type):  # Optional[X], X | None or None | X: parse an X
         if value == "none":
             return None
         option_type = next(x for x in get_args(option_type) if x is not NoneType)

@@ -32,7 +32,7 @@ def register() -> None:
         UserError: fairseq is not installed.
     """
     _ignore_garbage_in_forks()
-    # Of speech alone: it would say at each start that tensorboardX is missing.
+    # A task for speech, which would warn at each start that tensorboardX is missing.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     root = logging.getLogger()  # fairseq's first import makes it show every message of INFO
     handlers, level = root.handlers[:], root.level
@@ -40,19 +40,19 @@ def register() -> None:
         for name in MODULES:
             import_module(f"{__package__}.{name}")
     except ModuleNotFoundError as error:
-        if message := describe_mistake(error):
+        if message := describe_mistake(error):  # for packages that a user may lack
             raise UserError(message) from error
         raise
     root.handlers[:] = handlers
     root.setLevel(level)
 
 
-@cache  # once a process
+@cache  # once per process
 def _ignore_garbage_in_forks() -> None:
-    """Let forked processes collect no garbage of their parents.
+    """Keep forked processes from collecting garbage of their parents.
 
-    The garbage may have iterators of a ``DataLoader``, which in another process than their own end
-    with a stack trace, "can only test a child process".
+    The garbage may include iterators of a ``DataLoader``, whose end in another process than their
+    own prints a stack trace, "can only test a child process".
     """
     os.register_at_fork(after_in_child=gc.freeze)
 

@@ -53,9 +53,9 @@ class StackPositions(nn.Module):
         super().__init__()
         spec = parse(spec) if isinstance(spec, str) else spec
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
-        self.spec, self.dims = spec, dims
-        limits = assembly.find_limits(spec, dims)  # of one token: which there are
-        self.id_readers = assembly.find_id_readers(spec, dims)  # a plain dict: no submodules
+        self.spec, self.dims = spec, dims  # also in each state, for our layers to compare
+        limits = assembly.find_limits(spec, dims)  # of visible keys, for one token; None: no limit
+        self.id_readers = assembly.find_id_readers(spec, dims)  # encodings that ids must fit
         # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = limits.window is not None
         drafts = assembly.draft_terms(spec, dims, backend="auto")  # of each kind of layer
@@ -82,7 +82,7 @@ class StackPositions(nn.Module):
         source_position_ids: Tensor | None = None,
         ends: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Shared, ...]]:
-        """Add the input encoding to embeddings, and compute the state that every layer takes.
+        """Add the input encoding to embeddings, and compute the state that layers are called with.
 
         Args:
             embeddings: token embeddings, ``(batch, tgt_len, embed_dim)``.
@@ -105,7 +105,7 @@ class StackPositions(nn.Module):
             ends: True for tokens that end a sentence, as ``</s>``, ``(batch, past + tgt_len)``.
 
         Returns:
-            The embeddings with the input encoding, and the position state of this forward pass.
+            The embeddings with the input encoding, and the position state of each kind of layer.
 
         Raises:
             UserError: a shape or a type is wrong; an encoding cannot take the ``position_ids``; or
@@ -125,7 +125,7 @@ class StackPositions(nn.Module):
         if ends is not None:
             positions = positions._replace(ends=ends & positions.real())
         if ends is not None and document_ids is None:
-            positions = self.shared.number(positions)  # before ids, which documents do not restart
+            positions = self.shared.number(positions)  # by counted tokens: ids are never restarted
         else:
             positions = self._split_documents(positions, document_ids)
         if position_ids is not None:
@@ -136,7 +136,7 @@ class StackPositions(nn.Module):
             self._refuse_gaps(key_padding_mask, positions.consecutive)
         shared = compute_shared(self.shared, positions)
         for encoding in self.input.as_list() if self.input is not None else ():
-            vectors = encoding.embed(shared[0].positions)  # which may be random ones
+            vectors = encoding.embed(shared[0].positions)  # equal for all kinds of layers
             assert vectors is not None, "encodings of the input have some"
             embeddings = embeddings + vectors.type_as(embeddings)
         if source_length is not None:
@@ -151,11 +151,11 @@ class StackPositions(nn.Module):
 
     def _refuse_gaps(self, padding: Tensor, consecutive: bool) -> None:
         """Refuse padding between tokens if distances between places include it."""
-        counts_places = self.has_window or (self.has_tables and consecutive)  # else: by the ids
-        # On a GPU nothing is checked: this would be one more wait in every pass.
+        # Tables take distances of places if ids are consecutive, else those of the ids.
+        counts_places = self.has_window or (self.has_tables and consecutive)
         if not counts_places or torch.compiler.is_compiling() or reading_waits(padding.device):
-            return
-        # The first token of each run of tokens: more than one in a row if padding lies between.
+            return  # on a GPU, the check would be one more wait in every pass
+        # The first token of each run of tokens; a row has several runs if padding lies between.
         begins = ~padding & F.pad(padding, (1, 0), value=True)[:, :-1]  # [B, S]
         if bool((begins.sum(1) > 1).any()):
             raise UserError(
@@ -199,13 +199,13 @@ class StackPositions(nn.Module):
                 "ones included"
             )
         check_integers("document_ids", ids)
+        # The first token begins a document in any case, so it does not matter that 0 precedes it.
         return positions.begin_documents(ids.ne(F.pad(ids, (1, 0))[:, :-1]))
 
     def _replace_ids(self, positions: Positions, ids: Tensor, past_ids: Tensor | None) -> Positions:
         """Replace the position of each token by a caller's ids."""
-        batch, src_len = positions.batch_size, positions.src_len
-        tgt_len = positions.tgt_len
-        lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)
+        batch, src_len, tgt_len = positions.batch_size, positions.src_len, positions.tgt_len
+        lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)  # of new or all tokens
         ids = read_position_ids("position_ids", ids, self.id_readers, batch, lengths)
         if past_ids is not None and ids.size(1) < src_len:
             if (n := past_ids.size(0)) != batch:

@@ -45,7 +45,7 @@ class AnswersCriterion(FairseqCriterion):
         """Compute the summed loss, the number of answer tokens, and the values to log, all sums."""
         inputs = sample["net_input"]
         target = sample["target"]  # [B, T]
-        # A decoder's inputs are the targets before; those of translation are not the source.
+        # A decoder reads the targets shifted by one, which in translation are not the source.
         tokens = inputs.get("prev_output_tokens", inputs["src_tokens"])  # [B, T]
         in_answer = self.mask_answers(tokens, target)
         if self._is_encoder:
@@ -74,7 +74,7 @@ class AnswersCriterion(FairseqCriterion):
         begun = asks.cumsum(-1)
         if self._is_encoder:
             begun = begun - asks.long()  # its targets are its inputs, and `=` is not an answer
-        is_open: Tensor = begun > tokens.eq(self._ends).cumsum(-1)  # more begun than ended
+        is_open: Tensor = begun > tokens.eq(self._ends).cumsum(-1)  # more answers begun than ended
         return is_open & target.ne(self._pad)
 
     @staticmethod

@@ -70,7 +70,7 @@ def decode_text(
     """
     if first_line == 1:
         content = content.removeprefix(codecs.BOM_UTF8)
-    text = ""  # if it is not UTF-8, which is then a problem
+    text = ""  # stays empty if it is not UTF-8, which is then reported
     # Index of the first byte of a kind -> what is wrong with it; -1 for bytes that do not occur.
     problems = {content.find(byte): label for byte, label in (refused or {}).items()}
     try:

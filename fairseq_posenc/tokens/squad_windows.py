@@ -36,11 +36,11 @@ class SquadWindow(NamedTuple):
     tokens: np.ndarray  # token ids of the window, `[T]`
     offset: int  # index in `tokens` at which the context begins
     first: int  # index in the whole context of the token at `offset`
-    # whether, of all windows, this one has the most context around a token of its context, `[S]`
+    # `[S]`, for each of its S tokens of context: whether this window has the most around the token
     has_max_context: np.ndarray
 
     def target(self, first: int, last: int) -> tuple[int, int]:
-        """Locate two tokens of the context in the window; ``NO_ANSWER`` if one is outside."""
+        """Locate two tokens, by index in the context, in the window; ``NO_ANSWER`` if outside."""
         if first < self.first or last >= self.first + len(self.has_max_context):
             return NO_ANSWER
         return first - self.first + self.offset, last - self.first + self.offset
@@ -82,7 +82,7 @@ def _find_best_parts(length: int, parts: list[tuple[int, int]]) -> np.ndarray:
 
     As in BERT, a longer part gets a small bonus, and the first part wins a tie.
     """
-    scores = np.full((len(parts), length), -1.0)
+    scores = np.full((len(parts), length), -1.0)  # below the score of any token in a part
     for number, (first, end) in enumerate(parts):
         before = np.arange(end - first)
         scores[number, first:end] = np.minimum(before, before[::-1]) + 0.01 * (end - first)
@@ -100,7 +100,7 @@ class WindowMaker:
 
     def __init__(self, tokenizer: Tokenizer, dictionary: Dictionary, limits: Limits) -> None:
         self._tokenizer, self.dictionary, self._limits = tokenizer, dictionary, limits
-        self.tokenize_context = lru_cache(maxsize=1)(tokenizer.tokens)
+        self.tokenize_context = lru_cache(maxsize=1)(tokenizer.tokens)  # keeps the last paragraph
         self.questions_cut = 0  # number of questions that were too long, so far
 
     def windows(self, question: Question) -> list[SquadWindow]:
@@ -167,7 +167,7 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
 def _locate_answer_in_windows(
     question: Question, windows: list[SquadWindow], context: TextTokens
 ) -> tuple[list[tuple[int, int]], list[str]]:
-    """Locate the answer in each window, nowhere if the context lacks it; name what to count."""
+    """Locate the answer in each window (none if the context lacks it); name the counts to raise."""
     if not question.answers:
         return [NO_ANSWER] * len(windows), ["questions_without_answer"]
     for answer in question.answers:

@@ -60,13 +60,13 @@ class TextTokens(NamedTuple):
 
     def covering(self, start: int, end: int) -> Optional[tuple[int, int]]:
         """Find the first and the last token that overlap a span of characters; None without any."""
-        first = int(np.searchsorted(self.ends, start, side="right"))
-        last = int(np.searchsorted(self.starts, end, side="left")) - 1
+        first = int(np.searchsorted(self.ends, start, side="right"))  # the first with end > start
+        last = int(np.searchsorted(self.starts, end, side="left")) - 1  # the last with start < end
         return (first, last) if first <= last else None
 
 
 def spans_of_bytes(text: str, sizes: np.ndarray) -> list[tuple[int, int]]:
-    """Compute the character spans of tokens from their sizes in UTF-8 bytes, ``[T]``."""
+    """Compute the character spans of tokens from their sizes in UTF-8 bytes, ``[T]``, above 0."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     # UTF-8 needs a second, third and fourth byte from these code points on.
     widths = 1 + sum((codes >= limit).astype(np.int64) for limit in (0x80, 0x800, 0x10000))
@@ -116,7 +116,7 @@ def warn_of_unknown(text: str, unknown: int, tokens: int) -> None:
 
     Args:
         text: name of the text.
-        unknown: number of its ``<unk>``, also in parts that were left out, so perhaps the larger.
+        unknown: number of its ``<unk>``, also in parts left out, so it may be above ``tokens``.
         tokens: number of its tokens that were written, without special symbols.
     """
     if 2 * unknown > tokens:
@@ -134,7 +134,7 @@ def write_items(prefix: Path, items: Encoded) -> None:
 
 
 def write_index(path: Path, sizes: np.ndarray, dtype: np.dtype) -> None:
-    """Write an index as fairseq does, whose lists would need 40 bytes of memory and more an item.
+    """Write an index in fairseq's format; fairseq's lists would need 40 bytes or more per item.
 
     Args:
         path: the ``.idx`` file.

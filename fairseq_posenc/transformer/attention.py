@@ -25,7 +25,7 @@ class IncrementalCache(NamedTuple):
     Attributes:
         buffer: the layer's buffer in fairseq's incremental state; changed in place.
         padding: True for padding, for all tokens, ``(B, S)``.
-        tokens: S, the number of all tokens, those of this step and those of dropped keys included.
+        tokens: S, the number of all tokens, including those of this step and of dropped keys.
     """
 
     buffer: dict[str, Tensor | None]
@@ -34,7 +34,7 @@ class IncrementalCache(NamedTuple):
 
     def past_decay(self) -> Tensor | None:
         """Read the kept tokens' sums of logarithms of forget gates, ``(B, G, K, 2)``, or None."""
-        return self.buffer.get("prev_decay")  # G sums for each of K tokens, each in two parts
+        return self.buffer.get("prev_decay")  # G: 1 or 2 sums per head; 2: rounded sum, rest
 
     def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
         """Append new keys and values, ``(B, H, T, D)``; ``decay`` is of kept and new tokens."""
@@ -135,22 +135,22 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
         shared = current_layer()  # the layer's forward has set it; refuses a call from elsewhere
         buffer = self._get_input_buffer(incremental_state)  # past keys and values; {} if none
-        # The positions have the padding of all tokens. fairseq gives that of the new ones, or None
-        # if none of these is padding: then no mask is needed.
+        # fairseq gives the padding of the new tokens, None if none is padding. A mask is needed if
+        # they or earlier tokens have padding; the positions have that of all S tokens.
         is_padded = key_padding_mask is not None or buffer.get("prev_key_padding_mask") is not None
         padding = shared.positions.padding if is_padded else None
         cache = rows = None
         if incremental_state is not None:
             cache = IncrementalCache(buffer, padding, shared.positions.src_len)
-            # Rows of DeBERTa's table; their key is of this module alone, and beams share them.
+            # Projected rows of DeBERTa's table, under a key of this module; all beams share them.
             values: dict[str, Any] = incremental_state
             key_of_rows = self._get_full_incremental_state_key("rows")
-            rows = values.setdefault(key_of_rows, ProjectedRows())  # with those of earlier steps
+            rows = values.setdefault(key_of_rows, ProjectedRows())  # `compute_terms` adds new ones
         drops = self.dropout_module.training or self.dropout_module.apply_during_inference
-        call = self.make_call(
+        call = self.make_call(  # also extends the cache
             *self.project(query),
             shared,
-            inputs=query.transpose(0, 1),  # [B, T, C]
+            inputs=query.transpose(0, 1),  # [B, T, C]; forget gates and states are computed from it
             cache=cache,
             mask=shared.mask(self.direction)._replace(
                 key_padding=padding,
@@ -163,7 +163,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             need_weights=need_weights or need_head_weights,
         )
         if incremental_state is not None:
-            self._set_input_buffer(incremental_state, buffer)  # the cache has changed it in place
+            self._set_input_buffer(incremental_state, buffer)  # which `cache` has extended in place
         attended, weights = attend(*call, requested=self.backend)  # call: query, key, value, ...
         if weights is not None:
             # [B, H, T, S] -> [H, B, T, S] or [B, T, S], as fairseq's class returns them

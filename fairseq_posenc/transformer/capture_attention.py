@@ -37,7 +37,7 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
         run: calls the model with all tokens at once, not in steps of decoding.
     """
     captured: list[CapturedAttention] = []
-    changes: list[tuple[nn.Module, str, Any]] = []
+    changes: list[tuple[nn.Module, str, Any]] = []  # module, attribute, its value during `run`
     with ExitStack() as cleanup:
         for name, module in model.named_modules():
             match = _NAME.search(name)
@@ -53,7 +53,7 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
                 after = module.register_forward_hook(hook, with_kwargs=True)
                 cleanup.callback(before.remove)
                 cleanup.callback(after.remove)
-        cleanup.enter_context(with_attributes(changes))
+        cleanup.enter_context(with_attributes(changes))  # sets them, and restores them at the end
         run()
     return sorted(captured, key=lambda x: (x.stack == "decoder", x.cross, x.layer))
 
@@ -78,7 +78,7 @@ def _capture(
     captured.append(
         CapturedAttention(
             stack=match["stack"],
-            cross=match["attention"] == "encoder_attn",
+            cross=match["attention"] == "encoder_attn",  # of a decoder to the encoder's output
             layer=int(match["layer"]),
             weights=weights.transpose(0, 1),  # [H, B, T, S] -> [B, H, T, S]
             split=_split_scores(module, kwargs["query"], kwargs["key"]),
@@ -105,7 +105,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
         terms = attention.compute_terms(context)
         inputs = queries.transpose(0, 1)  # of the layer; some terms are computed from them
         terms |= attention.encodings.input_terms(inputs, context.positions)
-        rotation = attention.rotation(context)  # of the stack or of this layer
+        rotation = attention.rotation(context)  # of the stack or of this layer; None without any
         # Only encodings that count the visible keys, such as `cope`, use the mask.
         return split(query, key, terms, rotation, mask=context.mask(attention.direction))
     if isinstance(attention.q_proj, RotatedProjection):

@@ -67,13 +67,13 @@ def inject_context(
     tensors = {f"shared_{name}": tensor for name, tensor in shared.terms.tensors().items()}
     if isinstance(shared.rotation, PairRotation) and shared.rotation.is_trained:
         tensors["shared_phases"] = shared.rotation.phases  # its only tensor with a gradient
-    # A layer that is run again must take the tensors of its arguments, and not compute others.
+    # A layer that is run again must use the tensors of its arguments, and not compute others.
     shared = shared._replace(recompute_terms=None, rotate_ids=None)
     return args, {**kwargs, "shared": shared, **tensors}
 
 
 def pop_context(shared: Shared, kwargs: dict[str, Any]) -> Shared:
-    """Rebuild the position state from a layer's arguments; remove its tensors from ``kwargs``."""
+    """Undo :func:`inject_context` in a layer; remove the tensors from ``kwargs``, in place."""
     tensors = [kwargs.pop(f"shared_{name}") for name in shared.terms.tensors()]
     shared = shared._replace(terms=shared.terms.with_tensors(tensors))
     phases = kwargs.pop("shared_phases", None)

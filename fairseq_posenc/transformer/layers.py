@@ -48,7 +48,7 @@ class _PositionalLayer:
             options.attention_heads,
             encodings=build_layer(cfg.spec, cfg.dims, self.index),
             backend=cfg.position.backend,
-            kind=cfg.spec.layer_kind(self.index),  # which layers of equal encodings share
+            kind=cfg.spec.layer_kind(self.index),  # index of its state: equal encodings share one
             dropout=cfg.attention_dropout,
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
@@ -65,7 +65,7 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
         # The fast path of fairseq 0.12.2 skips self_attn in evaluation, and positions with it. Its
         # copies of the attention's parameters are never trained, which DDP refuses.
         self.can_use_fastpath = False
-        for name in COPIES:  # such as in_proj_weight
+        for name in COPIES:  # names of these, such as in_proj_weight
             self._parameters.pop(name, None)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
@@ -93,7 +93,7 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
         return self._build_attention(cfg, cfg.decoder, **kwargs)
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
-        """Build fairseq's cross-attention, and let it rotate if this layer's spec says so."""
+        """Build fairseq's cross-attention; let it rotate if rope(cross_attention=true) says so."""
         attention = super().build_encoder_attention(embed_dim, cfg)
         if cfg.spec.select_layers([self.index]).rotates_source:
             if self.quant_noise > 0:
@@ -109,7 +109,7 @@ def wrap_layer(layer: nn.Module, cfg: Any) -> nn.Module:
     """Apply activation checkpointing and FSDP to a layer, as fairseq's stacks do."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-    return fsdp_wrap(
+    return fsdp_wrap(  # a checkpointed layer is always wrapped, whatever its size
         layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
     )
 
@@ -123,7 +123,7 @@ def rotate_projections(attention: Any) -> None:
     for name, is_key in {"q_proj": False, "k_proj": True}.items():
         plain = getattr(attention, name)
         setattr(attention, name, RotatedProjection(plain, attention.head_dim, is_key))
-    # Else fairseq would call torch's function, which only reads the projections' weights.
+    # Otherwise fairseq would call torch's function, which only reads the projections' weights.
     attention.skip_embed_dim_check = True
 
 
@@ -133,7 +133,7 @@ class RotatedProjection(nn.Linear):
     Args:
         plain: the projection whose parameters it takes over, under the same names.
         head_dim: D, the width of a head.
-        is_key: whether it projects to the source's keys; else to the target's queries.
+        is_key: whether it projects to the source's keys; otherwise to the target's queries.
     """
 
     def __init__(self, plain: nn.Linear, head_dim: int, is_key: bool) -> None:
@@ -151,6 +151,6 @@ class RotatedProjection(nn.Linear):
         projected = super().forward(x)  # [T, B, C]
         heads = projected.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)  # [B, H, T, D]
         # fairseq projects the source's keys once per sentence, not once per beam.
-        rotation = rotation.select_sentences(heads.size(0))
+        rotation = rotation.select_sentences(heads.size(0))  # drops the repeated rows of beams
         heads = rotation.rotate_keys(heads) if self.is_key else rotation.rotate_queries(heads)
         return heads.permute(2, 0, 1, 3).reshape(projected.shape)  # [T, B, C]

@@ -73,14 +73,14 @@ class PositionOptions(NamedTuple):
 
 
 def add_position_args(parser: ArgumentParser) -> None:
-    """Add the options to a family that uses argparse, without defaults: architectures have some."""
+    """Add the options to a family that uses argparse; their defaults are set by architectures."""
     gen_parser_from_dataclass(parser, PositionConfig(), delete_default=True, with_prefix="")
 
 
 def refuse_unknown_settings(settings: DictConfig) -> None:
     """Refuse a model, or settings of it, that do not exist, in hydra's section ``model``.
 
-    ``+`` adds any name to models without a dataclass. Of a callback's errors, hydra only warns.
+    ``+`` adds any name to a model without a dataclass. It exits: hydra only warns of errors here.
     """
     name = settings.get("_name", "")
     if name not in ARCH_MODEL_REGISTRY:
@@ -110,7 +110,7 @@ def resolve_positions(args: Any) -> PositionOptions:
     given = PositionConfig()
     for name, default in list(vars(given).items()):
         setattr(given, name, safe_getattr(args, name, default))
-    # For a text, hydra also accepts null, numbers and lists, which no spec is.
+    # hydra also accepts null, numbers and lists in place of a text; `parse` refuses them as texts.
     encoder, decoder = parse(str(given.position_encoding)), given.position_encoding_decoder
     directions = parse_directions(str(given.attention_directions or ""), "--attention-directions")
     return PositionOptions(

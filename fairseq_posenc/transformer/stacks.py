@@ -95,11 +95,11 @@ class _PositionalStack:
             layer: Any = self.layers[index]  # iterating over the layers would apply LayerDrop
             layer.self_attn.direction = direction
             layer.register_forward_pre_hook(inject_context, with_kwargs=True)  # adds the state
-        drafts = assembly.draft_terms(spec, dims, self.backend)
-        self.has_reset = any(terms.has(Reset) for terms in drafts)
+        drafts = assembly.draft_terms(spec, dims, self.backend)  # of each kind of layer, no values
+        self.has_reset = any(terms.has(Reset) for terms in drafts)  # rows for the first token
 
     def _next_index(self) -> int:
-        """Count the layer that fairseq is about to build, whose index it does not tell."""
+        """Count the layer that fairseq is about to build, as it does not pass the layer's index."""
         self.layers_built += 1
         return self.layers_built - 1
 
@@ -115,7 +115,7 @@ class _PositionalStack:
         return self.identity.to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over the identity of loaded weights; :class:`PositionCheckpoints` has checked it."""
+        """Adopt the identity of loaded weights; :class:`PositionCheckpoints` has checked it."""
         loaded = Identity.from_tensor(state)
         length = loaded.trained_length
         self.weight_settings = self.weight_settings.fill_from(loaded.weight_settings)
@@ -153,12 +153,12 @@ class _PositionalStack:
         """
         tgt_len = 1 if decoding else tokens.size(1)
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len)
-        # Documents are found in the counted tokens; random positions are drawn by a caller's ids.
+        # Twice: documents are found by counted tokens, random positions drawn for a caller's ids.
         positions = self.encodings.number(positions)
         if ids is not None:
             positions = self.encodings.number(positions.replace_ids(ids))
         if self.has_reset:
-            positions = positions._replace(first=positions.is_first())  # once, not in each layer
+            positions = positions._replace(first=positions.is_first())  # kept for all layers
         return compute_shared(self.encodings, positions)
 
 
@@ -244,7 +244,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
 
     def _check_step(self, tokens: Tensor, state: Any) -> None:
         """Refuse to decode a token whose predecessors have not been decoded."""
-        layer: Any = self.layers[0]
+        layer: Any = self.layers[0]  # only to make a key that no other module uses
         key = layer.self_attn._get_full_incremental_state_key("steps")
         steps = state.get(key, 0)  # counted here, because a window keeps fewer keys
         if tokens.size(1) != steps + 1:
@@ -263,7 +263,7 @@ def _assemble(cfg: Any, side: str) -> Any:
         side: ``encoder`` or ``decoder``.
 
     Returns:
-        A copy of the configuration with ``spec`` and ``dims``, which layers take from there, and
+        A copy of the configuration with ``spec`` and ``dims``, which layers read there, and
         ``layers_kept``, the indices of the kept layers, None for all.
     """
     stack, spec = getattr(cfg, side), getattr(cfg.position, side)

@@ -117,13 +117,13 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-# Commands that build no encoding. All others take --user-dir, for encodings of the user's own.
+# Commands that build no encoding. All others have --user-dir, for the user's own encodings.
 _WITHOUT_ENCODINGS = {"list", "choose", "learning-curves", "preprocess", "user-dir", "report"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit code."""
-    return run_main(lambda: _run(argv))
+    return run_main(lambda: _run(argv))  # which prints a UserError as one line
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -134,7 +134,7 @@ def _run(argv: Sequence[str] | None) -> int:
     is_completing = _COMPLETING in os.environ
     if is_completing:  # the shell passes the words typed so far in a variable
         words = os.environ["COMP_LINE"].split()[1:]
-    name = next((word for word in words if not word.startswith("-")), "")  # cut off, on Tab
+    name = next((word for word in words if not word.startswith("-")), "")  # on Tab maybe a part
     if name and name not in COMMANDS and not is_completing:
         meant = suggest(name, COMMANDS)
         raise UserError(f"there is no command '{name}': {meant}fairseq-posenc --help lists all")
@@ -149,7 +149,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if unknown:  # argparse would name the help of all commands
         help_of = f"fairseq-posenc {args.command} --help"
         raise UserError(f"unrecognized arguments: {' '.join(unknown)} (see {help_of})")
-    import_user_dir(getattr(args, "user_dir", USER_DIR))  # by default this package: nothing new
+    import_user_dir(getattr(args, "user_dir", USER_DIR))  # the default has been imported already
     return COMMANDS[args.command].run(args)
 
 

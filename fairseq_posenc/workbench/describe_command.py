@@ -14,8 +14,8 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.user_dir import DECBERT
 from fairseq_posenc.workbench.running.options import add_count
 
-_DECBERT = """{name}: an architecture, not an encoding: learned positions, and two first layers
-that attend in one direction only (DecBERT, Luo et al. 2022, arXiv:2204.08688)
+_DECBERT = """{name}: an architecture, not an encoding: learned positions; its first two layers
+attend in one direction only (DecBERT, Luo et al. 2022, arXiv:2204.08688)
 
 In fairseq-train  --arch {name}
 Equivalent        --position-encoding learned --attention-directions {directions}
@@ -59,7 +59,7 @@ def run_describe(args: argparse.Namespace) -> int:
 def _describe(name: str) -> str:
     """Describe an encoding: the sections of its docstring, options and parameters."""
     page = catalogue.parse_page(name)
-    rows = {heading: page[heading.lower()] for heading in catalogue.HEADINGS}
+    rows = {heading: page[heading.lower()] for heading in catalogue.HEADINGS}  # all have them
     rows["Options"] = catalogue.format_options(name)
     rows["Where"] = catalogue.name_families(name)
     rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"

@@ -73,7 +73,7 @@ def _check_fairseq(is_installed: bool) -> Finding:
 
 def _check_transformers() -> Iterator[Finding]:
     """Import transformers' models, and torchaudio, which they import wherever it is installed."""
-    modules = {"transformers.models.llama.modeling_llama": how_to_install("hf")}
+    modules = {"transformers.models.llama.modeling_llama": how_to_install("hf")}  # to remedy
     if importlib.util.find_spec("torchaudio"):
         modules = {"torchaudio": "pip uninstall torchaudio", **modules}
     for module, remedy in modules.items():
@@ -101,13 +101,13 @@ def _check_cuda() -> Iterator[Finding]:
 
 
 def _check_user_dir() -> Finding:
-    """Report the path for ``--user-dir``; fairseq looks up a bare name beside its own package."""
+    """Report the path for ``--user-dir``; fairseq looks up a bare name next to its package."""
     import fairseq
 
     by_name = Path(fairseq.__file__).parent.parent / PACKAGE.name
     if by_name.resolve() == PACKAGE:
         return Finding("--user-dir", True, f"{PACKAGE.name} (by name), or {PACKAGE}")
-    name = f"means a copy, {by_name}" if by_name.exists() else "will do after `make install`"
+    name = f"means a copy, {by_name}" if by_name.exists() else "works after `make install`"
     return Finding("--user-dir", None, f"{PACKAGE}; its name alone {name}")
 
 

@@ -1,10 +1,10 @@
-"""The examples that end each command's help; a test reads them all.
+"""The examples that end each command's help; a test parses them all.
 
 ``EXAMPLES["list"]`` has those of ``fairseq-posenc list``, ``EXAMPLES["squad train"]`` those of a
 subcommand.
 """
 
-# Lines of two blanks are examples of the command above them; a backslash continues a line.
+# Lines indented by two blanks are examples of the command above; a backslash continues a line.
 _TEXT = r"""
 user-dir
   fairseq-eval-lm data-bin/wiki --user-dir "$(fairseq-posenc user-dir)" --path rope.pt \

@@ -30,7 +30,7 @@ class GlueCriterion(FairseqCriterion):
 
     def __init__(self, task: Any) -> None:
         super().__init__(task)
-        self.regression = task.glue.regression  # whether labels are scores, not classes
+        self.regression = task.glue.regression  # of GlueTask: whether labels are scores
 
     def forward(self, model: Any, sample: Any) -> tuple[Tensor, int, dict[str, Tensor | int]]:
         """Compute the summed loss, the number of examples, and the values to log."""
@@ -69,7 +69,7 @@ class GlueCriterion(FairseqCriterion):
             counts = sum(confusions).round().long().cpu()  # processes exchange them as floats
             log.log_scalar_sum(_CONFUSION, counts)
             for name in metrics.classification(counts):
-                log.log_derived(name, partial(_classify, name))
+                log.log_derived(name, partial(_classify, name))  # computed when fairseq reads it
         if any(_SEEN in output for output in logging_outputs):
             for name in _VECTORS:
                 log.log_scalar_sum(name, sum(output[name].cpu() for output in logging_outputs))
@@ -85,11 +85,11 @@ def _scatter(values: Tensor, ids: Tensor, size: int) -> Tensor:
 
 
 def _classify(name: str, meters: Any) -> float:
-    """Compute a metric of the classes of all examples since the last reset."""
+    """Compute a metric of the classes of all examples, from fairseq's meters by name."""
     return metrics.classification(meters[_CONFUSION].sum)[name]
 
 
 def _correlate(name: str, meters: Any) -> float:
-    """Compute a metric of the scores of all examples since the last reset."""
+    """Compute a metric of the scores of all examples, from fairseq's meters by name."""
     seen = meters[_SEEN].sum > 0
     return metrics.regression(meters[_PREDICTIONS].sum[seen], meters[_SCORES].sum[seen])[name]

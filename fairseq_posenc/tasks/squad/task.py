@@ -66,7 +66,7 @@ class SquadTask(FairseqTask):
                 tokens.
         """
         model = super().build_model(cfg, from_checkpoint)
-        if not hasattr(model, "register_span_head"):
+        if not hasattr(model, "register_span_head"):  # a method of our RoBERTa alone
             raise UserError(
                 f"the task squad needs a model of fairseq_posenc's RoBERTa family, not {cfg._name}"
             )
@@ -113,4 +113,4 @@ class SquadTask(FairseqTask):
         """The dictionary of the windows."""
         return self.dictionary
 
-    target_dictionary = source_dictionary  # fairseq's criterion asks for it
+    target_dictionary = source_dictionary  # which fairseq's criterions read

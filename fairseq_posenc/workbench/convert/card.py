@@ -40,7 +40,7 @@ engine = ctranslate2.{engine}(".")
 (result,) = engine.{call}
 print(target.decode([target.token_to_id(piece) for piece in result.{written}[0]]))"""
 _PROMPT = "Un homme dort."
-# Head of a model -> its Auto class, and its task if transformers has a pipeline of it.
+# Head of a model -> its Auto class, and the name of transformers' pipeline for it, if there is one.
 _HEADS = {
     "masked_lm": ("AutoModelForMaskedLM", "fill-mask"),
     "classes": ("AutoModelForSequenceClassification", "text-classification"),
@@ -66,10 +66,10 @@ def format_usage(trained: OpenModel, is_plain: bool, tokenizers: Sequence[str]) 
         lines.append(f'{name} = AutoTokenizer.from_pretrained("{Path(".", folder)}")')
     lines.append(f'model = {auto}.from_pretrained(".")')
     if names and trained.head in ("causal_lm", "translation"):
-        most = "" if trained.head == "translation" else ", max_new_tokens=20"
+        limit = "" if trained.head == "translation" else ", max_new_tokens=20"
         lines += [
             f'inputs = tokenizer(["{_PROMPT}"], return_tensors="pt")',
-            f"written = model.generate(**inputs{most})",
+            f"written = model.generate(**inputs{limit})",
             f"print({names[-1]}.batch_decode(written, skip_special_tokens=True))",
         ]
     return "\n".join(lines)
@@ -104,7 +104,7 @@ def write_card(
         notes: lines about the comparison and about parts that are missing.
     """
     task = trained.settings.task
-    labels = ModelCardData(
+    labels = ModelCardData(  # what the hub reads of the card
         language=[task.source_lang, task.target_lang] if trained.head == "translation" else None,
         library_name=library,
         pipeline_tag=_HEADS[trained.head][1],

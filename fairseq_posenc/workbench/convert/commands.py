@@ -32,11 +32,11 @@ def run_export(options: argparse.Namespace) -> int:
     """Export a model to a folder, and print how much its scores differ from the model's."""
     if options.quantization and options.to != "ctranslate2":
         raise UserError("--quantization is for --to ctranslate2")
-    # Imported here, as below: fairseq, transformers and CTranslate2 would slow down --help.
+    # Imports are here and below because fairseq, transformers and CTranslate2 slow down --help.
     from fairseq_posenc.workbench.loading.open_model import open_model
 
     trained = open_model(options.checkpoint, options.data)
-    if None in trained.positions.values():
+    if None in trained.positions.values():  # spec of each stack; None in fairseq's own models
         raise UserError(
             f"--checkpoint {trained.path}: a {type(trained.model).__name__}, not a model of "
             "fairseq_posenc: start one from it with --finetune-from-model"

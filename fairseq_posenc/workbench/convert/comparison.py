@@ -1,4 +1,4 @@
-"""Compares models on random sentences, by which exports and imports check their results."""
+"""Compares models on random sentences, as exports and imports do to check their results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def compute_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:
 
 
 def compute_hf_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:
-    """Compute the scores of a model of transformers, in the shape of :func:`compute_scores`."""
+    """Compute the scores of a transformers model, in the shape of :func:`compute_scores`."""
     inputs: dict[str, Tensor] = {}
     for prefix, ids in zip(("", "decoder_"), tokens):
         inputs[f"{prefix}input_ids"] = ids
@@ -75,9 +75,9 @@ def compare_with_transformers(ours: Any, head: str, theirs: Any) -> float:
     Scores of padding are not compared. If a score is NaN, so is the result.
 
     Args:
-        ours: the model of fairseq.
+        ours: the fairseq model.
         head: its head, as in :func:`compute_scores`.
-        theirs: the model of transformers.
+        theirs: the transformers model.
     """
     differences = []
     # The scores of classes are read at the first token, before which there is no padding.

@@ -71,7 +71,7 @@ class StockFamily:
         Raises:
             UserError: a weight or a parameter has no partner, or their shapes differ.
         """
-        # Tied parameters stand under all their names, as in fairseq's state dict.
+        # Tied parameters are listed under all of their names, as in fairseq's state dict.
         parameters = dict(model.named_parameters(remove_duplicate=False))
         class_name = type(model).__name__
         pairs = []
@@ -116,7 +116,7 @@ def _name_positions(stack: str, hf_stack: str, hf_attention: str) -> dict[str, s
 
 def _name_bert_options(side: str) -> dict[str, str]:
     """Name the options of an ``encoder`` or ``decoder`` in a configuration derived from BERT's."""
-    return {
+    return {  # fairseq's option -> field of config.json
         f"{side}_layers": "num_hidden_layers",
         f"{side}_embed_dim": "hidden_size",
         f"{side}_ffn_embed_dim": "intermediate_size",
@@ -137,7 +137,7 @@ def _define_roberta(prefix: str, base: str, *, pre_norm: bool) -> StockFamily:
         **_name_positions(stack, base, f"{layer}.attention.self"),
         f"{stack}.embed_tokens": f"{base}.embeddings.word_embeddings",
         f"{stack}.layernorm_embedding": f"{base}.embeddings.LayerNorm",
-        f"{stack}.layer_norm": f"{base}.LayerNorm",  # pre-norm models alone have it
+        f"{stack}.layer_norm": f"{base}.LayerNorm",  # only in pre-norm models
         f"{stack}.layers.{{}}.self_attn.q_proj": f"{layer}.attention.self.query",
         f"{stack}.layers.{{}}.self_attn.k_proj": f"{layer}.attention.self.key",
         f"{stack}.layers.{{}}.self_attn.v_proj": f"{layer}.attention.self.value",
@@ -223,11 +223,11 @@ BIOGPT = StockFamily(
         "decoder_layerdrop": "layerdrop",
     },
 )
-# The first that computes a model is the one that it is exported to.
+# A model is exported to the first that computes it; all are searched for the class of an import.
 STOCK_FAMILIES = (
     ROBERTA,
     _define_roberta("RobertaPreLayerNorm", "roberta_prelayernorm", pre_norm=True),
-    _define_roberta("XLMRoberta", "roberta", pre_norm=False),
+    _define_roberta("XLMRoberta", "roberta", pre_norm=False),  # for imports: ROBERTA comes first
     BIOGPT,
     _define_translation("MarianMTModel", pre_norm=False, embedding_norm=False),
     _define_translation(
@@ -239,7 +239,7 @@ STOCK_FAMILIES = (
     _define_translation("BartForConditionalGeneration", pre_norm=False, embedding_norm=True),
     _define_translation("MBartForConditionalGeneration", pre_norm=True, embedding_norm=True),
 )
-# Attributes of stacks that have a part which no class has.
+# Attribute that is set in some stacks -> the part that these have, and that no class has.
 _ODD_PARTS = {
     "adaptive_softmax": "an adaptive softmax",
     "project_in_dim": "projections of embeddings",

@@ -1,4 +1,4 @@
-"""Gives the model of a folder of transformers other positions, and writes it to a new folder."""
+"""Gives a transformers model other positions, and writes it to a new folder."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fairseq_posenc.hf.saving import CLASS_PREFIX, is_stock
 from fairseq_posenc.hf.stock_folders import AUTO_CLASSES
 from fairseq_posenc.position_parameters import LengthRule
 
-# Files that are copied: those of a tokenizer, and a licence. No others of a folder are.
+# Names of the only files that are copied: those of a tokenizer, and a licence.
 _COPIED = re.compile(
     r"(tokenizer|vocab|merges|special_tokens|added_tokens|sentencepiece|spiece|source|target|"
     r"sentence_bert|bpe|processor|preprocessor)[\w.]*\.(json|txt|model|bpe|spm)|"
     r"chat_template\.jinja|(LICENSE|NOTICE)[\w.]*"
 )
-# How a folder of ours is loaded.
+# Ends the advice on loading a folder that transformers cannot load without this package.
 _IMPORTS = " after `import fairseq_posenc.hf` (and your own encodings), or trust_remote_code=True"
 
 
@@ -39,7 +39,7 @@ def swap_folder(
     """Write a folder whose model has other positions; return lines that describe it.
 
     Args:
-        source: folder of a model of transformers.
+        source: folder of a transformers model.
         out: the new folder.
         spec: the new positions, in which ``own`` stands for those that the model has.
         max_positions: length of the longest sequence; by default the model's.
@@ -60,10 +60,10 @@ def swap_folder(
         for file in source.iterdir():  # `load_model` has refused links to files elsewhere
             if file.is_file() and _COPIED.fullmatch(file.name):
                 shutil.copy2(file, folder / file.name)
-        stock = is_stock(folder)
-        written = json.loads((folder / "config.json").read_bytes())["architectures"][0]
-    both = [name for name in new if name in old and is_of_positions(name)]
-    # Model class -> Auto class that loads it, the first of several.
+        stock = is_stock(folder)  # whether transformers loads it without this package
+        class_name = json.loads((folder / "config.json").read_bytes())["architectures"][0]
+    both = [name for name in new if name in old and is_of_positions(name)]  # in both models
+    # Model class -> the first Auto class that loads it: reversed, as the last entry stays.
     found = {x._model_mapping.get(type(model.config), None): x for x in reversed(AUTO_CLASSES)}
     auto = found[type(model)].__name__
     return [
@@ -73,7 +73,7 @@ def swap_folder(
         *(f"in the new model alone: {x} {tuple(new[x].shape)}" for x in new if x not in old),
         *(f"in the old model alone: {x} {tuple(old[x].shape)}" for x in old if x not in new),
         f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'} "
-        f"({written.removeprefix(CLASS_PREFIX)}): positions: {read_positions(model)} "
+        f"({class_name.removeprefix(CLASS_PREFIX)}): positions: {read_positions(model)} "
         f"(max_positions {model.config.position_encoding_max_positions:,})",
         f"load it by {auto}.from_pretrained" + ("" if stock else _IMPORTS),
     ]

@@ -39,7 +39,7 @@ from fairseq_posenc.workbench.convert.tokenizer import (
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 FOR_CAUSAL_LMS = {"alibi", "learned", "lerope", "none", "rope", "shaw", "shaw_values", "sinusoidal"}
-# CTranslate2 counts the distances of other biases wrongly in prompts of causal LMs.
+# Both name encodings. CTranslate2 gets distances of other biases wrong in prompts of causal LMs.
 FOR_TRANSLATION = FOR_CAUSAL_LMS | {"sandwich", "t5"}
 _ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,
@@ -112,8 +112,8 @@ def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder
         scores = compute_scores(trained.model, trained.head, *(ids[None] for ids in inputs))[0]
         expected = torch.cat([target, end])[:, None]
         ours.append(scores.log_softmax(-1).gather(1, expected)[:, 0])
-        lines.append([[x[i] for i in ids] for x, ids in zip(vocabularies, sentences)])
-    if trained.head == "translation":  # a maximum of 0: sentences are never cut
+        lines.append([[names[i] for i in ids] for names, ids in zip(vocabularies, sentences)])
+    if trained.head == "translation":  # max_input_length=0: sentences are never cut
         sides = map(list, zip(*lines))
         results = ctranslate2.Translator(str(folder)).score_batch(*sides, max_input_length=0)
     else:
@@ -159,7 +159,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     shared = stack.compute_shared(tokens)
     attentions = [layer.self_attn for layer in stack.layers]
     # What each layer adds to the scores, in tables with a row for every distance.
-    terms = [x.compute_terms(shared[x.kind]).expanded() for x in attentions]
+    terms = [x.compute_terms(shared[x.kind]).expanded() for x in attentions]  # `kind`: of layer
     style = {
         "num_heads": dims.num_heads,
         "pre_norm": stack.layers[0].normalize_before,
@@ -198,15 +198,15 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
 
     Args:
         encodings: those of the layer.
-        terms: theirs at all distances, the smallest first.
+        terms: theirs, in tables with a row for each distance, in ascending order.
         dims: sizes of the stack.
     """
     rope = next((encoding for encoding in encodings if isinstance(encoding, Rope)), None)
-    rows = (terms.rows("query"), terms.rows("value"))
-    # Both (1, distances, head_dim): rows for each head are refused by the comparison.
+    rows = (terms.rows("query"), terms.rows("value"))  # which queries multiply; added to values
+    # Both (1, distances, head_dim); with rows for each head, the comparison finds a difference.
     keys, values = (None if x is None else x.table for x in rows)
     if keys is None and values is not None:
-        keys = torch.zeros_like(values)  # CTranslate2 reads values beside keys alone
+        keys = torch.zeros_like(values)  # CTranslate2 reads values only if there are keys
     rotary: dict[str, Any] = {}
     if rope is not None:
         rotary = {
@@ -226,7 +226,7 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
         unscaled = rope.base ** -(torch.arange(0, rope.rotated, 2) / rope.rotated)
         factors = (unscaled / rope.angles_per_position()).numpy()  # 1 without a scaling
         spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = factors
-        spec.queries_scale *= rope.gain**2  # of queries, and of keys
+        spec.queries_scale *= rope.gain**2  # the gain multiplies rotated queries and keys
     if keys is not None:
         spec.relative_position_keys = keys[0].numpy()
         spec.relative_position_values = model_spec.OPTIONAL if values is None else values[0].numpy()
@@ -247,5 +247,5 @@ def _set_bias(spec: Any, bias: Tensor, dims: Dims) -> None:
     sides = [past] if dims.causal else [past, later]
     buckets = torch.cat([F.pad(side, (0, length), mode="replicate") for side in sides], dim=1)
     spec.relative_attention_bias = buckets.expand(dims.num_heads, -1).t().contiguous().numpy()
-    # First distance of the last bucket; any large number will do, as these buckets are equal.
+    # First distance of the last bucket; any large number works, as these buckets are equal.
     spec.relative_attention_max_distance = torch.tensor(2 * length, dtype=torch.int32).numpy()

@@ -1,4 +1,4 @@
-"""Builds the model of fairseq that computes what the model of a folder of transformers computes.
+"""Imports a folder of transformers: builds the fairseq model that computes the same.
 
 The folder's class must be one of :mod:`stock_classes`. Its configuration becomes fairseq's options,
 and its weights get fairseq's names. Dictionaries are read if the folder has them.
@@ -89,7 +89,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
     settings = build_default_settings(options["_name"], task["_name"])
     defaults = settings["model"]  # a dictionary for causal LMs, else a Namespace
     options = {**(vars(defaults) if isinstance(defaults, Namespace) else defaults), **options}
-    with refuse_unusable_settings(str(path)):
+    with refuse_unusable_settings(str(path)):  # whose errors name the folder
         model = build_model(options, dictionaries, task)
         if head == "spans":
             model.register_span_head()
@@ -120,7 +120,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
 
 def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily, str]:
     """Find the stock family of a model, and its head."""
-    names = [cls.__name__ for cls in type(model).__mro__]
+    names = [cls.__name__ for cls in type(model).__mro__]  # with the stock class of one of ours
     for stock in STOCK_FAMILIES:
         for head, name in stock.classes.items():
             if name in names:
@@ -139,7 +139,7 @@ def _list_options(config: PretrainedConfig, stock: StockFamily) -> dict[str, Any
         "position_encoding": positions.spec,  # it overrides the architecture's
         "position_encoding_decoder": positions.decoder_spec,
         "attention_directions": positions.directions,
-        **stock.computes,
+        **stock.computes,  # options whose values the class needs
         **{option: getattr(config, field) for option, field in stock.options.items()},
         **dict.fromkeys(_LENGTHS[stock.family], positions.max_positions),
         "no_scale_embedding": not getattr(config, "scale_embedding", False),
@@ -173,13 +173,13 @@ def _list_ties(parameters: dict[str, nn.Parameter], stock: StockFamily) -> dict[
 
 def _load_dictionaries(path: Path, config: PretrainedConfig, family: str) -> list[Dictionary]:
     """Load the dictionaries of a folder, the source's first; use placeholders where it has none."""
-    sizes = {DICTIONARY: config.vocab_size}  # path in the folder -> symbols
+    sizes = {DICTIONARY: config.vocab_size}  # path in the folder -> number of symbols
     if family == "translation":
         source, target = getattr(config, "langs", None) or ("source", "target")
         decoder_size = getattr(config, "decoder_vocab_size", config.vocab_size)
         sizes = {f"dict.{source}.txt": config.vocab_size, f"dict.{target}.txt": decoder_size}
     elif not (path / DICTIONARY).is_file():
-        sizes = {f"input0/{DICTIONARY}": config.vocab_size}  # of GLUE's data
+        sizes = {f"input0/{DICTIONARY}": config.vocab_size}  # its place in GLUE's data
     dictionaries: list[Dictionary] = []
     for name, size in sizes.items():
         if not (path / name).is_file():

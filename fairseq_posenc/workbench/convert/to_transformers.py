@@ -1,8 +1,8 @@
-"""Exports a trained model of fairseq as a folder of transformers.
+"""Exports a trained fairseq model as a folder that transformers loads.
 
 The folder has a stock class of transformers with the positions of the checkpoint, a tokenizer, the
-settings of ``generate`` and a card. It gets its name once its model was loaded and compared with
-the trained one.
+settings of ``generate`` and a card. It appears under its name only after its model was loaded and
+compared with the trained one (:func:`whole_folder`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
         # With `state_dict`, a model whose positions were set is saved as it is: no stock class that
         # computes the same is searched for.
         model.save_pretrained(folder, state_dict=model.state_dict())
-        for path in folder.glob("*.safetensors"):  # only their owner may read them when written
+        for path in folder.glob("*.safetensors"):  # are saved readable by their owner alone
             path.chmod((folder / "config.json").stat().st_mode)
         written = load_model(folder).eval()
         difference = compare_with_transformers(trained.model, trained.head, written)
@@ -93,7 +93,7 @@ def find_stock_family(trained: OpenModel) -> StockFamily:
     """Find the classes of transformers that compute a model; refuse a model that has none."""
     refuse_odd_parts(trained, "transformers")
     candidates = [stock for stock in STOCK_FAMILIES if stock.family == trained.family]
-    for stock in candidates:
+    for stock in candidates:  # `computes`: fairseq's options with the values that the class needs
         if all(_read_option(trained, option) == value for option, value in stock.computes.items()):
             return stock
     values = ", ".join(f"{x}={_read_option(trained, x)}" for x in candidates[0].computes)
@@ -123,36 +123,36 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
     learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table"
     if is_plain and f"{learned}.weight" in weights:
         # `stock.parts` names the table that `set_positions` makes. Here it is the class's own, with
-        # unused rows before position 0. It comes first: `find_name` takes the first that fits.
+        # unused rows before position 0. It comes first: `pair_weights` uses the first that fits.
         hf_table = f"{model.base_model_prefix}.embeddings.position_embeddings"
         stock = replace(stock, parts={learned: hf_table, **stock.parts})
         weights[f"{learned}.weight"] = F.pad(weights[f"{learned}.weight"], (0, 0, UNUSED_ROWS, 0))
     for weight, parameter in stock.pair_weights(weights, model, trained.path):
         parameter.copy_(weight)
     for name, parameter in model.named_parameters():
-        if name.endswith(TOKEN_TYPES):  # fairseq adds none
+        if name.endswith(TOKEN_TYPES):  # fairseq's tokens have no types
             parameter.zero_()
-        elif name in COPIES:
+        elif name in COPIES:  # repeats another parameter, where fairseq has a single one
             parameter.copy_(model.get_parameter(COPIES[name]))
     return model.eval()
 
 
 def _select_weights(trained: OpenModel) -> dict[str, Tensor]:
     """Select a model's weights without those of unused heads, which only fairseq's class keeps."""
-    heads = {"masked_lm": "encoder.lm_head.", "classes": "classification_heads."}
+    heads = {"masked_lm": "encoder.lm_head.", "classes": "classification_heads."}  # their prefixes
     unused = tuple(name for head, name in heads.items() if head != trained.head)
-    others = ("_extra_state", ".version", "._float_tensor")  # ours, and fairseq's of no meaning
+    others = ("_extra_state", ".version", "._float_tensor")  # our identity; meaningless buffers
     weights = trained.model.state_dict().items()  # tied ones under each name
     return {k: x for k, x in weights if not (k.startswith(unused) or k.endswith(others))}
 
 
 def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
-    """Give a model of transformers the positions of a trained one, without their weights."""
-    stacks = [*trained.stacks.values()]
+    """Give a transformers model the positions of a trained one, whose weights are copied later."""
+    stacks = [*trained.stacks.values()]  # one, or the encoder and the decoder
     specs = [stack.spec for stack in stacks]
     names = {item.name for spec in specs for item in spec.items}
-    reads_ends = names & {"documents", "sentence_learned"}  # of sentences, at `boundary_id`
-    with warnings.catch_warnings():  # the positions taken away are a new model's, untrained
+    reads_ends = names & {"documents", "sentence_learned"}  # of sentences: tokens `boundary_id`
+    with warnings.catch_warnings():  # of dropping the class's positions, which are untrained here
         warnings.simplefilter("ignore")
         set_positions(
             model,
@@ -174,7 +174,7 @@ def _build_generation_config(trained: OpenModel, config: PretrainedConfig) -> Ge
         num_beams=5,
         early_stopping=True,
         length_penalty=1.0,
-        min_new_tokens=1,  # </s> is not the first token
+        min_new_tokens=1,  # </s> is not the first token; below, + 1 makes room for it
         max_new_tokens=min(LONGEST_TRANSLATION + 1, trained.stacks["decoder"].max_positions()),
         suppress_tokens=[config.pad_token_id],  # fairseq's search never writes padding
     )
@@ -194,16 +194,16 @@ def _read_option(trained: OpenModel, option: str) -> Any:
 
 
 def _list_config_fields(trained: OpenModel, stock: StockFamily) -> dict[str, Any]:
-    """List the fields of the stock class's configuration."""
-    stacks = [*trained.stacks.values()]
+    """List the fields of the stock class's configuration (config.json)."""
+    stacks = [*trained.stacks.values()]  # one, or the encoder and the decoder
     fields: dict[str, Any] = {}
-    for option, field in stock.options.items():
+    for option, field in stock.options.items():  # fairseq's option, the field with its value
         value = _read_option(trained, option)
         if option == "activation_fn":
             value = ACTIVATIONS.get(value, value)
         elif "drop" in option:
             value = float(value)  # transformers refuses the 0 of fairseq
-        if fields.setdefault(field, value) != value:
+        if fields.setdefault(field, value) != value:  # both stacks have one field, such as d_model
             raise _refusal(trained, f"{option}={value} beside {fields[field]} in the encoder")
     # A causal LM of fairseq begins texts with </s>, unless it was trained with --add-bos-token.
     begins_with_eos = trained.family == "causal_lm" and not trained.settings.task.add_bos_token
@@ -213,7 +213,7 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily) -> dict[str, Any
         "bos_token_id": stacks[-1].eos_idx if begins_with_eos else stacks[-1].dictionary.bos(),
         "vocab_size": stacks[0].embed_tokens.num_embeddings,  # the source's
         "max_position_embeddings": max(x.dims.trained_length for x in stacks),
-        "tie_word_embeddings": trained.ties_embeddings,
+        "tie_word_embeddings": trained.ties_embeddings,  # of output and input; see below for BART
     }
     if trained.family == "masked_lm":
         fields["max_position_embeddings"] += UNUSED_ROWS
@@ -221,15 +221,15 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily) -> dict[str, Any
     else:
         fields["scale_embedding"] = not _read_option(trained, "no_scale_embedding")
     if trained.head == "translation":
-        ties_all = trained.ties_embeddings and (
-            stacks[0].embed_tokens.weight is stacks[1].embed_tokens.weight
-        )
+        source, target = (stack.embed_tokens for stack in stacks)
+        ties_all = trained.ties_embeddings and source.weight is target.weight
         if stock.classes["translation"] == "MarianMTModel":
-            fields["decoder_vocab_size"] = stacks[1].embed_tokens.num_embeddings
+            fields["decoder_vocab_size"] = target.num_embeddings
             fields["share_encoder_decoder_embeddings"] = ties_all
-        else:
+        else:  # this field ties all three tables or none; tables that are not tied are copied
             fields["tie_word_embeddings"] = ties_all
-        fields["decoder_start_token_id"] = stacks[1].eos_idx  # fairseq's decoders begin with </s>
+        # fairseq's decoders begin with </s>. The field `langs` is ours, for `import`.
+        fields["decoder_start_token_id"] = stacks[1].eos_idx
         fields["langs"] = [trained.settings.task.source_lang, trained.settings.task.target_lang]
     if trained.head == "classes":
         (classifier,) = trained.model.classification_heads.values()

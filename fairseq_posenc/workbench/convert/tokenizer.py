@@ -49,9 +49,9 @@ def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Pat
             return path / name
     if path.is_file() or (path / ENCODER_JSON).is_file():  # a file is a sentencepiece model
         return path
-    request = path / REQUEST
+    request = path / REQUEST  # which commands that write data leave in their folder
     options = json.loads(request.read_text())["options"] if request.is_file() else {}
-    for name in ("words", "characters"):  # options of the commands that write data
+    for name in ("words", "characters"):  # options of these commands
         if options.get(name):
             return name
     raise UserError(
@@ -99,7 +99,7 @@ def build_tokenizer(tokenization: Path | str, dictionary: Dictionary) -> Tokeniz
         dictionary: fairseq's dictionary.
     """
     try:
-        if isinstance(tokenization, str):
+        if isinstance(tokenization, str):  # words or characters
             tokenizer = _build_simple(tokenization, dictionary)
         elif tokenization.is_dir():
             tokenizer = _build_gpt2(tokenization, dictionary)
@@ -149,7 +149,7 @@ def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Pa
 
 
 def list_vocabularies(trained: OpenModel, tokenizers: list[Tokenizer]) -> list[list[str]]:
-    """List the pieces of each dictionary; with GPT-2's BPE, its symbols are ids of pieces."""
+    """List the pieces of each dictionary, which for GPT-2's BPE has numbers in their place."""
     symbols = [list(dictionary.symbols) for dictionary in trained.dictionaries.values()]
     for tokenizer, pieces in zip(tokenizers, symbols):
         pieces[:] = [tokenizer.id_to_token(index) or "" for index in range(len(pieces))]
@@ -183,17 +183,17 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
         "with spaces that are not ▁": not normalizer.escape_whitespaces,
         "of BPE with user-defined symbols": is_bpe and len(trainer.user_defined_symbols) > 0,
     }
-    for property, has_it in unsupported.items():
+    for trait, has_it in unsupported.items():
         if has_it:
             raise ValueError(
-                f"a sentencepiece model {property} is not supported; use --tokens none to export "
+                f"a sentencepiece model {trait} is not supported; use --tokens none to export "
                 "the model without a tokenizer"
             )
     scores = {x.piece: x.score for x in proto.pieces if x.type not in (x.CONTROL, x.UNKNOWN)}
     vocabulary = _extend_vocabulary(dictionary.indices, scores)
     if is_bpe:
-        # sentencepiece has scores of pieces in place of merges: it merges any two pieces into one
-        # that it knows, the one of the highest score first.
+        # sentencepiece has scores of pieces instead of merges: it merges any two pieces into one
+        # that it knows, the one with the highest score first.
         ranked = sorted(scores, key=lambda piece: -scores[piece])
         merges = [(piece[:i], piece[i:]) for piece in ranked for i in range(1, len(piece))]
         tokenizer = _build_bpe(vocabulary, merges, fuse_unk=True)

@@ -1,8 +1,8 @@
-"""``fairseq-posenc choose``: which encoding to take, looked up in the project's measurements.
+"""``fairseq-posenc choose``: which encoding to use, looked up in the project's measurements.
 
 ``choose.json`` has an answer for each family of models and each length that was measured, from the
-records in ``docs/results``; ``docs/choose.md`` shows all figures. An encoding that is not
-significantly worse than the best is listed only before the first that is.
+records in ``docs/results``; ``docs/choose.md`` shows all figures. The list of encodings that are
+not significantly worse than the best ends before the first that is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TABLE = Path(__file__).with_name("choose.json")
 
 @dataclass(frozen=True)
 class Advice:
-    """The encodings to take in one case; figures are texts, such as ``15.94 (14.12 to 18.00)``."""
+    """The encodings to use in one case; figures are texts, such as ``15.94 (14.12 to 18.00)``."""
 
     models: str  # the measured models: size, text, updates and seeds
     figure: str  # what was measured
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     trained = args.trained or args.length
     if not trained or (args.length or trained) < trained:
         raise UserError("--length: give the longest text to read, --trained tokens or more")
-    key = "from trained" if args.from_trained else "new"
+    key = "from trained" if args.from_trained else "new"  # the keys of choose.json
     wanted = (args.length or trained) / trained
     answers = find_answers(key, args.family, wanted)
     print("\n\n".join(describe(answer, wanted, args.from_trained) for answer in answers))
@@ -67,16 +67,16 @@ def find_answers(key: str, family: str, wanted: float) -> list[Advice]:
     """Find the answers for a length: of the next longer measurements, or else of the longest."""
     models: dict[str, list[Advice]] = {}
     for row in json.loads(TABLE.read_text("utf-8"))[key][family]:
-        models.setdefault(row["models"], []).append(Advice(**row))  # shorter lengths first
+        models.setdefault(row["models"], []).append(Advice(**row))  # ascending `up_to`
     answers = [next((x for x in same if x.up_to >= wanted), same[-1]) for same in models.values()]
     longest = max(answer.up_to for answer in answers)
     return [answer for answer in answers if answer.up_to >= min(wanted, longest)]
 
 
 def describe(answer: Advice, wanted: float, from_trained: bool) -> str:
-    """Describe which encoding to take for new models, or which positions to give trained ones."""
+    """Describe which encoding to use for new models, or which positions to give trained ones."""
     best, others, fast = map(_join, (answer.best, answer.others, answer.fast))
-    parts = [f"Take {best}: the best {answer.figure} of {answer.measured} encodings."]
+    parts = [f"Use {best}: the best {answer.figure} of {answer.measured} encodings."]
     if from_trained and others:
         parts = [f"Change {best} to {others}: significantly better ({answer.figure})."]
     elif from_trained:
@@ -86,7 +86,7 @@ def describe(answer: Advice, wanted: float, from_trained: bool) -> str:
     else:
         parts.append("The next is significantly worse (paired by seed; intervals may overlap).")
     if fast:
-        parts.append(f"If speed matters, take {fast}.")
+        parts.append(f"If speed matters, use {fast}.")
     if wanted > answer.up_to:
         parts.append("Longer inputs were not measured.")
     return "\n".join([*parts, f"Measured on {answer.models}."])

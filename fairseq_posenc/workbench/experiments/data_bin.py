@@ -37,7 +37,7 @@ class DataFacts:
 
 
 def data_request(text: Path | None, vocab_size: int) -> Request:
-    """Name all that the data depend on; without a text they are Python's documentation."""
+    """List all that the data depend on; without a text they are Python's documentation."""
     source = f"the documentation of Python {sys.version}" if text is None else checksum(text)
     return {"text": source, "vocab size": vocab_size, "version": __version__}
 
@@ -67,7 +67,7 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
     """Write the texts, learn the pieces, encode both texts and binarize them."""
     say(f"text: learning {vocab_size:,} sentencepieces, then fairseq-preprocess")
     binary = folder / BINARY
-    shutil.rmtree(binary, ignore_errors=True)  # of a killed command
+    shutil.rmtree(binary, ignore_errors=True)  # a killed command may have left it
     binary.mkdir()
     parts = dict(zip(("train", "valid"), corpus.hold_out(documents)))
     for name, part in parts.items():  # a line is a paragraph
@@ -89,7 +89,7 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
     for name, encoded in pieces.items():
         (folder / f"{name}.pieces").write_text("\n".join(map(" ".join, encoded)) + "\n", "utf-8")
         command += [f"--{name}pref", str(folder / f"{name}.pieces")]
-    run_logged(command, folder / "preprocess.log", lock=None)  # after a kill all is made again
+    run_logged(command, folder / "preprocess.log", lock=None)  # after a kill, all is made again
     train_words, valid_words = (sum(map(count_words, part)) for part in parts.values())
     train_tokens, valid_tokens = (sum(map(len, lines)) for lines in pieces.values())
     return DataFacts(

@@ -1,7 +1,7 @@
 """Trains small models with ``fairseq-train``, some at a time, on this machine or on a cluster.
 
-An experiment is a list of trainings. What a training has reached stands in its folder, in the log
-and the checkpoints: fairseq continues from the last checkpoint, and a training with more updates
+An experiment is a list of trainings. The log and the checkpoints in a training's folder show what
+it has reached: fairseq continues from the last checkpoint, and a training with more updates
 continues a shorter one.
 """
 
@@ -93,7 +93,7 @@ def read_end(training: Training) -> TrainingEnd | None:
     Raises:
         UserError: it was trained for more updates.
     """
-    if diverged := parse_stop_update(_read_end_of_log(training.log)):  # where it diverged, or 0
+    if diverged := parse_stop_update(_read_end_of_log(training.log)):  # update, or 0
         return TrainingEnd(read_curve_file(training.log), diverged_at=diverged)
     saved = updates_done(training.folder)  # by its last checkpoint
     if saved > training.updates:
@@ -117,7 +117,7 @@ def read_end(training: Training) -> TrainingEnd | None:
 def train(training: Training, environment: Environment) -> None:
     """Train a model from its last checkpoint to its last update, unless it is finished.
 
-    That it diverges is a result, not a failure.
+    If it diverges, that is a result, not a failure.
 
     Raises:
         RunError: ``fairseq-train`` failed.

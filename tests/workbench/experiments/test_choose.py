@@ -42,16 +42,16 @@ def test_no_encoding_is_named_twice_or_beside_a_better_one(family):
     [
         (
             "--family masked-lm --length 64",
-            ["Take deberta_v2", "The next is significantly worse", "If speed matters, take rope"],
+            ["Use deberta_v2", "The next is significantly worse", "If speed matters, use rope"],
         ),
         (
             "--family causal-lm --length 1000 --trained 128",
-            ["Take sandwich 31.38 (29.53 to 33.35)", "Not significantly worse: transformer_xl"],
+            ["Use sandwich 31.38 (29.53 to 33.35)", "Not significantly worse: transformer_xl"],
         ),
         ("--family causal-lm --length 4096 --trained 64", ["Longer inputs were not measured."]),
         ("--family causal-lm --length 9 --from-trained", ["Keep own 15.16", "Keep rope 65.09"]),
         ("--family causal-lm --length 9 --trained 2 --from-trained", ["Change own"]),
-        ("--family encoder-decoder --length 64", ["Take rope 40.96 (40.15 to 41.77): the best"]),
+        ("--family encoder-decoder --length 64", ["Use rope 40.96 (40.15 to 41.77): the best"]),
     ],
 )
 def test_an_answer_says_what_to_take(words, lines, capsys):

@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the comparison and write the report; return the exit code.
+    """Run the comparison and write the report; ``args.user_dir`` is of all commands.
 
     Raises:
         UserError: wrong input.
@@ -103,14 +103,14 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path(f"compare-{args.text.stem}" if args.text else "demo")
     if plan.text:
         corpus.read_documents(plan.text)  # an unusable text is refused before anything is written
-    shared = {
+    shared = {  # what all trainings in a folder must share
         **data_request(plan.text, plan.vocab_size),
         "family": plan.family,
         "options": shlex.join(plan.options),
     }
     ends: dict[Run, TrainingEnd] = {}
     with lock_folder(out):
-        claim(out, shared)  # refuses a folder of another text, family, vocabulary or options
+        claim(out, shared)  # refuses a folder that was begun with another `shared`
         facts = make_data(plan.text, plan.vocab_size, out / "data")
         runs = {build_training(plan, run, out, args.user_dir): run for run in plan.runs}
         page = out / report.PAGE
@@ -147,7 +147,7 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
     Raises:
         UserError: an option has a wrong value, or is reserved.
     """
-    passed = tuple(args.after_dashes)
+    passed = tuple(args.after_dashes)  # options of fairseq-train
     for word in passed:
         if advice := RESERVED.get(word.split("=")[0]):
             raise UserError(f"-- {word}: this option cannot be set here; {advice}")

@@ -69,7 +69,7 @@ class ModelOutcome:
     def still_falls(self) -> bool:
         """Whether perplexity fell by more than 2 % in the last quarter of the training."""
         curve = self.curve
-        before = [level.mean for updates, level in curve if updates <= 0.75 * curve[-1][0]]
+        before = [figure.mean for updates, figure in curve if updates <= 0.75 * curve[-1][0]]
         return bool(before) and curve[-1][1].mean < 0.98 * before[-1]
 
 
@@ -124,7 +124,7 @@ def _judge(pairs: Mapping[tuple[str, str], PairedDifference]) -> list[str]:
     """Say which differences are significant; nothing without pairs."""
     worse: dict[str, list[str]] = {}
     for (better, other), difference in pairs.items():
-        if difference.holm < 1 - LEVEL:  # false for NaN, where there was no test
+        if difference.holm < 1 - LEVEL:  # 0.05; false for NaN, where there was no test
             worse.setdefault(better, []).append(other)
     test = f"After Holm's correction for {len(pairs)} comparison{'s' if len(pairs) > 1 else ''}"
     found = [f"{better} is better than {', '.join(others)}" for better, others in worse.items()]

@@ -1,7 +1,7 @@
 """``fairseq-posenc lm-length``: perplexity of causal language models by context length.
 
-Models are folders of transformers. A score that is finished stands in ``OUT/NAME``, in a file with
-its request: the same command does not compute it again.
+Models are folders of transformers. A finished score is kept in ``OUT/NAME``, in a file with its
+request, so the same command does not compute it again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         if args.windows and args.windows < LEAST_SEEDS:  # windows take the place of seeds
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
         for named in models:
-            model = hf_model.load(named, dtype, args.lengths[-1])
+            model = hf_model.load(named, dtype, args.lengths[-1])  # for the longest: sorted
             text = hf_model.tokenize_text(raw, named.path, model)
             total = len(text) - 1  # text[0] is the token with which texts begin
             _check_length(total, args)
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
 def _score_model(
     named: NamedModel, model: PreTrainedModel, text: Tensor, args: argparse.Namespace
 ) -> list[Score]:
-    """Compute the scores of a model; read those that are finished from their files."""
+    """Compute the scores of a model by length; read those that are finished from their files."""
     scores = []
     shared = _collect_request(named, args)
     total, longest = len(text) - 1, args.lengths[-1]  # lengths are sorted

@@ -25,7 +25,7 @@ _TOKENS_OF_A_SAMPLE = 200  # number that is decoded to see whether a tokenizer k
 class NamedModel(NamedTuple):
     """A model that the user named."""
 
-    name: str  # the user's name for it
+    name: str  # the user's name for it, also that of its folder of scores
     path: Path  # its folder
     spec_override: str | None = None  # replaces the positions that it has; None keeps them
 

@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.results.record import Record, Row, own_command
 
 
 def score_figures(score: Score, has_windows: bool) -> Row:
-    """Collect the figures of a score by column, with one for each window if some are scored."""
+    """Collect the figures of a score by column; ``has_windows``: one for each window, too."""
     figures = {**vars(score), "perplexity": score.perplexity}
     windows = figures.pop("windows")
     if has_windows:
