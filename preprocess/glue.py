@@ -89,7 +89,7 @@ class SplitWriter(NamedTuple):
     tokenizer: Tokenizer
     dictionary: Dictionary
     vocabulary: Vocabulary
-    max_tokens: int  # maximum of an example, <s> and </s> included
+    max_tokens: int  # maximum of an example, including <s> and </s>
 
     def write_task(self, task: Task, files: dict[str, Path], manifest: Manifest) -> None:
         """Write the data-bin of a task: its dictionaries, and the splits that are missing."""
@@ -207,7 +207,7 @@ def find_file(folder: Path, task: Task, split: str) -> Path:
         if path.is_file():
             return path
     raise UserError(
-        f"{plain} is not there, nor with {', '.join(_SUFFIXES[1:])}; give the folder that has "
+        f"{plain} does not exist, nor with {', '.join(_SUFFIXES[1:])}; give the folder that has "
         "GLUE's folders (CoLA, SST-2, ...) as they are downloaded, or leave out the task"
     )
 
@@ -223,7 +223,7 @@ def find_files(folder: Path, task: Task) -> dict[str, Path]:
         try:
             files[split] = find_file(folder, task, split)
         except UserError:
-            if split not in task.optional:
+            if split not in task.optional:  # MNLI's diagnostic set is optional
                 raise
     return files
 
@@ -235,11 +235,11 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
         UserError: names a line that has too few columns, or a label that the task does not have.
     """
     lines = _read_lines(path)
-    header: Sequence[str] = task.headless.get(split, ())
+    header: Sequence[str] = task.headless.get(split, ())  # of a file without a header line
     if not header:
         _, first_line = next(lines, (1, ""))
         header = first_line.split("\t")
-    columns = [_find_column(header, name, path) for name in task.sentences]
+    columns = [_find_column(header, name, path) for name in task.sentences]  # one, or two
     is_labelled = split not in task.test_splits
     label_column = _find_column(header, task.label, path) if is_labelled else None
     examples = Examples(tuple([] for _ in columns), labels=[], ids=[], broken=0)
@@ -247,7 +247,7 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) != len(header):
-            if not (task.may_be_broken and is_labelled):
+            if not (task.may_be_broken and is_labelled):  # only QQP's labelled files
                 raise UserError(
                     f"{path}, line {number}: {len(cells)} columns instead of {len(header)}; "
                     "mend the file, or download it again"

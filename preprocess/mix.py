@@ -110,7 +110,7 @@ def mix_corpora(
     """
     samplers = []
     for number, (corpus, files) in enumerate(corpora):
-        totals = manifest.read("totals", str(number))
+        totals = manifest.read("totals", str(number))  # as `measure` counts
         if totals is None:
             totals = Counter[str]()
             if corpus.size is not None or corpus.hold_out:  # sampling needs the totals
@@ -123,13 +123,13 @@ def mix_corpora(
     names = [*(f"train/{number:0{width}d}.txt" for number in range(rules.files)), "valid.txt"]
     paths = [manifest.folder / name for name in names]
     paths[0].parent.mkdir(exist_ok=True)
-    sizes = [0] * len(paths)  # of the text of all corpora so far
+    sizes = [0] * len(paths)  # bytes of the text of all corpora so far
     num_train = 0  # documents with text to train on
     for number, ((corpus, files), sampler) in enumerate(zip(corpora, samplers)):
         finished = manifest.read("corpora", str(number))
         if finished is None:
             documents = read_documents(corpus.format, files, rules)
-            finished = {"sizes": _sample(documents, sampler, paths, sizes)}
+            finished = {"sizes": _sample(documents, sampler, paths, sizes)}  # and `sampler.counts`
             finished["drawn"] = dict(sorted(sampler.counts.items()))
             if not sampler.counts[DOCUMENTS]:
                 raise UserError(f"{corpus.option}: has no text")

@@ -6,7 +6,7 @@ r"""Converts parallel text to a fairseq data-bin: a release of IWSLT 2017, or fi
   fairseq-posenc preprocess translation files --train text/train --valid text/dev \
       --test text/test --source-lang de --target-lang en --out data-bin/de-en
 
-Joint BPE pieces are learnt from the training text with sentencepiece. Beside fairseq's files, the
+Joint BPE pieces are learnt from the training text by sentencepiece. Besides fairseq's files, the
 folder has sentencepiece.model, the raw validation and test sets, valid.raw.LANGUAGE and
 test.raw.LANGUAGE, to compute BLEU against, and manifest.json with the options, the inputs' SHA-256,
 and all counts. Further sets are called valid1, test1 and so on, as in fairseq. The test set of
@@ -34,7 +34,7 @@ from fairseq_posenc.tokens.subwords import PieceEncoder, Pieces, learn_pieces
 from fairseq_posenc.tokens.tokenizer import Encoded, warn_of_unknown, write_items
 from parallel.corpora import IWSLT_TESTS, ParallelSplit, read_files, read_iwslt
 
-# The options on which the content of a data-bin depends, beside its sets.
+# The options on which the content of a data-bin depends, besides its sets.
 _CONTENT_OPTIONS = ("source_lang", "target_lang", "vocab_size", "max_length", "max_ratio")
 
 
@@ -105,7 +105,7 @@ def _write_split(
     ]
     figures: dict[str, Any] = {"set": split.name, "read": len(split.source.lines)}
     if name == "train":
-        source_sizes, target_sizes = (sizes - 1 for _, sizes in sides)
+        source_sizes, target_sizes = (sizes - 1 for _, sizes in sides)  # without </s>
         is_kept, figures["dropped"] = choose_pairs(source_sizes, target_sizes, *limits)
         sides = [
             Encoded(tokens[np.repeat(is_kept, sizes)], sizes[is_kept]) for tokens, sizes in sides
@@ -126,7 +126,7 @@ def _write_split(
             (folder / f"{name}.raw.{language}").write_text(raw, encoding="utf-8")
         write_items(folder / f"{name}.{pair}.{language}", side)
         unknown = int((side.tokens == dictionary.unk()).sum())
-        count = len(side.tokens) - len(side.sizes)
+        count = len(side.tokens) - len(side.sizes)  # without </s>
         figures[language] = {"pieces": count, "unknown": unknown}
         warn_of_unknown(f"{name}.{language}", unknown, count)
     return figures
@@ -161,7 +161,7 @@ def train_model(lines: Iterable[str], vocab_size: int, threads: int) -> bytes:
         sentence_iterator=(" ".join(line.split()) for line in lines),
         model_writer=model,
         model_type="bpe",
-        character_coverage=1.0,  # of the training text; its rare characters are no <unk>
+        character_coverage=1.0,  # of the training text; its rare characters are not <unk>
         normalization_rule_name="identity",  # the text is translated as it is written
         num_threads=threads,
         bos_id=0,  # fairseq's order; tokens are looked up by text, so nothing relies on it
@@ -175,7 +175,7 @@ def train_model(lines: Iterable[str], vocab_size: int, threads: int) -> bytes:
 def choose_pairs(
     source: np.ndarray, target: np.ndarray, max_length: int, max_ratio: float
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Choose the training pairs whose lengths are fit.
+    """Choose the training pairs whose lengths are in the limits.
 
     Pairs with an empty side, with more than ``max_length`` pieces, or whose longer side has more
     than ``max_ratio`` times the pieces of the shorter one are dropped.

@@ -2,8 +2,8 @@ r"""Converts WikiText-2 or WikiText-103 to a fairseq data-bin: train, valid and 
 
 A line is a paragraph, a heading between equal signs, or empty. By default all lines become items,
 the empty ones too, as in fairseq's recipes for its language models and RoBERTa. With --articles
-there is an empty item only at the end of an article. For GPT-2 BPE take the raw files
-(wikitext-103-raw), which have no <unk>; for --words take the files with <unk>.
+there is an empty item only at the end of an article. For GPT-2 BPE use the raw files
+(wikitext-103-raw), which have no <unk>; for --words use the files with <unk>.
 
   fairseq-posenc preprocess wikitext --train wiki.train.raw --valid wiki.valid.raw \
       --test wiki.test.raw --out data-bin/wikitext-103 \

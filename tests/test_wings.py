@@ -269,7 +269,7 @@ LINES = {
     "fairseq_posenc/workbench/plots": (1088, 1100),
     "fairseq_posenc/workbench/convert": (1638, 1650),
     "fairseq_posenc/workbench/reports": (399, 400),
-    "preprocess": (2589, 2600),
+    "preprocess": (2588, 2600),
     "docs/generate": (434, 750),
     "benchmarks": (3005, 3600),
     "tests": (31773, 32000),

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the program in this process.
 
-    Its folder is put on the import path, from which it imports the packages that lie beside it.
+    Its folder is put on the import path, from which it imports the packages beside it.
     """
     sys.path.insert(0, str(FOLDER))
     # While numpy and others are imported, they catch KeyboardInterrupt and raise other errors.

@@ -41,7 +41,7 @@ from .vocabulary import PACKAGES, save_dictionary
 _PADDING_FACTOR = 8  # dictionaries are padded to a multiple of it, as in fairseq
 _MAX_REPORTED = 10  # invalid lines; all are counted
 _SIZE = np.dtype(np.int32)  # type of the sizes in an .idx file
-# The settings on which the content of a data-bin depends, beside its text and vocabulary.
+# The settings on which the content of a data-bin depends, besides its text and vocabulary.
 _CONTENT_OPTIONS = (
     *("words", "characters", "keep_spaces", "min_count", "max_symbols"),
     *("sentences", "empty_lines", "longest_line", "invalid_lines"),
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, line_format: LineFormat) -> None:
 def _fill_folder(
     settings: BinarizeSettings, files: Mapping[str, Sequence[SourceFile]], manifest: Manifest
 ) -> None:
-    """Write the dictionary and the splits of a data-bin into the folder of its manifest."""
+    """Write a data-bin's dictionary, whose entry is saved with the first split, and its splits."""
     path = manifest.folder / DICTIONARY
     dictionary = _write_dictionary(settings, files.get("train", ()), path)
     manifest.entries[DICTIONARY] = {"symbols": len(dictionary), "sha256": checksum(path)}
@@ -86,7 +86,7 @@ def _fill_folder(
         counts = write_split(name, found, settings, encoder, dictionary, manifest)
         print(f"{name}: {format_counts(counts)}", flush=True)
         lines = counts["items"] - counts.get("cuts", 0)  # only the last part of a cut line has </s>
-        warn_of_unknown(name, counts["unknown_tokens"], counts["tokens"] - lines)
+        warn_of_unknown(name, counts["unknown_tokens"], counts["tokens"] - lines)  # without </s>
     for sizes in manifest.folder.glob("*.sizes"):  # temporary files of `write_split`
         sizes.unlink()
 
@@ -94,14 +94,14 @@ def _fill_folder(
 def _write_dictionary(
     settings: BinarizeSettings, train: Sequence[SourceFile], path: Path
 ) -> Dictionary:
-    """Write the dictionary, given or of the training text, unless it is there; return it."""
+    """Write the given dictionary or, unless it exists, that of the training text; return it."""
     if not settings.makes_dictionary:
         dictionary = settings.vocabulary.load_dictionary()
         settings.vocabulary.write_dictionary(dictionary, path)
         return dictionary
     if not path.exists():
         save_dictionary(_count_dictionary(settings, train), path)
-    return load_dictionary(path, mask=False)
+    return load_dictionary(path, mask=False)  # tasks of masked LMs add <mask>
 
 
 @dataclass
@@ -110,7 +110,7 @@ class SplitProgress:
 
     # Path, checksum and number of lines of each finished file.
     inputs: list[dict[str, str | int]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)  # of the finished files
+    counts: dict[str, int] = field(default_factory=dict)  # `Items.counts` of the finished files
     invalid_lines: list[str] = field(default_factory=list)  # messages about the first ones
     outputs: dict[str, Any] = field(default_factory=dict)  # the split, once all files are finished
 
@@ -125,23 +125,22 @@ class SplitProgress:
 class ItemWriter:
     """Appends items to the files of a split, and an empty item between two documents.
 
-    Whether a document ends after an item shows only in the next chunk with text, and no empty item
-    follows the last document: so the empty item is written when the next document comes.
+    No empty item follows the last document, so it is written only when the next document comes.
     """
 
     tokens: BinaryIO  # file of the tokens
     sizes: BinaryIO  # file of the items' sizes
     separator: np.integer | None  # token of the empty item between documents; None to write none
-    counts: Counter[str]  # of what the files have; the caller's, changed in place
+    counts: Counter[str]  # sums of `Items.counts`; the caller's, changed in place
     document_ended: bool = True  # also where a run resumes, at the beginning of a file
 
     def write(self, items: Items) -> None:
         """Append the items of a chunk."""
         self.document_ended |= items.begins_with_blank
-        if items.sizes:
+        if items.sizes:  # bytes: empty if the chunk has no item
             if self.document_ended and self.counts["items"] and self.separator is not None:
                 self.tokens.write(self.separator.tobytes())
-                self.sizes.write(_SIZE.type(1).tobytes())
+                self.sizes.write(_SIZE.type(1).tobytes())  # one token: `separator`
                 self.counts.update(items=1, tokens=1, document_ends=1)
             self.tokens.write(items.tokens)
             self.sizes.write(items.sizes)
@@ -165,7 +164,7 @@ def write_split(
         UserError: a line is invalid, or the text is empty.
     """
     progress = SplitProgress(**(manifest.read("splits", name) or {}))
-    if progress.outputs:
+    if progress.outputs:  # an interrupted run finished the split
         return progress.counts
     counts, dtype = Counter(progress.counts), token_dtype(dictionary)
     tokens_path, sizes_path, index_path = (
@@ -190,8 +189,8 @@ def write_split(
         for chunk, items in map_chunks(chunks, settings.workers, encode):
             progress.report_invalid(describe_invalid(items.invalid, chunk, settings.invalid_lines))
             writer.write(items)
-            if chunk.ends_file:  # from here an interrupted run continues
-                writer.document_ended = True  # no document goes on in the next file
+            if chunk.ends_file:  # an empty chunk, with all lines before it; a rerun continues here
+                writer.document_ended = True  # no document continues in the next file
                 sync(tokens, sizes)
                 progress.inputs.append({**chunk.file._asdict(), "lines": chunk.lines_before})
                 progress.counts = dict(sorted(counts.items()))
@@ -215,7 +214,7 @@ def _count_dictionary(settings: BinarizeSettings, files: Sequence[SourceFile]) -
         splitter=settings.splitter,
     )
     for chunk, (counts, invalid) in map_chunks(read_chunks(files), settings.workers, count):
-        describe_invalid(invalid, chunk, settings.invalid_lines)  # may refuse; `write_split` logs
+        describe_invalid(invalid, chunk, settings.invalid_lines)  # may raise; `write_split` reports
         counter.update(counts)
     dictionary = Dictionary()
     for symbol, number in sorted(counter.items()):
@@ -228,5 +227,5 @@ def count_symbols(
     data: bytes, line_format: LineFormat, sentences: bool, splitter: Splitter
 ) -> tuple[Counter[str], list[InvalidLine]]:
     """Count the symbols of a chunk; also return the lines that are left out."""
-    lines, _, invalid = read_lines(data, line_format, sentences)
+    lines, _, invalid = read_lines(data, line_format, sentences)  # without their counts
     return Counter(chain.from_iterable(splitter(lines))), invalid

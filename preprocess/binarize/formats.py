@@ -1,8 +1,8 @@
 """Extracts text from the lines of corpus files, in the formats of several corpora.
 
 A format turns one line of a file into lines of text, and "" at the end of a document. It needs no
-other line, so any number of processes can share a file. A format that is a function keeps its name:
-manifests record it.
+other line, so several processes can share a file. A format that is a function must not be renamed:
+manifests record its name.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def split_lines(text: str) -> list[str]:
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = text.split("\n")
-    if not lines[-1]:
+    if not lines[-1]:  # after the last line feed
         lines.pop()
     return lines
 

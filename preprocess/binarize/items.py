@@ -31,14 +31,15 @@ class Items(NamedTuple):
     """The items of a chunk."""
 
     tokens: bytes  # of all items, in the data set's type
-    sizes: bytes  # of the items, `</s>` included, as int32
-    # With `--empty-lines documents`, whether empty lines stand before the first item, and after the
-    # last one; if all lines are empty, both are true. The writer puts an empty item there once an
-    # item of the neighbouring chunk follows.
+    sizes: bytes  # of the items, including `</s>`, as int32
+    # With `--empty-lines documents`: whether empty lines precede the first item, and follow the
+    # last one (if all lines are empty, both). The writer separates documents there.
     begins_with_blank: bool
     ends_with_blank: bool
-    counts: Counter[str]  # for the manifest
-    invalid: list[InvalidLine]
+    # Sums by name: lines, invalid_lines, blank_lines, unknown_tokens, document_ends (empty items),
+    # long_lines, cuts (items added by splitting these), items, tokens; some only with an option.
+    counts: Counter[str]
+    invalid: list[InvalidLine]  # left out
 
 
 def read_lines(
@@ -108,12 +109,12 @@ def make_items(
         empty_lines: ``drop``, ``keep``, or ``documents``: one empty item between two documents.
         longest_line: maximum tokens of an item, or None.
         encoder: encodes lines.
-        unk: the token of unknown symbols, which are counted.
+        unk: the token id of ``<unk>``, which is counted.
     """
     lines, counts, invalid = read_lines(data, line_format, sentences)
     if empty_lines == "drop":
         lines = list(filter(None, lines))
-    tokens, sizes = encoder.encode(lines)
+    tokens, sizes = encoder.encode(lines)  # [T] in the data set's type; [N] of int32
     counts["unknown_tokens"] = int((tokens == unk).sum())
     begins = ends = False  # whether blanks are first and last
     if empty_lines == "documents":

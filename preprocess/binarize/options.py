@@ -33,8 +33,7 @@ class BinarizeSettings:
     min_count: int
     max_symbols: int
     sentences: bool  # whether lines are split into sentences
-    # `drop` empty lines, `keep` them as items of `</s>` alone, or keep one such item between two
-    # `documents`
+    # `drop` them, `keep` them as items of `</s>` alone, or one such item between two `documents`
     empty_lines: str
     longest_line: Optional[int]
     invalid_lines: str  # `skip` invalid lines, or `error`: stop at the first
@@ -50,7 +49,9 @@ class BinarizeSettings:
         settings = cls(
             line_format=line_format,
             inputs={split: paths for split in SPLITS if (paths := getattr(args, split))},
-            vocabulary=Vocabulary.from_args(args, args.words or args.characters, ", or --words"),
+            vocabulary=Vocabulary.from_args(
+                args, is_by_rule=args.words or args.characters, alternatives=", or --words"
+            ),
             out=args.out,
             words=args.words,
             characters=args.characters,

@@ -21,7 +21,7 @@ def say(text: str) -> None:
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """Format counts in a line: ``1,200 items, 3 long lines``."""
+    """Format counts on one line: ``1,200 items, 3 long lines``."""
     return ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items())
 
 
@@ -31,15 +31,15 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 
 class Manifest:
-    """``manifest.json`` of a folder: the request, and entries for all that is finished.
+    """``manifest.json`` of a folder: the request, and sections with entries for what is finished.
 
-    An interrupted run continues from the entries that it saved.
+    An interrupted run continues from its entries; ``whole_folder`` has compared its request.
     """
 
     def __init__(self, folder: Path, request: Mapping[str, Any]) -> None:
         self.folder = folder
         self._path = folder / MANIFEST
-        self.entries: dict[str, Any] = {"plan": request}
+        self.entries: dict[str, Any] = {"plan": request}  # tasks and users read it under this name
         if self._path.exists():
             self.entries = json.loads(self._path.read_text("utf-8"))
 
@@ -67,11 +67,11 @@ def make_folder(folder: Path, request: Mapping[str, Any], fill: Callable[[Manife
     """
     if ":" in str(folder):
         raise UserError(f"--out {folder}: fairseq splits names at ':'; name a folder without one")
-    if is_made(folder, request):
+    if is_made(folder, request):  # raises if it was made otherwise
         say(f"{folder} exists already, made from the same inputs with the same options")
         return
-    with whole_folder(folder, request) as partial:  # with what an interrupted run has finished
-        fill(Manifest(partial, request))
+    with whole_folder(folder, request) as unfinished:  # renamed to `folder` at the end
+        fill(Manifest(unfinished, request))
     say(f"wrote {folder}")
 
 

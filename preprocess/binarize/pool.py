@@ -52,7 +52,7 @@ def map_chunks(
         executor.shutdown(cancel_futures=True)
 
 
-_function: Callable[[bytes], Any]  # set in a worker
+_function: Callable[[bytes], Any]  # of `map_chunks`; set in each worker process only
 
 
 def _start_worker(function: Callable[[bytes], Any]) -> None:

@@ -21,14 +21,14 @@ _MAX_LINE_BYTES = 1 << 28  # a chunk is held in memory several times
 
 
 class SourceFile(NamedTuple):
-    """A file of a corpus, with the checksum that identifies its text wherever it lies."""
+    """A file of a corpus, with the checksum that identifies its text wherever it is."""
 
     path: str
     sha256: str
 
 
 class SourceChunk(NamedTuple):
-    """Where a chunk lies; its bytes are passed on beside it."""
+    """The place of a chunk; :func:`read_chunks` yields its bytes with it."""
 
     file: SourceFile
     lines_before: int  # lines of the file before the chunk
@@ -64,7 +64,7 @@ def find_files(inputs: Sequence[str]) -> list[str]:
         elif path.is_file():
             files.append(name)
         else:
-            raise UserError(f"{name} is not there; give local files or directories")
+            raise UserError(f"{name} does not exist; give local files or directories")
     files = [name for name in files if os.path.getsize(name)]
     if not files:
         raise UserError(f"no text in {', '.join(inputs)}")
@@ -72,9 +72,7 @@ def find_files(inputs: Sequence[str]) -> list[str]:
 
 
 def read_chunks(files: Iterable[SourceFile]) -> Iterator[tuple[SourceChunk, bytes]]:
-    """Yield the chunks of several files, and after each an empty one, which ends its document.
-
-    Memory is constant.
+    """Yield the chunks of several files in constant memory; an empty chunk ends each file.
 
     Raises:
         UserError: a file is damaged, is UTF-16 or UTF-32, or has a line without end.

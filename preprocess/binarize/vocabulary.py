@@ -46,7 +46,7 @@ class Vocabulary(NamedTuple):
         """
         files = {name: path for name in _OPTIONS if (path := getattr(args, name))}
         is_bpe = "encoder_json" in files
-        if is_bpe + ("sentencepiece_model" in files) + is_by_rule != 1 or (
+        if is_bpe + ("sentencepiece_model" in files) + is_by_rule != 1 or (  # kinds of tokens
             is_bpe != ("vocab_bpe" in files)
         ):
             raise UserError(
@@ -57,7 +57,7 @@ class Vocabulary(NamedTuple):
             raise UserError("give --dict: the dict.txt that belongs to --encoder-json")
         for name, path in files.items():
             if not path.is_file():
-                raise UserError(f"--{name.replace('_', '-')} {path} is not there")
+                raise UserError(f"--{name.replace('_', '-')} {path} does not exist")
         return cls(files)
 
     def checksums(self) -> dict[str, str]:
@@ -75,7 +75,7 @@ class Vocabulary(NamedTuple):
             return Pieces(self.files["sentencepiece_model"]).build_dictionary()
         dictionary = load_dictionary(path, mask=False)  # tasks of masked LMs add <mask>
         if len(dictionary) == dictionary.nspecial:
-            raise UserError(f"--dict {path} holds no symbol: all words would be <unk>")
+            raise UserError(f"--dict {path} contains no symbols: all words would be <unk>")
         if path.read_bytes().startswith(codecs.BOM_UTF8):
             raise UserError(
                 f"--dict {path}, line 1: begins with a byte-order mark, which fairseq takes for a "
@@ -98,7 +98,7 @@ class Vocabulary(NamedTuple):
 
 
 def save_dictionary(dictionary: Dictionary, path: Path) -> None:
-    """Write a dictionary to a file."""
+    """Write a dictionary to a file; a kill leaves no part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as new:
         dictionary.save(str(new))

@@ -270,5 +270,5 @@ def _parse_segments(text: NumberedLines) -> NumberedLines:
             lines.append(unescape(match[1].strip(), _ENTITIES))
             numbers.append(number)
     if not lines:
-        raise UserError(f"{text.origin}: there is no <seg> in it; give an IWSLT file")
+        raise UserError(f"{text.origin}: contains no <seg>; give an IWSLT file")
     return NumberedLines(text.origin, lines, numbers)

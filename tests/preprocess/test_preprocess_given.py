@@ -65,7 +65,7 @@ FAULTY = {
     "not UTF-8": (b"a 1\rold 2\rt\xe9 3\r", r"\(line 3: 'utf-8' codec can't decode byte 0xe9"),
     "UTF-16": ("a 1\nold 2\n".encode("utf-16"), r"\(line 1: .* can't decode byte 0xff"),
     "long line": (b"a 1\n" + b"x" * 5000, r"\(line 2: Inc.*x\.\.\. \(5,... characters\)\)"),
-    "nothing": (b"", r"dict.txt holds no symbol"),
+    "nothing": (b"", r"dict.txt contains no symbols"),
 }
 
 
@@ -158,9 +158,9 @@ NUMBERS = [
     ("plain_text --workers 1e3", f"argument --workers: {WHOLE} 1, not '1e3'"),
     ("plain_text --dict DICT --min-count 3", "--min-count and --max-symbols are for a new"),
     ("plain_text --dict DICT --max-symbols 9", "--min-count and --max-symbols are for a new"),
-    ("plain_text --dict nowhere", "--dict nowhere is not there"),
+    ("plain_text --dict nowhere", "--dict nowhere does not exist"),
     ("plain_text --encoder-json x", "choose the tokens"),
-    ("plain_text --train nowhere", "nowhere is not there; give local files or directories"),
+    ("plain_text --train nowhere", "nowhere does not exist; give local files or directories"),
     ("plain_text --train EMPTY", "no text in"),
     ("plain_text --train BLANK", "train: no line of its text is left"),
     ("mix --files 0", f"argument --files: {WHOLE} 1, not '0'"),

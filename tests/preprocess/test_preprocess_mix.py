@@ -211,7 +211,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, cal
     [
         (["latex", "TEXT"], r"--corpus latex .*: give a format \(plain, json, wikipedia, wiki"),
         (["plain"], "--corpus plain: give a format"),
-        (["plain", "nowhere"], "nowhere is not there"),
+        (["plain", "nowhere"], "nowhere does not exist"),
         (["plain", "TEXT", "size=64GB"], "size=64GB: write a number of B, KiB, MiB, GiB, as in"),
         (["plain", "TEXT", "hold-out=-1"], "hold-out= is a whole number of lines or documents"),
         (["plain", "TEXT", "size=1KiB", "lines=9"], "give size= or lines=, not both"),

@@ -283,7 +283,7 @@ WRONG_RELEASES = {
         {DEV_EN: ['<seg id="1">a</seg><seg id="2">b</seg>']},
         r"en.xml, line 1: a segment must be <seg id",
     ),
-    "no segments": ({DEV_EN: ["<doc>", "</doc>"]}, r"en.xml: there is no <seg> in it"),
+    "no segments": ({DEV_EN: ["<doc>", "</doc>"]}, r"en.xml: contains no <seg>"),
 }
 
 

@@ -10,12 +10,11 @@ STATISTICS = {"m4m": ("best", "best run"), "decbert": ("mean", "mean of the seed
 
 
 def select_figures(record: Record) -> dict[str, float]:
-    """Select what the protocol's paper reports, by its columns, and the average of these.
-
-    The columns are the tasks; MNLI has two, MNLI-m and MNLI-mm.
-    """
+    """Select what the protocol's paper reports, by its columns, the tasks, and their average."""
     statistic, _ = STATISTICS[record.data["protocol"]]
+    # The column, the metric without its split, and the row: MNLI-mm, accuracy, of accuracy_mm.
     columns = [(*name_column(row["task"], row["metric"]), row) for row in record.rows]
+    # Of MNLI's rows, only one of the matched set is marked; its metric selects MNLI-mm's too.
     reported = {(row["task"], metric) for _, metric, row in columns if row["reported"]}
     figures = {
         column: float(row[statistic])

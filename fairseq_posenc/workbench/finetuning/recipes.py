@@ -74,7 +74,7 @@ def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictC
         warmup = _read_number(cfg.lr_scheduler, "warmup_updates") or round(ratio * updates)
         cfg.optimization.max_update = int(updates)
         cfg.lr_scheduler.warmup_updates = int(warmup)
-    except UserError:
+    except UserError:  # a ValueError, which the next line would catch
         raise
     except (*_HYDRA_ERRORS, *_VALUE_ERRORS) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
@@ -111,10 +111,10 @@ def build_settings(
         values: options of this training by name; ``checkpoint.save_dir`` is the folder of its logs.
         overrides: the user's, which win: the last value of an option counts.
     """
-    overridden = {word.lstrip("+~").partition("=")[0] for word in overrides}
+    overridden = {word.lstrip("+~").partition("=")[0] for word in overrides}  # the options' names
     options = {
         f"++model.{name}": value  # hydra adds or changes an option with `++`
-        for name, value in pretrained.roberta_section.items()  # that build the model again
+        for name, value in pretrained.roberta_section.items()  # they build the model again
         if f"model.{name}" not in overridden
     }
     settings = {
@@ -129,7 +129,7 @@ def build_settings(
 
 
 def join_overrides(settings: Mapping[str, str]) -> list[str]:
-    """Join the texts before and after ``=`` to hydra's overrides; ``~NAME`` has no ``=``."""
+    """Join names and values to hydra's overrides; ``~NAME``, which deletes one, has no ``=``."""
     return [f"{name}={value}" if value else name for name, value in settings.items()]
 
 
@@ -182,7 +182,7 @@ def train(
 
     def report_validation(line: str) -> None:
         entry = parse_line(line)
-        if entry and entry.kind == "valid" and metric in entry.figures:
+        if entry and entry.kind == "valid" and metric in entry.figures:  # not a training's line
             score = float(entry.figures[metric])
             say(f"{label}: update {entry.updates:,} of {updates:,}, {metric} {score:.2f}")
 

@@ -43,9 +43,9 @@ def load_state(path: Path, option: str) -> State:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
-        forget_files(state)
-        refuse_incomplete(state)
-        # fairseq upgrades what it reads from a file; the tensors are not written to it.
+        forget_files(state)  # the settings that name files
+        refuse_incomplete(state)  # such as weights alone
+        # fairseq upgrades only what it reads from a file; the tensors need not be written to it.
         torch.save({**state, "last_optimizer_state": None, "model": {}}, file)
         file.seek(0)
         upgraded: State = checkpoint_utils.load_checkpoint_to_cpu(f"/dev/fd/{file.fileno()}")
@@ -69,15 +69,15 @@ def refuse_unusable_settings(label: str) -> Iterator[None]:
     """Turn errors of building something from settings into one line with the checkpoint's name.
 
     Args:
-        label: names the checkpoint in messages.
+        label: begins messages: an option and, as its last word, the checkpoint's path.
     """
     try:
         yield
     except UserError as error:
-        is_named = label.split()[-1] in str(error)
+        is_named = label.split()[-1] in str(error)  # the message already has the path
         raise UserError(str(error) if is_named else f"{label}: {error}") from error
     except BUILD_ERRORS as error:
-        fault = f"no model can be built of its settings: {quote_error(error)}"
+        fault = f"no model can be built from its settings: {quote_error(error)}"
         raise UserError(f"{label}: {fault}") from error
 
 
@@ -91,7 +91,7 @@ def write_state(state: State, path: Path) -> None:
 def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor], out: Path) -> None:
     """Write a checkpoint of settings and weights with which a training can begin, at update 0.
 
-    fairseq looks up all these keys when it loads a checkpoint, so those without content are there.
+    fairseq looks up all these keys when it loads a checkpoint, even those without content.
     """
     state = {
         "cfg": settings,

@@ -104,15 +104,15 @@ class TrainedDictionary(NamedTuple):
             dictionary: its content.
             advice: ends the message.
         """
-        masked = "<mask>" in dictionary  # some tasks add it after loading
+        has_mask = "<mask>" in dictionary  # some tasks add it after loading
         if self.size is not None and self.size != len(dictionary):
             raise UserError(
-                f"{file} has {len(dictionary):,} symbols{' with <mask>' if masked else ''}, but "
+                f"{file} has {len(dictionary):,} symbols{' with <mask>' if has_mask else ''}, but "
                 f"{self.checkpoint} has {self.size:,}; {advice}"
             )
         trained = self.fingerprint  # else that of the training's file, if it is still in its place
         if trained is None and self.file and self.file.is_file():
-            trained = fingerprint(load_dictionary(self.file, mask=masked))
+            trained = fingerprint(load_dictionary(self.file, mask=has_mask))
         if trained is not None and trained != fingerprint(dictionary):
             raise UserError(
                 f"{file} has other symbols, or in another order, than the dictionary that "
@@ -199,11 +199,11 @@ def read_trained_dictionary(
         prefix: beginning of the names of the weights of the stack that reads its symbols.
     """
     names = [name for name in weights if name.startswith(prefix)]
-    # A row for each symbol.
+    # The embeddings have a row for each symbol.
     size = next((weights[x].size(0) for x in names if x.endswith("embed_tokens.weight")), None)
     known = None
     for name in filter(is_identity, names):  # the tensor in which our stacks keep their settings
-        known = Identity.from_tensor(weights[name]).weight_settings.dictionary
+        known = Identity.from_tensor(weights[name]).weight_settings.dictionary  # fingerprint
     return TrainedDictionary(path, size, known, file)
 
 
@@ -227,7 +227,7 @@ class OpenModel(OpenTask):
     @property
     def title(self) -> str:
         """Name of the family in messages."""
-        return self.family.replace("_lm", " LM")
+        return self.family.replace("_lm", " LM")  # `masked LM`, `causal LM`, `translation`
 
     @property
     def stacks(self) -> dict[str, Any]:
@@ -249,7 +249,7 @@ class OpenModel(OpenTask):
             return self.family
         if self.model.span_head is not None:  # an attribute of our RoBERTa only
             return "spans"
-        return "classes" if self.model.classification_heads else "masked_lm"
+        return "classes" if self.model.classification_heads else "masked_lm"  # as for GLUE
 
     @property
     def ties_embeddings(self) -> bool:

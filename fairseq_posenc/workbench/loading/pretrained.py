@@ -35,7 +35,7 @@ class Pretrained(NamedTuple):
     """A trained RoBERTa, ours or fairseq's."""
 
     path: Path  # the checkpoint
-    roberta_section: dict[str, Any]  # of a configuration, `model`: builds it again, as one of ours
+    roberta_section: dict[str, Any]  # its configuration's `model`, which builds it as one of ours
     spec: Spec  # position encodings
     max_positions: int  # number of positions
     dictionary: TrainedDictionary
@@ -87,7 +87,7 @@ def _add_position_options(args: Namespace) -> None:
     """Translate the position options of fairseq's RoBERTa to ours; name our architecture."""
     args.position_encoding = "learned" if args.encoder_learned_pos else STOCK_SPEC  # sinusoids
     if args.no_token_positional_embeddings:
-        args.position_encoding, args.no_token_positional_embeddings = "none", False  # True: refused
+        args.position_encoding, args.no_token_positional_embeddings = "none", False  # we refuse it
     args._name = f"roberta_{args.position_encoding.partition('(')[0]}"
 
 

@@ -23,12 +23,12 @@ from fairseq_posenc.workbench.running.progress import say
 
 _MODELS = "a masked LM, causal LM or translation model of fairseq"
 _MODELS_OR_FOLDER = f"{_MODELS}, or a folder of transformers"
-# Kinds of pictures, and what they show; `attention` is not drawn of encodings, but of a text.
+# By kind of picture: the function that draws it (None: `_draw_attention` reads a text), its help.
 KINDS: dict[str, tuple[Callable[[Subject], Any] | None, str]] = {
     "table": (figures.draw_tables, "heat maps of tables, by position or distance"),
-    "map": (figures.draw_map, "tables in two dimensions, where near rows are alike"),
+    "map": (figures.draw_map, "tables in two dimensions: nearby points are similar rows"),
     "products": (figures.draw_products, "dot products of input vectors, also projected"),
-    "decay": (figures.draw_decay, "the upper bound of rope's scores by distance"),
+    "decay": (figures.draw_decay, "the upper bound on rope's scores by distance"),
     "scores": (figures.draw_scores, "scores, biases and gains by distance, head and layer"),
     "attention": (None, "attention to a text, by layer and head"),
 }
@@ -40,7 +40,7 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (draw, text) in KINDS.items():
         kind = parsers.add_parser(name, help=text, description=text)
         add = kind.add_argument
-        kind.set_defaults(layer=None, head=None)  # of `decay`, which has no such options
+        kind.set_defaults(layer=None, head=None)  # for `decay`, which lacks these options
         stacks = ["encoder", "decoder"]
         if draw is None:
             add("--checkpoint", type=Path, required=True, metavar="FILE", help=_MODELS_OR_FOLDER)
@@ -57,7 +57,7 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
         add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
         add_data(kind, "directory with its dictionaries (default: that of the training)")
         add("--stack", choices=stacks, help="default: the model's first")
-        for option in ("--layer", "--head") if name != "decay" else ():  # the same in all of them
+        for option in ("--layer", "--head") if name != "decay" else ():  # all have one decay
             add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
 
 
@@ -78,7 +78,7 @@ def _find_subject(args: argparse.Namespace) -> Subject:
     if args.checkpoint:
         from fairseq_posenc.workbench.loading.open_model import open_model
 
-        for name in filter(vars(args).get, ("embed_dim", "heads", "decoder")):  # that are given
+        for name in filter(vars(args).get, ("embed_dim", "heads", "decoder")):  # if given
             raise UserError(f"--{name.replace('_', '-')} is for --encoding, not for --checkpoint")
         subjects = collect_subjects(open_model(args.checkpoint, args.data).model)
         if not subjects:  # its stacks are not ours
@@ -92,7 +92,7 @@ def _find_subject(args: argparse.Namespace) -> Subject:
         subject = build_subject(args.encoding, width, heads, max_positions=128, causal=args.decoder)
         _choose_stack("--encoding", [subject.stack], args.stack)
     layers = _choose_numbers(args.layer, len(subject.layers), "layer", subject.title)
-    shown = _choose_numbers(args.head, len(subject.heads), "head", subject.title)
+    shown = _choose_numbers(args.head, len(subject.heads), "head", subject.title)  # of all heads
     return replace(subject, layers=layers, heads=shown)
 
 
@@ -105,7 +105,7 @@ def _draw_attention(args: argparse.Namespace) -> Any:
     numbers = _choose_numbers(args.layer, len(by_kind[kind]), "layer", name)
     layers = [by_kind[kind][number] for number in numbers]
     heads = _choose_numbers(args.head, layers[0].weights.size(1), "head", name)  # [1, H, T, S]
-    queries, keys = (read.labels[stack] for stack in STACKS[kind])
+    queries, keys = (read.labels[stack] for stack in STACKS[kind])  # texts of the tokens
     return figures.draw_attention(layers, heads, queries, keys, f"{kind} attention in {name}")
 
 

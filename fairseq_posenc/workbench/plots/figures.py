@@ -43,7 +43,7 @@ def new_page(count: int, title: str, columns: int, height: float) -> tuple[Any, 
     columns = min(columns, count)
     size = WIDTH, math.ceil(count / columns) * height + 0.6  # the margin is for the title
     figure, panels = pictures.new_panels(count, columns, size, dpi=100)
-    figure.suptitle(fill(title, 85), fontsize=11, x=0.01, ha="left")
+    figure.suptitle(fill(title, 85), fontsize=11, x=0.01, ha="left")  # 85 characters fill `WIDTH`
     for axes in panels:
         axes.tick_params(labelsize=8, length=0, colors=GREY)
     return figure, panels
@@ -76,11 +76,11 @@ def draw_attention(
     """
     from matplotlib import colormaps
 
-    width = 0.8 * WIDTH / max(len(heads), 2)
-    height = width * min(max(len(queries) / len(keys), 0.5), 1.5)
-    figure, panels = new_page(len(layers) * len(heads), title, len(heads), height + 0.9)
+    width = 0.8 * WIDTH / max(len(heads), 2)  # of a map; the rest is for texts and the colour bar
+    height = width * min(max(len(queries) / len(keys), 0.5), 1.5)  # neither too flat nor too high
+    figure, panels = new_page(len(layers) * len(heads), title, len(heads), height + 0.9)  # + texts
     colours = colormaps[UNSIGNED].with_extremes(bad=PALE)
-    limit = max(float(layer.weights[0, list(heads)].max()) for layer in layers) or 1.0
+    limit = max(float(layer.weights[0, list(heads)].max()) for layer in layers) or 1.0  # vmax > 0
     for axes, (layer, head) in zip(panels, product(layers, heads)):
         weights = layer.weights[0]  # [H, T, S]
         shown = weights[head].masked_fill(weights.eq(0).all(0), torch.nan)
@@ -174,7 +174,8 @@ def draw_map(subject: Subject) -> Any:
     tables = [table for table in collect_tables(subject) if min(table.values.shape) >= _MIN_SIZE]
     if not tables:
         raise UserError("a map needs a table of vectors; the encodings have tables of numbers only")
-    figure, panels = new_page(len(tables), f"{subject.title}: near rows are alike", 2, height=3.4)
+    title = f"{subject.title}: nearby points are similar rows"
+    figure, panels = new_page(len(tables), title, columns=2, height=3.4)
     for axes, table in zip(panels, tables):
         points = place_rows(table.values).numpy()
         axes.plot(*points.T, color=PALE, lw=0.7, zorder=1)
@@ -190,16 +191,16 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
     """Yield the tables of a layer's terms, each tensor once."""
     distances, terms = subject.compute_terms(layer)  # [R], of the rows of each table
     visible = distances <= (0 if subject.dims.causal else distances[-1])  # [R]
-    by_tensor: dict[
-        int, tuple[list[str], term_types.ByDistance | term_types.NumbersByPair, Tensor]
-    ] = {}
-    # By the id of a tensor: names of the terms that share it (as m4's do), the first, the tensor.
+    # By the id of a tensor, the terms that share it, as m4's do: they differ in their names alone.
+    by_tensor: dict[int, list[term_types.ByDistance | term_types.NumbersByPair]] = {}
     for term in terms:
         if isinstance(term, (term_types.ByDistance, term_types.NumbersByPair)):
             (tensor,) = term.tensors().values()  # the table, or the numbers
-            by_tensor.setdefault(id(tensor), ([], term, tensor))[0].append(term.name)
-    for names, term, tensor in by_tensor.values():
-        title = f"{' and '.join(names).replace('_', ' ')}, {layer_name}"
+            by_tensor.setdefault(id(tensor), []).append(term)
+    for term, *others in by_tensor.values():
+        (tensor,) = term.tensors().values()
+        names = " and ".join(x.name for x in (term, *others))
+        title = f"{names.replace('_', ' ')}, {layer_name}"
         shown = {0: title}  # title by head; all heads may share a table
         if term.per_head if isinstance(term, term_types.ByDistance) else tensor.size(1) > 1:
             shown = {head: f"{title}, head {head + 1}" for head in subject.heads}
@@ -209,7 +210,7 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
             for head, name in shown.items():
                 yield PlottedTable(name, tensor[0, head], queries, keys, *labels)
             continue
-        tensor = tensor[:, : len(distances)]  # without the rows of a reset
+        tensor = tensor[:, : len(distances)]  # without the two rows of a reset, which come last
         has_vectors = isinstance(term, term_types.RowsByDistance)
         if not has_vectors:  # `(H or 1, R)`: heads are columns
             split = {title: tensor[list(shown)].T}
@@ -265,7 +266,7 @@ def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
         distances, layer_terms = subject.compute_terms(layer)
         for term in layer_terms:
             if isinstance(term, term_types.NumbersByDistance):
-                # A reset's rows follow those of distances.
+                # Without the two rows of a reset, which follow those of the distances.
                 values = term.table[heads if term.per_head else [0], : len(distances)]
                 terms.append(Curves(f"{term.name}, {name}", distances, values))
     last = 0 if subject.dims.causal else reach  # a causal stack has no later keys
@@ -316,7 +317,7 @@ def draw_products(subject: Subject, reach: int = 48) -> Any:
 
 @torch.no_grad()
 def draw_decay(subject: Subject, reach: int = 256) -> Any:
-    """Draw the bound of rope's scores by distance: the mean of abs(S_1) .. abs(S_(d/2)).
+    """Draw the bound on rope's scores by distance: the mean of abs(S_1) .. abs(S_(d/2)).
 
     S_j is the sum of the first j phases e^(i m theta_t) of a distance m. The score of any query and
     key is at most this mean, times d/2, times the largest change from one pair of coordinates to
@@ -326,12 +327,13 @@ def draw_decay(subject: Subject, reach: int = 256) -> Any:
         UserError: the encoding is not rope.
     """
     distances = torch.arange(reach + 1)
-    rotation = subject.encodings[0].shared.rotation(make_positions(len(distances)).ids)
+    shared = subject.encodings[0].shared  # the encodings that all layers share
+    rotation = shared.rotation(make_positions(len(distances)).ids)
     if not isinstance(rotation, PairRotation) or rotation.decay is not None:  # decay: xpos
-        raise UserError(f"{subject.title} has no bound of decay; only rope has one")
+        raise UserError(f"{subject.title} has no bound on its decay; only rope has one")
     phases = rotation.phases[0].to(torch.complex128)  # [1, R, d/2]
     bound = phases.cumsum(-1).abs().mean(-1)  # [1, R]
-    curves = [Curves("bound of the score", distances, bound)]
+    curves = [Curves("bound on the score", distances, bound)]
     title = f"{subject.title}: decay with the distance"
     return draw_curves(curves, [], title, height=3.0, x="distance", y="mean of |S_j|")
 
@@ -344,13 +346,10 @@ def draw_curves(
     x: str = "distance j - i",
     y: str = "",
 ) -> Any:
-    """Draw a panel for each of the curves, and a line for each of the ``heads``, by their indices.
-
-    ``x`` and ``y`` label the axes.
-    """
-    figure, panels = new_page(len(curves), title, 3, height)
+    """Draw panels of curves, a line for each index in ``heads``; ``x`` and ``y`` label the axes."""
+    figure, panels = new_page(len(curves), title, columns=3, height=height)
     for axes, curve in zip(panels, curves):
-        is_by_head = len(curve.values) == len(heads)
+        is_by_head = len(curve.values) == len(heads)  # else a single line, which all heads share
         names = [f"head {head + 1}" for head in heads] if is_by_head else ["all heads"]
         for number, (name, row) in enumerate(zip(names, curve.values.detach().float())):
             style = pictures.line_style(number)
@@ -359,6 +358,7 @@ def draw_curves(
         axes.grid(axis="y", color=pictures.GRID, linewidth=0.8)
         axes.spines[["top", "right", "left"]].set_visible(False)
         label_axes(axes, curve.title, x, y)
+    # One legend, of a panel with most lines: others may have one line of all heads.
     lines, names = max(panels, key=lambda axes: len(axes.lines)).get_legend_handles_labels()
     if len(names) > 1:
         figure.legend(lines, names, loc="outside lower center", ncols=8, fontsize=8)

@@ -26,8 +26,8 @@ STACKS = {
     "cross": ("decoder", "encoder"),
 }
 TEMPLATE = Path(__file__).with_name("inspect.html")
-# Limits of the steps from the smallest to the largest value of a matrix. If these are far apart, a
-# step may be larger than `MAX_STEP`.
+# A matrix has at least `MIN_STEPS` steps between its smallest and its largest value, each at most
+# `MAX_STEP`; but larger steps if there would be more than `_MAX_STEPS`.
 MAX_STEP = 0.01
 MIN_STEPS = 254
 _MAX_STEPS = 65_000  # so that a code fits into two bytes
@@ -60,7 +60,7 @@ def render_page(models: Sequence[TextAttention], command: str) -> str:
     described, codes = [], b""
     for model in models:
         facts, planes = _describe_model(model)
-        described.append({**facts, "start": len(codes)})
+        described.append({**facts, "start": len(codes)})  # where its bytes begin
         codes += planes
     data = {"command": command, "version": __version__, "models": described}
     page = TEMPLATE.read_text(encoding="utf-8")
@@ -96,7 +96,7 @@ def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
         kinds.append(
             {
                 "name": kind,
-                "shown": find_telling_head(weights),
+                "shown": find_telling_head(weights),  # indices of the layer and the head
                 "layers": len(layers),
                 "heads": weights.size(1),
                 "queries": model.labels[queries],
@@ -169,9 +169,9 @@ def quantize(values: Tensor, visible: Tensor) -> Quantized:
     high = values.masked_fill(~visible, -torch.inf).amax((2, 3), keepdim=True)
     extent = high - low
     step = (extent / MIN_STEPS).clamp(max=MAX_STEP).maximum(extent / _MAX_STEPS)
-    step = torch.where(extent == 0, MAX_STEP, step)
+    step = torch.where(extent == 0, MAX_STEP, step)  # any but 0: all values are equal
     codes = (values / step).round().long()
     first = (low / step).round().long()
     last = (high / step).round().long()
-    codes = (codes - first + 1).masked_fill(~visible, 0)
+    codes = (codes - first + 1).masked_fill(~visible, 0)  # 0 is left for hidden keys
     return Quantized(codes, *(limit[..., 0, 0].tolist() for limit in (step, first, last)))

@@ -45,13 +45,13 @@ def read_with_checkpoint(opened: OpenModel, text: str, target: str | None = None
     elif target is not None:
         raise UserError(f"--target is for translation; {opened.path} is a {opened.title}")
     elif opened.family == "causal_lm":
-        # Without its option, fairseq's language models read </s> before a text.
+        # Without --add-bos-token, fairseq's language models read </s> before a text.
         texts = {"decoder": [begin if task.args.add_bos_token else end, *tokens]}
     else:
         texts = {"encoder": [begin, *tokens, end]}
     inputs = [_make_batch(opened, stack, read) for stack, read in texts.items()]
     if opened.family == "translation":
-        inputs.insert(1, torch.tensor([inputs[0].size(1)]))  # `src_lengths`
+        inputs.insert(1, torch.tensor([inputs[0].size(1)]))  # `src_lengths`, between the two
     with _errors_name_checkpoint(opened):
         captured = capture_attention(opened.model, lambda: opened.model(*inputs))
     labels = {stack: [label for _, label in read] for stack, read in texts.items()}
@@ -108,7 +108,7 @@ def tokenize(
     Raises:
         UserError: no token of the text is in the dictionary.
     """
-    of_language = folder / f"sentencepiece.{language}.model"
+    of_language = folder / f"sentencepiece.{language}.model"  # unless both languages share one
     tokenizer: Tokenizer | None = None
     if language and of_language.exists():
         tokenizer = PieceEncoder(Pieces(of_language), dictionary)

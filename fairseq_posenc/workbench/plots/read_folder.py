@@ -49,7 +49,7 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
             folder, model, tokenizer, inputs, target
         )
     labels = {stack: _label(tokenizer, ids[0].tolist()) for stack, ids in tokens.items()}
-    # The same positions, and no fewer, in attention that can be captured.
+    # "own": the model's positions, and no fewer, but in our attention, which can be captured.
     set_positions(model, "own", max(count_positions(model), *map(len, labels.values())))
     captured = capture_attention(model, inputs)
     if not has_two_stacks:  # the only stack may be a decoder
@@ -76,7 +76,7 @@ def _read_target(
         raise UserError(f"{folder}: its generation_config.json has no decoder_start_token_id")
     else:
         tokens = [start, *tokenizer(text_target=target)["input_ids"]]
-    if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id:
+    if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id:  # a decoder only predicts it
         tokens.pop()
     _refuse_long(folder, model, len(tokens))
     check_ids(folder, ids := torch.tensor([tokens]), model)

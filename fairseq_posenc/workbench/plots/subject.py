@@ -78,7 +78,7 @@ class Subject:
         length = self.dims.max_positions
         encoding = self.encodings[layer]
         positions = make_positions(length)
-        # A single layer has a single kind, 0.
+        # Layers with different encodings are of several kinds; a single layer has only kind 0.
         shared = compute_shared(encoding.shared, positions)[0].terms
         return positions.distances(), (shared | encoding.layer.terms(positions)).expanded()
 
@@ -91,14 +91,14 @@ def build_subject(
     Raises:
         UserError: the spec is invalid, or sizes do not fit.
     """
-    layers = parse(spec)
-    with torch.random.fork_rng(devices=[]):
+    parsed = parse(spec)
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         torch.manual_seed(1)
         encodings = [
             PositionEncoding(str(layer), embed_dim, num_heads, max_positions, causal).eval()
-            for layer in (layers.select_layers([i]) for i in range(len(layers.layers)))
+            for layer in (parsed.select_layers([i]) for i in range(len(parsed.layers)))
         ]
-    return Subject(encodings, [*range(len(encodings))], [*range(num_heads)], [])
+    return Subject(encodings, [*range(len(encodings))], [*range(num_heads)], projections=[])
 
 
 def collect_subjects(model: nn.Module) -> dict[str, Subject]:
@@ -124,7 +124,7 @@ def _build_trained_subject(stack: Any) -> Subject:
         spec = stack.spec.select_layers([index])
         encoding = PositionEncoding(str(spec), *sizes)
         # Only its methods are needed: its new modules are all replaced by the trained ones.
-        at_input = stack.embed_positions
+        at_input = stack.embed_positions  # None if nothing is added at the input
         encoding.dims = dims
         encoding.input = None if at_input is None else at_input.encodings
         encoding.shared = stack.encodings.select(attention.kind)  # shared by this kind of layer

@@ -101,10 +101,10 @@ def collect_figures(trainings: Trainings) -> Tables:
             means: dict[str, Any] = {"training": training, "seeds": len(curves)}
             for key in _SEEDS:
                 values = [row[key] for row in rows]
-                if None not in values:  # a mean of stages only if all have them
+                if None not in values:  # a mean only if all seeds have the figure
                     is_perplexity = key == "perplexity"
                     mean = intervals.interval_of_perplexity if is_perplexity else intervals.interval
-                    means |= mean(values).figures(key)
+                    means |= mean(values).figures(key)  # KEY, KEY_low and KEY_high
             tables["seeds"].append(means)
     return tables
 
@@ -122,7 +122,7 @@ def _describe_curve(curve: Curve) -> dict[str, Any]:
         "accuracy": best.accuracy,
         "tokens_per_second": curve.speed or None,  # 0 if the log does not say
         "loss_at_the_end_nats": last_loss(curve),
-        **dict(zip(_STAGES, ends)),
+        **dict(zip(_STAGES, ends)),  # both have the three stages, then the length of the plateau
         "diverged_at": next((x.updates for x in curve.entries if not x.is_finite), None),
     }
 
@@ -146,7 +146,7 @@ def format_tables(tables: Tables) -> str:
 
 
 def _format_rows(rows: Sequence[Row], columns: Mapping[str, tuple[str, int]]) -> str:
-    """Format the columns in which a row has a figure."""
+    """Format the columns, name -> (title, decimals), in which any row has a figure."""
     used = [name for name in columns if any(row.get(name) is not None for row in rows)]
     cells = [
         [code(row["training"]), *(_format_cell(row, name, columns[name][1]) for name in used)]

@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, TRAIN_LOG, read_
 from fairseq_posenc.workbench.running.progress import say
 
 _GLUE_NAMES = ("MNLI-m", "MNLI-mm", *(x for x in TASKS if x != "MNLI"), "average", "collapsed runs")
-# Decimals of columns that have other than two.
+# Decimals of columns; all others have two.
 _DIGITS = {"updates": 0, "seed": 0, "train loss": 3, "valid loss": 3, "valid accuracy": 4}
 
 Figures = dict[str, Optional[float]]  # by column; None if unknown
@@ -80,7 +80,7 @@ def _find_results(path: Path) -> Iterator[Result]:
             try:
                 record = read(file)
             except UserError:
-                if file == path:
+                if file == path:  # named by the user, not found in a folder
                     raise
                 continue
             if record.kind in _READERS:
@@ -94,7 +94,7 @@ def _read_glue(record: Record, path: Path) -> Iterator[Result]:
         figures["collapsed runs"] = collapsed
     if unfinished := record.data["unfinished"]:  # the labels of fine-tunings, in one text
         say(f"{path}: not finished: {unfinished}; the same glue command finishes them")
-    protocol = record.data["protocol"]  # a fact beside the tables
+    protocol = record.data["protocol"]  # a fact, not a figure of the tables
     title = f"GLUE, development sets, protocol {protocol} ({STATISTICS[protocol][1]})"  # in words
     yield Result(title, str(record.data["name"]), record.spec or "-", figures, str(path))
 
@@ -129,7 +129,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
     state = load_state(folder / LAST, "")  # no option named it
     settings, updates, best = state["cfg"], read_updates(state), state["extra_state"].get("best")
     task = settings.task._name
-    data = Path(str(settings.task.get("data")).split(":")[0]).name
+    data = Path(str(settings.task.get("data")).split(":")[0]).name  # of the first shard
     encoding = getattr(settings.model, "position_encoding", None) or "fairseq's"
     if directions := getattr(settings.model, "attention_directions", None):
         encoding += f", {directions}"
@@ -144,7 +144,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
             curve = read_curve_file(log)
             figures["train loss"] = last_loss(curve)
             if curve.entries and curve.best.accuracy is not None:
-                figures["valid accuracy"] = curve.best.accuracy / 100
+                figures["valid accuracy"] = curve.best.accuracy / 100  # from percent
         figures["valid loss"] = None if best is None else float(best) * NATS_PER_BIT
         title = f"Translation, losses in nats, {data}"
     else:  # the task of a fine-tuning
@@ -161,7 +161,7 @@ def format_report(results: Iterable[Result]) -> str:
     for title, rows in tables.items():
         found = dict.fromkeys(name for row in rows for name in row.figures)
         # GLUE's in the papers' order, whatever tasks a model lacks.
-        columns = [name for name in _GLUE_NAMES if name in found] or list(found)
+        columns = [name for name in _GLUE_NAMES if name in found] or list(found)  # not GLUE
         cells = [_format_row(row, columns) for row in [*rows, *_average_seeds(rows)]]
         align = "ll" + "r" * len(columns) + "l"
         table = markdown.table(["", "positions", *columns, "path"], cells, align)

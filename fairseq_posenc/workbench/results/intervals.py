@@ -107,10 +107,10 @@ def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
         (better, other): compare(samples[better], samples[other])
         for better, other in combinations(samples, 2)
     }
-    judged = [pair for pair, difference in differences.items() if difference.seeds >= LEAST_SEEDS]
+    tested = [pair for pair, difference in differences.items() if difference.seeds >= LEAST_SEEDS]
     largest = 0.0  # a corrected p-value is never below that of a smaller p-value
-    for rank, pair in enumerate(sorted(judged, key=lambda pair: differences[pair].p_value)):
-        corrected = (len(judged) - rank) * differences[pair].p_value
+    for rank, pair in enumerate(sorted(tested, key=lambda pair: differences[pair].p_value)):
+        corrected = (len(tested) - rank) * differences[pair].p_value
         largest = max(largest, min(1.0, corrected))
         differences[pair] = differences[pair]._replace(holm=largest)
     return differences

@@ -90,9 +90,9 @@ def find_stages(curve: Curve) -> LossStages | None:
         place = next(number for number, part in enumerate(parts) if steepest in part)
         if place < 2:  # no plateau, or no start before it
             continue
-        start = [segment for part in parts[: place - 1] for segment in part]
+        start = [segment for part in parts[: place - 1] for segment in part]  # all before
         plateau, dive = parts[place - 1], parts[place]
-        is_start_steep = max(part.rate for part in start) >= SLOPE_RATIO * plateau[-1].rate
+        is_start_steep = max(x.rate for x in start) >= SLOPE_RATIO * plateau[-1].rate
         sum_of_falls = sum(segment.rate * segment.updates for segment in dive)
         fall = min(sum_of_falls, plateau[-1].loss - dive[-1].loss)
         if is_start_steep and fall >= MIN_FALL * whole:
@@ -132,16 +132,16 @@ def fit_segments(points: Sequence[tuple[int, float]]) -> Sequence[Segment]:
 def _find_best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
     """Find the indices that best cut points with noise 1 into segments, including both ends."""
     count = len(x)
+    # By n, for the first n points: sums, lowest cost of any cuts, where its last segment begins.
     sums = np.pad(np.cumsum([x, y, x * x, x * y, y * y], axis=1), ((0, 0), (1, 0)))
-    # For the first n points: the lowest cost of any cuts, and where the last segment then begins.
-    lowest = np.array([0] + [np.inf] * count)
+    lowest = np.array([0] + [np.inf] * count)  # infinite: too few points for segments
     begin_of = [0] * (count + 1)
     for end in range(_MIN_LINES, count + 1):
         begins = np.arange(end - _MIN_LINES + 1)
         n = end - begins
         sum_x, sum_y, sum_xx, sum_xy, sum_yy = sums[:, end, None] - sums[:, begins]
-        slopes = (sum_xy - sum_x * sum_y / n) ** 2 / (sum_xx - sum_x * sum_x / n)
-        errors = sum_yy - sum_y * sum_y / n - slopes  # squared, of least-squares lines
+        explained = (sum_xy - sum_x * sum_y / n) ** 2 / (sum_xx - sum_x * sum_x / n)  # by slopes
+        errors = sum_yy - sum_y * sum_y / n - explained  # squared, of least-squares lines
         costs = lowest[begins] + np.maximum(errors, 0)
         begin_of[end] = int(costs.argmin())
         lowest[end] = costs[begin_of[end]] + 3 * math.log(count)

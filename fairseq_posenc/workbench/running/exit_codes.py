@@ -12,14 +12,14 @@ from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.error_messages import choose_exit_code
 
 STOPPED = 130  # what a shell reports after Ctrl-C
-_NO_READER = 141  # what a shell reports of a program whose output nobody reads any more
+_NO_READER = 141  # what a shell reports for a program whose output nobody reads any more
 
 
 def run_main(program: Callable[[], int | None]) -> int:
     """Run a program to its end and return its exit code.
 
     A user's mistake, Ctrl-C, ``kill`` and a closed terminal are printed as one line. When the
-    reader of the output has gone, as with ``| head``, the program ends without a word.
+    reader of the output has gone, as with ``| head``, the program ends silently.
     """
     try:
         try:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 # `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra the
 # beginning is `[DATE][valid][INFO] - `.
 _LINE = re.compile(r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) (\{.*\}|epoch .*)$")
-_FIGURE = re.compile(r'([a-z]\w*)(?:": "?|=| )([^\s,|"}]+)')  # name and value in any of them
+_FIGURE = re.compile(r'([a-z]\w*)(?:": "?|=| )([^\s,|"}]+)')  # name and value in each of them
 TRAIN_LOG = "train.log"  # the log of a training, beside its checkpoints
 NATS_PER_BIT = math.log(2)  # fairseq's losses are in bits, those of most papers in nats
 

@@ -32,7 +32,7 @@ _QUOTED_LINES = 15  # of the end of a log, in a message
 # that makes the training several times slower; sleeping costs a few percent on an idle machine. The
 # user's own values of both variables win.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-# What stands before a message that explains a failure, so that the end of the log is not shown.
+# What precedes a message that explains a failure, so that the end of the log is not shown.
 _ERROR_PREFIXES = (
     "fairseq-[a-z-]+: error: ",  # of wrong options, or of a UserError or RunError
     r"fairseq_posenc\.errors\.(?:User|Run)Error: ",  # the same in a traceback, as of a rank
@@ -41,12 +41,12 @@ _ERROR_PREFIXES = (
 )
 _USER_ERROR = re.compile(rf"^(?:{'|'.join(_ERROR_PREFIXES)})(\S.*)", re.MULTILINE)
 _SECONDS_TO_END = 10.0  # between asking a program to end and killing it
-_POLL_SECONDS = 1.0  # between looks at tasks
+_POLL_SECONDS = 1.0  # between checks of the tasks
 _running: set[subprocess.Popen[str]] = set()  # programs of all threads of this process
 
 
 def find_command(name: str) -> str:
-    """Find a console script, first beside the running Python; return an absolute path as it is.
+    """Find a console script, first beside the running Python; an absolute path is returned as is.
 
     Raises:
         UserError: it is not installed.
@@ -158,7 +158,7 @@ def run_here(
         RunError: tasks failed.
     """
     gpus = visible_gpus()
-    free: SimpleQueue[Environment] = SimpleQueue()  # one for each task that may run
+    free: SimpleQueue[Environment] = SimpleQueue()  # one for each task that may run at a time
     for slot in range(jobs):
         free.put({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
     failures: list[str] = []
@@ -171,7 +171,7 @@ def run_here(
         except UserError as error:  # or a RunError
             if not stopped:  # else we ended its program
                 say(f"{name}: {error}")
-            failures.append(f"{name}: {error}".splitlines()[0].rstrip(" :"))  # a log follows
+            failures.append(f"{name}: {error}".splitlines()[0].rstrip(" :"))  # without the log
         finally:
             free.put(environment)
 

@@ -1,7 +1,7 @@
 """Runs tasks as jobs on a Slurm cluster, submitted by submitit.
 
 The tasks are those of ``programs.run_here``: each continues from its last checkpoint. So a job that
-runs out of time is requeued as it is, and a command that was stopped cancels what is left of its
+runs out of time is requeued as it is, and a command that was stopped cancels the rest of its
 jobs and submits new ones.
 """
 
@@ -18,7 +18,7 @@ from submitit.helpers import Checkpointable
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.programs import Task, find_error_line, raise_failures
 
-_POLL_SECONDS = 3.0
+_POLL_SECONDS = 3.0  # between checks of the jobs
 
 
 class _Requeued(Checkpointable):
@@ -48,7 +48,7 @@ def run_on_slurm(
         watch: called every few seconds.
 
     Raises:
-        RunError: jobs failed; the others go on to their ends.
+        RunError: jobs failed; the others run to completion.
         UserError: Slurm is not available, or refuses an option.
     """
     # One name for all jobs of a folder, by which a later command finds and cancels them.
@@ -56,7 +56,7 @@ def run_on_slurm(
     if _list_jobs(name) is None:
         raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
     _cancel(name)  # of a command that was killed
-    executor = AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=100)  # requeueings
+    executor = AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=100)  # times requeued
     executor.update_parameters(
         name=name,
         slurm_array_parallelism=jobs or len(tasks),
@@ -87,7 +87,7 @@ def run_on_slurm(
 def _list_jobs(name: str) -> set[str] | None:
     """List the ids of jobs that are queued, running or ending; None if Slurm does not answer.
 
-    Accounting, which submitit asks, is off on small clusters.
+    Slurm's accounting, which submitit queries, is off on small clusters.
     """
     command = f"squeue --noheader --array --name={name} --format=%i 2>/dev/null"
     status, ids = subprocess.getstatusoutput(command)

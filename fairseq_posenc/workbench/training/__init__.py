@@ -15,7 +15,7 @@ from fairseq_posenc.user_dir import USER_DIR, register
 
 
 def share_batch(batch: int, most: int, world_size: int) -> int:
-    """Find the largest batch of a GPU, at most ``most``, of which an update can be made.
+    """Find the largest batch of a GPU, at most ``most``, from which an update can be built.
 
     Args:
         batch: size of an update, in sequences.

@@ -40,7 +40,7 @@ class TrainedSystem(NamedTuple):
     """A training of a system; the trainings of a system differ by seed."""
 
     system: str  # name of the system in tables
-    number: int  # of the system's trainings, from 1
+    number: int  # number among the system's trainings, from 1
     path: Path  # the checkpoint
 
     @property
@@ -75,7 +75,7 @@ class TestSet:
             "version": __version__,
         }
         path = out / training.system / f"{training.number}.txt"
-        figures = read_result(path.with_suffix(".json"), request)
+        figures = read_result(path.with_suffix(".json"), request)  # None if it is not translated
         if figures is None:
             say(f"{training.label}: {len(self.sentences):,} sentences")
             translator = Translator.load(training.path, task.data, self.dtype)

@@ -65,8 +65,8 @@ class Hypothesis(NamedTuple):
 
 
 def say_cut(sentences: Sequence[str], translator: Translator) -> None:
-    """Say how many sentences are longer than a translation may be, whose ends are therefore cut."""
-    end = GenerationConfig.max_len_b
+    """Say how many sentences have more tokens than a translation may have: it would be cut off."""
+    end = GenerationConfig.max_len_b  # 200 tokens, whatever the length of the source
     if cut := sum(len(translator.encode(sentence)) > end for sentence in sentences):
         say(
             f"sentences of more than {end} tokens, at which a translation ends: {cut:,}; split them"
@@ -112,7 +112,7 @@ class Translator:
         with open_dict(settings):
             settings.generation = OmegaConf.structured(GenerationConfig)
             settings.dataset.batch_size = None  # batches are limited by tokens alone
-            settings.bpe = settings.tokenizer = None  # text is split here, by the folder's pieces
+            settings.bpe = settings.tokenizer = None  # `encode` splits text by the folder's pieces
         interface = GeneratorHubInterface(settings, opened.task, [opened.model])
         # fairseq would limit positions for all encodings; these check their own limits.
         interface.max_positions = None

@@ -88,7 +88,7 @@ def test_broken_rows_of_qqp_are_counted_and_a_missing_file_is_told(tmp_path):
     found = read(tmp_path, "QQP")
     assert (len(found.ids), found.broken) == (9, 1)
     path.unlink()
-    with pytest.raises(UserError, match=r"QQP/train.tsv is not there, nor with .gz"):
+    with pytest.raises(UserError, match=r"QQP/train.tsv does not exist, nor with .gz"):
         read(tmp_path, "QQP")
 
 

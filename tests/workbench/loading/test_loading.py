@@ -103,7 +103,7 @@ def test_a_state_without_updates_has_none(state):
 
 @pytest.mark.parametrize("error", [ValueError("no\nway"), KeyError("x"), AttributeError("y")])
 def test_what_cannot_be_built_is_one_line(error):
-    match = r"^a\.pt: no model can be built of its settings: "
+    match = r"^a\.pt: no model can be built from its settings: "
     with (
         pytest.raises(UserError, match=match) as told,
         checkpoints.refuse_unusable_settings("a.pt"),

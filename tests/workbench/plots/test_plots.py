@@ -301,7 +301,7 @@ class TestCommand:
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
             ("map --encoding raffel", "a map needs a table of vectors"),
             ("products --encoding alibi", "alibi adds no vectors at the input"),
-            ("decay --encoding t5", "t5 has no bound of decay"),
+            ("decay --encoding t5", "t5 has no bound on its decay"),
             ("attention --text a", "the following arguments are required: --checkpoint"),
             ("table --encoding m4 --out a.pdf", "--out a.pdf: name a file that ends in .png"),
             ("table --encoding m4 --out no/a.png", "--out no/a.png: name a file in an"),

@@ -1,7 +1,8 @@
 """``fairseq-posenc glue``: fine-tunes a pre-trained model on the tasks of GLUE.
 
-A protocol is a paper's set-up for GLUE: hyper-parameters, seeds and metrics. Each task, learning
-rate and seed is a run; a second call with the same ``--out`` does only the unfinished runs.
+A protocol is a paper's set-up for GLUE (hyper-parameters, seeds and metrics); their names are the
+keys of ``STATISTICS``. Each task, learning rate and seed is a run; a second call with the same
+``--out`` does only the unfinished runs.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     # Absolute, because the runs' requests name it, and hydra changes the working folder.
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     out = (args.out or Path(f"glue-{report.name_model(pretrained.path)}-{args.protocol}")).resolve()
-    user_dir = format_override("common.user_dir", args.user_dir.resolve())
+    user_dir = format_override("common.user_dir", args.user_dir.resolve())  # `cli` adds --user-dir
     request = runs.GlueRequest(
         protocol=args.protocol,
         tasks=parse_tasks(args.tasks),
@@ -62,35 +63,35 @@ def run(args: argparse.Namespace) -> int:
         out=out,
         rates=args.learning_rates,
         seeds=args.seeds or (),
-        overrides=[user_dir, *args.changes],
+        overrides=[user_dir, *args.changes],  # the values of --set come last, so they win
     )
     planned = runs.plan_runs(request)
     if args.dry_run:
-        for run in planned:
-            print(f"# {run.label}: {run.max_update:,} updates\n{shlex.join(run.command)}")
+        for glue_run in planned:
+            updates = f"{glue_run.max_update:,} updates"
+            print(f"# {glue_run.label}: {updates}\n{shlex.join(glue_run.command)}")
         return 0
     with folders.lock_folder(out):
         modified = pretrained.path.stat().st_mtime_ns
         model = {"protocol": args.protocol, "checkpoint": str(pretrained.path)}
+        # Records these facts in the folder, or refuses one with results of other facts.
         folders.claim(out, {**model, "version of the checkpoint": modified})
-        for run in planned:
-            runs.claim(run, out)  # refuses a folder with other settings
-        unfinished = {
-            run.label: partial(fine_tune, run, out) for run in planned if not run.is_finished(out)
-        }
-        say(f"{len(planned)} runs, {len(unfinished)} of them not finished yet; results: {out}")
+        for glue_run in planned:
+            runs.claim(glue_run, out)  # the same for all settings of the run, in its own folder
+        tasks = {x.label: partial(fine_tune, x, out) for x in planned if not x.is_finished(out)}
+        say(f"{len(planned)} runs, {len(tasks)} of them not finished yet; results: {out}")
         try:  # a run that fails does not stop the others
             if slurm is None:
-                run_here(unfinished, args.jobs or len(visible_gpus()) or 1)
-            elif unfinished:
+                run_here(tasks, args.jobs or len(visible_gpus()) or 1)
+            elif tasks:
                 from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit
 
-                run_on_slurm(unfinished, out / "slurm", slurm, args.jobs)
+                run_on_slurm(tasks, out / "slurm", slurm, args.jobs)
         finally:  # the report covers the runs that succeeded, and lists the others
             record = report.write_results(runs.list_runs(out), out, pretrained, args.protocol)
     print(report.format_report(record))
     say(f"wrote {out}/results.md, {out}/results.json and {out}/submission/")
-    if missing := report.complete_submission(out / "submission", args.data):
+    if missing := report.complete_submission(out / "submission", args.data):  # adds WNLI's file
         say(f"still missing from the submission to GLUE's site: {', '.join(missing)}")
     return 0
 

@@ -47,14 +47,14 @@ def write_results(
     runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, protocol: str
 ) -> Record:
     """Write results and submission of all runs of a folder, finished or not; return the record."""
-    finished = [run for run in runs if (run.folder(out) / RESULT).exists()]
+    finished = [run for run in runs if (run.folder(out) / RESULT).exists()]  # and evaluated
     results = []
     for run in finished:
         folder = run.folder(out)
         described = run.task, run.reported_metric, run.learning_rate, run.seed, str(folder)
-        results.append(GlueResult(*described, **read_json(folder / RESULT)))  # the last fields
+        results.append(GlueResult(*described, **read_json(folder / RESULT)))  # the last 3 fields
     for group in group_by_task(results):
-        for path in sorted(Path(find_best(group).folder).glob("submission/*.tsv")):
+        for path in sorted(Path(find_best(group).folder).glob("submission/*.tsv")):  # predictions
             (out / "submission").mkdir(exist_ok=True)
             shutil.copyfile(path, out / "submission" / path.name)
     facts = {
@@ -129,7 +129,7 @@ def _summarise_seeds(results: Sequence[GlueResult], metric: str, best: GlueResul
 def format_report(record: Record) -> str:
     """Format the report in Markdown."""
     data = record.data
-    figures = select_figures(record)
+    figures = select_figures(record)  # by the columns of the paper's table, with the average
     lines = [
         f"# GLUE: {data['name']}",
         "",
@@ -137,7 +137,7 @@ def format_report(record: Record) -> str:
         f"`{data['checkpoint']}`. All figures are percentages of the development sets.",
         "",
         table(
-            [STATISTICS[data["protocol"]][1], *figures],
+            [STATISTICS[data["protocol"]][1], *figures],  # the statistic in words, as `best run`
             [[f"**{data['name']}**", *(f"{figure:.2f}" for figure in figures.values())]],
         ),
         "",
@@ -163,7 +163,7 @@ def _format_spread(row: Row) -> list[str]:
     """Format the spread of a task's reported metric over the seeds."""
     values = [f"{row[key]:.2f}" for key in ("best", "mean", "median")]
     values.append(f"{row['std']:.2f}" if row["seeds"] > 1 else "-")
-    name, _, split = row["metric"].partition("_")
+    name, _, split = row["metric"].partition("_")  # only metrics of MNLI have a split, m or mm
     metric = f"{_METRIC_TITLES.get(name, name)} {split}".strip()
     return [row["task"], metric, f"{row['learning_rate']:g}", str(row["seeds"]), *values]
 
@@ -186,6 +186,6 @@ def complete_submission(folder: Path, data: Path) -> list[str]:
 def format_predictions(task: Task, outputs: Tensor) -> list[str]:
     """Format the outputs ``(N, C)`` as labels, or those of STS-B as scores from 0 to 5."""
     if task.regression:
-        scores = (outputs.view(-1) * SCORE_MAXIMUM).clamp(0, SCORE_MAXIMUM)
+        scores = (outputs.view(-1) * SCORE_MAXIMUM).clamp(0, SCORE_MAXIMUM)  # trained on 0 to 1
         return [f"{score:.3f}" for score in scores.tolist()]
     return [task.classes[label] for label in outputs.argmax(-1).tolist()]

@@ -86,7 +86,7 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
         pretrained.check_dictionary(data.dictionary)
         data.check_lengths(pretrained.max_positions, pretrained.path)
         path = CONFIGS / f"{task.config_name(request.protocol)}.yaml"
-        examples = data.splits["train"]["examples"]
+        examples = data.splits["train"]["examples"]  # their number, from the data's manifest
         cfg = recipes.compose_recipe(path, examples, request.overrides)
         # The options come first, then the file's lists, then the values of a single training.
         rates = request.rates or cfg.task.learning_rates or cfg.optimization.lr[:1]
@@ -98,7 +98,7 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
                 seed=seed,
                 metric=cfg.checkpoint.best_checkpoint_metric,
                 max_update=cfg.optimization.max_update,
-                config=str(path.resolve()),
+                config=str(path.resolve()),  # text, because `claim` writes the fields as JSON
                 settings={},  # set below, as they name the folder of this run
             )
             values = {
@@ -130,5 +130,5 @@ def claim(run: GlueRun, out: Path) -> None:
 
 def list_runs(out: Path) -> list[GlueRun]:
     """List the runs in a folder, those of earlier commands too."""
-    requests = sorted(out.glob(f"*/*/{folders.REQUEST}"))
+    requests = sorted(out.glob(f"*/*/{folders.REQUEST}"))  # the fields, as `claim` wrote them
     return [GlueRun(**folders.read_json(path)) for path in requests]

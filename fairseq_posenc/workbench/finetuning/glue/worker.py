@@ -52,10 +52,10 @@ def fine_tune(run: GlueRun, out: Path, environment: Environment) -> None:
         if run.is_finished(out):
             return
         if not (folder / RESULT).exists():
-            ensure_last_checkpoint(folder)
+            ensure_last_checkpoint(folder)  # a kill may have left it torn or missing
             if updates_done(folder) < run.max_update or not (folder / BEST).exists():
                 train(run.command, folder, lock, run.label, run.max_update, run.metric, environment)
-            # `run_logged` finds a bare name beside the running Python, and logs it as it is.
+            # `run_logged` looks up a bare name in the folder of the running Python.
             evaluation = [Path(sys.executable).name, "-m", _MODULE, str(folder)]
             run_logged(evaluation, folder / TRAIN_LOG, lock, environment=environment)
         shrink_checkpoints(folder)  # not before the result: the training could not continue
@@ -66,7 +66,7 @@ def fine_tune(run: GlueRun, out: Path, environment: Environment) -> None:
 
 def shrink_checkpoints(folder: Path) -> None:
     """Drop the optimizer's state, two thirds, from the best checkpoint; delete the last one."""
-    path = folder / BEST  # the mapped file is replaced, not changed
+    path = folder / BEST  # replaced as a whole: a kill leaves the old file or the new one
     write_state({**open_whole(path), "last_optimizer_state": None}, path)
     (folder / LAST).unlink(missing_ok=True)
 
@@ -82,7 +82,7 @@ def evaluate(folder: Path) -> None:
     suffixes = ("_m", "_mm") if len(splits) > 1 else ("",)  # only MNLI has two sets
     figures: dict[str, float] = {}
     collapsed = False
-    for suffix, split in zip(suffixes, splits):
+    for suffix, split in zip(suffixes, splits):  # MNLI's matched set is the first
         outputs, labels = predict(model, opened.task, split)
         metrics_of_split = measure(data.task, outputs, labels)
         figures.update({f"{name}{suffix}": value for name, value in metrics_of_split.items()})
@@ -108,12 +108,12 @@ def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
     batches = task.get_batch_iterator(
         dataset, max_sentences=_BATCH_SIZE, max_positions=task.max_positions()
     ).next_epoch_itr(shuffle=False)
-    outputs = [torch.empty(0)] * len(dataset)
-    labels = torch.zeros(len(dataset), dtype=torch.float64)  # scores are exact
+    outputs = [torch.empty(0)] * len(dataset)  # all replaced below
+    labels = torch.zeros(len(dataset), dtype=torch.float64)  # so that STS-B's scores are exact
     on_gpu = next(model.parameters()).is_cuda
     for sample in batches:
         batch = utils.move_to_cuda(sample) if on_gpu else sample
-        logits, _ = model(**batch["net_input"], classification_head_name=HEAD)
+        logits, _ = model(**batch["net_input"], classification_head_name=HEAD)  # fine-tuned
         for index, output in zip(sample["id"].tolist(), logits.float().cpu()):
             outputs[index] = output  # in the file's order: batches are sorted by length
         if "target" in sample:
@@ -125,7 +125,7 @@ def measure(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
     """Compute all metrics of a task from outputs ``(N, C)`` and labels ``(N,)``."""
     if task.regression:
         return metrics.regression(outputs.view(-1), labels)
-    counts = metrics.confusion(outputs.argmax(-1), labels, len(task.classes))
+    counts = metrics.confusion(outputs.argmax(-1), labels, len(task.classes))  # [C, C]
     return metrics.classification(counts)
 
 

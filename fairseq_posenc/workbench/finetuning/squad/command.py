@@ -32,7 +32,7 @@ from fairseq_posenc.workbench.running.devices import choose_dtype
 from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.progress import say
 
-# In M4M's paper, encodings that diverged at the rate of the others, and the rate that they needed.
+# In M4M's paper, encodings that diverged at the learning rate of the others, and their own rate.
 _DIVERGED = {"raffel", "tupe"}
 _SMALLER_RATE = "optimization.lr=[2.5e-05]"
 
@@ -121,7 +121,7 @@ def compose_training(
     """
     pretrained.check_dictionary(data_bin.dictionary)
     data_bin.check_lengths(pretrained.max_positions, pretrained.path)
-    version = data_bin.version.replace(".", "")
+    version = data_bin.version.replace(".", "")  # 11 or 20
     path = find_shipped_folder("finetune_configs") / f"squad{version}.yaml"
     if {item.name for item in pretrained.spec.items} & _DIVERGED:
         changes = [_SMALLER_RATE, *changes]
@@ -149,15 +149,15 @@ def _predict(args: argparse.Namespace) -> int:
         }
         _write_json(args.out / "predictions.json", preferred)
         if odds is not None:
-            # Answers even where none is preferred: scoring finds the best threshold of the odds.
+            # Also those of questions left unanswered above: scoring finds the best threshold.
             _write_json(args.out / "answers.json", answers)
             _write_json(args.out / "null_odds.json", odds)
         if squad.answered:  # as no test set is
             figures = evaluate(squad, answers, odds, threshold=0.0)
-            facts = {"name": args.checkpoint.resolve().parent.name}  # the file: checkpoint_last.pt
+            # Named by the folder: the file is always checkpoint_last.pt.
+            facts = {"name": args.checkpoint.resolve().parent.name}
             facts |= {"checkpoint": str(args.checkpoint), "questions": str(squad.path)}
-            facts["squad"] = squad.version
-            # Both versions have the names of 2.0.
+            facts["squad"] = squad.version  # both versions' figures have the names of 2.0:
             row = {name.replace("exact_match", "exact"): x for name, x in figures.items()}
             tables = {"scores": [{**row, "total": len(squad.questions)}]}
             record = Record("squad", tables, facts, predictor.spec, command=own_command())
@@ -173,7 +173,7 @@ def _score(args: argparse.Namespace) -> int:
     squad = read_squad(args.data)
     predictions = read_by_id(args.predictions, str)
     odds = None if args.na_prob_file is None else read_by_id(args.na_prob_file, float)
-    threshold = 1.0 if args.na_prob_thresh is None else args.na_prob_thresh
+    threshold = 1.0 if args.na_prob_thresh is None else args.na_prob_thresh  # official default
     figures = evaluate(squad, predictions, odds, threshold)
     if missing := unanswered(squad, predictions):
         say(f"{len(missing):,} unanswered questions receive score 0; the first is {missing[0]}")

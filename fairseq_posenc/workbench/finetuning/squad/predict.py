@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.loading.open_model import load_tokenizer, open_mod
 from fairseq_posenc.workbench.running.devices import place
 from fairseq_posenc.workbench.running.progress import bar
 
-NBEST = 20  # spans of a window; the best may have no text
+NBEST = 20  # spans kept of a window: the best may be white space, which is no answer
 MAX_ANSWER = 30  # tokens
 
 
@@ -52,7 +52,7 @@ class WindowSpans(NamedTuple):
 
 
 def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> WindowSpans:
-    """Find the best spans of a window that lie in the context and are not too long.
+    """Find the best spans of a window inside the context, of at most ``MAX_ANSWER`` tokens.
 
     A span counts only in the window with the most context around its first token.
 
@@ -73,7 +73,7 @@ def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> 
     spans = []
     for index in np.argsort(-sums, axis=None, kind="stable")[:NBEST].tolist():
         first, length = divmod(index, MAX_ANSWER)  # row; column: how many tokens follow the first
-        if np.isfinite(score := float(sums[first, length])):
+        if np.isfinite(score := float(sums[first, length])):  # -inf: another window's, or outside
             first += window.first  # index in the whole context
             spans.append(Guess(first, first + length, score))
     return WindowSpans(spans, null)
@@ -83,10 +83,10 @@ def combine_windows(
     question_id: str, context: str, tokens: TextTokens, windows: Sequence[WindowSpans]
 ) -> Prediction:
     """Choose the best span of all windows of a question that has text of the context."""
-    # The window that is least in favour of no answer decides about it.
+    # As in BERT, the smallest score of no answer among the windows counts.
     null = min(window.null for window in windows)
     for span in sorted(chain(*(window.spans for window in windows)), key=lambda span: -span.score):
-        text = context[tokens.starts[span.first] : tokens.ends[span.last]].strip()
+        text = context[tokens.starts[span.first] : tokens.ends[span.last]].strip()  # characters
         if text:
             return Prediction(question_id, text, null - span.score)
     return Prediction(question_id, "", 0.0)
@@ -127,7 +127,7 @@ class Predictor(NamedTuple):
         """Answer questions.
 
         Args:
-            questions: the questions; faster if those about the same paragraph follow each other.
+            questions: the questions; faster if those about the same paragraph are neighbours.
             max_tokens: maximum number of tokens in a batch, including padding.
 
         Returns:

@@ -121,7 +121,7 @@ def _evaluate_v2(
         _refuse_missing(squad, odds, "odds of no answer")
     has_answer = {question.id: bool(question.answers) for question in squad.questions}
     raw = _compute_scores(squad.questions, predictions, empty_agrees=True)
-    final = Scores(dict(raw.exact), dict(raw.f1))
+    final = Scores(dict(raw.exact), dict(raw.f1))  # copies: the best thresholds need the raw ones
     for question_id, is_answerable in has_answer.items():
         # Without odds, the official script assumes 0 for every question.
         if (0.0 if odds is None else odds[question_id]) > threshold:
@@ -168,9 +168,9 @@ def _find_best_threshold(
     """
     # As long as no question is answered, those without an answer score 1.
     total = best = float(sum(not is_answerable for is_answerable in has_answer.values()))
-    threshold = 0.0
+    threshold = 0.0  # as in the official script, also if no threshold is better than no answers
     for question_id in sorted(odds, key=odds.__getitem__):
-        if question_id not in scores:  # the odds may be of more questions
+        if question_id not in scores:  # the file of odds may have more questions
             continue
         # A text predicted for a question without an answer loses the score 1 of no answer.
         total += scores[question_id] if has_answer[question_id] else -bool(predictions[question_id])
