@@ -34,7 +34,7 @@ class ByPosition(Encoding, ABC):
 
     def terms(self, positions: Positions) -> list[Term]:
         """Multiply all scores of a query."""
-        factors = self.factors(positions.queries(positions.ids).float())  # not random
+        factors = self.factors(positions.queries(positions.ids).float())  # never random ones
         return [Temperature(factors.unsqueeze(1))]  # [B or 1, 1, T]
 
 

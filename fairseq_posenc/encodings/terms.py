@@ -32,7 +32,7 @@ ProjectRows = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Terms(tuple[Term, ...]):
     """A tuple of terms, in which backends look up those that they need.
 
-    Not ``Terms()``, but ``Terms([])`` where torch compiles, whose compiler needs an argument.
+    Where torch compiles, write ``Terms([])``, not ``Terms()``: its compiler needs an argument.
 
     >>> import torch
     >>> bias, scale = NumbersByDistance(torch.zeros(1, 9)), ScaleFactor(4.0)

@@ -126,7 +126,7 @@ class TupeShared(Encoding):
         with no_autocast(self.positions.device):
             queries, keys = self._project(tokens + 1)
         scale = self.dims.scale(self.scale_factor)
-        rows = 1 + positions.common_ids().clamp(max=self.dims.max_positions - 1)  # more: padding
+        rows = 1 + positions.common_ids().clamp(max=self.dims.max_positions - 1)  # beyond: padding
         at_queries = queries[:, positions.queries(rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
         index, runs = self.bucket_rule.select(positions)  # R buckets, and the distances of each
@@ -145,8 +145,8 @@ class TupeShared(Encoding):
     def _reset_bias(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Compute the numbers of pairs with the first token, ``(H, 2)``: as query, then as key.
 
-        These are theta_1 and theta_2 of Ke et al.: row 0 of the positions (for the query) or row 1
-        (for the key) as projected for both sides, multiplied, plus a bucket of its own.
+        These are theta_1 and theta_2 of Ke et al.: the product of a row of positions (0 for the
+        query, 1 for the key) as projected to queries and to keys, plus a bucket of its own.
         """
         products = (queries[:, :2] * keys[:, :2]).sum(-1) * self.dims.scale(self.scale_factor)
         unused_bucket = self.num_buckets // 2  # T5's first one of later keys: no distance has it

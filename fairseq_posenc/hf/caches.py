@@ -68,8 +68,8 @@ class DecayCache(NamedTuple):
     earlier: int
 
     def past_decay(self) -> Tensor | None:
-        """Return the decay of the earlier tokens, ``(B, G, S - T, 2)``, or None; refuse a lack."""
-        if not self.earlier:
+        """Return the decay of earlier tokens, ``(B, G, S - T, 2)``; refuse a cache without it."""
+        if not self.earlier:  # the first step
             return None
         layers = [] if self.cache is None else self.cache.layers[self.place :]
         if not layers or layers[0].get_seq_length() != self.earlier:

@@ -65,7 +65,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         if isinstance(module, (HFStackPositions, AttentionPositions))
     ]
     before = model.config._attn_implementation
-    AttentionInterface.register(OUR_ATTENTION, attend)
+    AttentionInterface.register(OUR_ATTENTION, attend)  # for all models, until the end
     model.set_attn_implementation(OUR_ATTENTION)
     try:
         with with_attributes(changes):  # restores them at the end

@@ -4,7 +4,7 @@ An object whose behaviour changes gets a class derived from its stock class and 
 mixins, which come first. There is one class for each stock class and set of mixins, so a stack that
 is itself the model (``BertModel``, ``LlamaModel``) has the mixins of a stack and of a model in a
 single class. A mixin that changes ``forward`` has a method ``run_forward(forward, args, named)``,
-which gets the stock one. A hook would not do: it runs if a module is called, not if only its
+which gets the stock one. A hook does not suffice: it runs if a module is called, not if only its
 ``forward`` is, which may be a compiled method.
 
 Stand-ins replace positions that were removed, which the model's own code calls. They work only

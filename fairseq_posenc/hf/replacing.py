@@ -190,7 +190,7 @@ def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
         if isinstance(config, PretrainedConfig):
             module.config = copy.deepcopy(config, copies)
     for part in (model, *(plan.stack.module for plan in plans)):
-        part.set_attn_implementation(attention)  # some classes only log that they take no other
+        part.set_attn_implementation(attention)  # some classes only log that they refuse it
     if any(plan.stack.config._attn_implementation != attention for plan in plans):
         raise UserError(
             f"{type(model).__name__} computes attention by code of its own, which takes no other "
@@ -254,7 +254,7 @@ def _copy_weights(
     Returns:
         A note for the user about each weight that is lost, not copied, or only in part.
     """
-    had_ours = hasattr(plan.stack.module, POSITIONS)  # in a stock model, they may lack any
+    had_ours = hasattr(plan.stack.module, POSITIONS)  # else missing weights are no news
     notes = []
     spec = plan.positions.spec
     for owner, part in plan.parts.items():
@@ -282,7 +282,7 @@ def _copy_weight(
 ) -> str:
     """Copy a weight to the parameter ``name`` of an encoding; return what is untrained, or ""."""
     parameter = encoding.get_parameter(name)
-    fitted = extend_parameter(encoding, name, trained, [old_length], extend)
+    fitted = extend_parameter(encoding, name, trained, [old_length], extend)  # may be shorter
     if fitted is None:
         return f"untrained, as the model's is {tuple(trained.shape)}"
     if fitted.shape == parameter.shape:

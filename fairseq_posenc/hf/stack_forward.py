@@ -44,7 +44,7 @@ class PassState(NamedTuple):
 
     Attributes:
         cosines: by kind of layer, those by which the model's own code rotates.
-        plain: by width of cosines, those that rotate by nothing.
+        plain: by width, cosines of 1 and sines of 0, which rotate nothing.
         shared: position state of the stack; None if the model's own attention is used.
         need_weights: whether attention weights are requested.
         is_uncounted: whether counting the tokens gives other positions, a bool ``()``, or None.
@@ -116,7 +116,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         ]
         self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
         self.cosine_widths = {*map(stack.find_cosine_width, stack.attentions)} - {0}
-        rotates_alone = self.is_rotated == stack.list_rotated(spec)  # the model's code does
+        rotates_alone = self.is_rotated == stack.list_rotated(spec)  # if the model's code does
         self.is_native = rotates_alone and stack.attends_plainly and self._is_plain()
         before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
         attention = stack.config._attn_implementation
@@ -215,14 +215,14 @@ class HFStackPositions(RecordedPositions, StackPositions):
             named = {**named, "inputs_embeds": embeddings, "input_ids": None}
         has_types = hasattr(getattr(module, "embeddings", None), "token_type_ids")
         if has_types and named.get("token_type_ids") is None:
-            # The model's code would look up types of tokens by positions, as far as its own go.
+            # Else its code reads zeros from a buffer that is as long as its own table of positions.
             named = {**named, "token_type_ids": torch.zeros_like(embeddings[..., 0]).long()}
-        state = self._make_state(module, [kind.rotation for kind in shared])
+        state = self._make_state(module, [layers.rotation for layers in shared])
         state = state._replace(is_uncounted=tokens.is_uncounted)
         if self.is_native:
             return named, state
-        asks = named.get("output_attentions")
-        needs_weights = stack.config.output_attentions if asks is None else asks
+        requested = named.get("output_attentions")
+        needs_weights = stack.config.output_attentions if requested is None else requested
         return named, state._replace(shared=shared, need_weights=needs_weights)
 
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:

@@ -278,7 +278,7 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
 def _describe_layers(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[str, Any]]:
     """Describe each layer in a form that does not depend on how its positions are written.
 
-    Keys: ``window``, a size or None; ``rope``, the ``rope_parameters``, all options as numbers, or
+    Keys: ``window``, a size or None; ``rope``, the ``rope_parameters`` with all defaults, or
     {}; with a rotation ``length``, that of the training, and ``others``, its further options;
     ``items``, the other encodings. ``shares`` are those of :func:`read_head_share`.
     """

@@ -94,7 +94,7 @@ def _explain(error: BaseException) -> str | None:
         name = error.full_key or error.key
         reason = shortened(" ".join(str(error).splitlines()[0].split()))
         if isinstance(error, ConfigKeyError | ConfigAttributeError):
-            similar = suggest(str(error.key), map(str, error.parent_node or ()))  # or ""
+            similar = suggest(str(error.key), map(str, error.parent_node or ()))  # may be ""
             lacks_name = "struct" in reason  # "is not in struct": the file of settings lacks it
             add = f"; +{name}=VALUE adds one to the file's" if lacks_name else ""
             return f"there is no setting {name}: {similar}{reason}{add}"
@@ -103,7 +103,7 @@ def _explain(error: BaseException) -> str | None:
     if isinstance(error, HydraException) and not isinstance(error.__cause__, SettingError):
         return shortened(" ".join(re.split("Config search path|See https", str(error))[0].split()))
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, KeyError) and frames and frames[-1].name == "build_x":  # a look-up
+    if isinstance(error, KeyError) and frames and frames[-1].name == "build_x":  # fairseq.registry
         known = [name for part in REGISTRIES.values() for name in part["registry"]]
         return f"fairseq has no {error}: {suggest(str(error.args[0]), known)}correct this name"
     if not isinstance(error, FileNotFoundError | NotADirectoryError) or not error.filename:

@@ -1,6 +1,6 @@
 """Prepares a command of fairseq when it builds its model: checks, the folder's lock, resumption.
 
-This is before the command reads a checkpoint or loads its data sets. A resumed training continues
+This happens before it reads a checkpoint or loads its data sets. A resumed training continues
 the count of ``--patience``, and has the batches of an uninterrupted one.
 """
 
@@ -138,7 +138,7 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     restore_if_torn(path, checkpoint)
     if checkpoint.finetune_from_model and path == Path(checkpoint.finetune_from_model):
         return  # another training: its optimizer starts fresh
-    resumed = check_resumption(path, settings)
+    resumed = check_resumption(path, settings)  # what fairseq will load of the checkpoint
     if resumed.loads_optimizer:
         model.optimizer_source = path  # for refusals when the weights are loaded
     finished = resumed.loads_optimizer and is_finished(path, resumed.updates, settings)

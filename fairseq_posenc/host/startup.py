@@ -27,7 +27,7 @@ from fairseq_posenc.checkpoints.safe_loading import (
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.host.explanations import explain_failure
 
-# What hydra and torch remark on fairseq's code at each start.
+# Warnings of hydra and torch about fairseq's code, at each start.
 _REMARKS = (
     r"(?s).*(hydra\.experimental|version_base|@package _group_|strict flag|ConfigStore schema|"
     r"torch\.cuda\.amp\.autocast|'pin_memory' argument)"

@@ -99,7 +99,7 @@ class PositionalRoberta(PositionalModel, RobertaModel):
             OmegaConf.set_struct(args, True)
         settings: Any = getattr(task, "cfg", None)
         if OmegaConf.is_config(settings):
-            # fairseq masks by epoch: processes that persist would keep the masks of their first.
+            # fairseq masks by epoch: persistent workers would keep the masks of their first one.
             with open_dict(settings):
                 settings.reuse_dataloader = settings.persistent_workers = False
         model = cls(args, encoder)

@@ -131,7 +131,7 @@ class SelfAttention(_LayerAttention):
         check_self_cache(cache, state, x.size(0), self.num_key_value_heads, self.head_dim)
         query, key, value = self.project(x)
         dropout = self.dropout if self.training else 0.0
-        terms = self.compute_terms(state, None if cache is None else cache.rows)
+        terms = self.compute_terms(state, None if cache is None else cache.rows)  # which it fills
         call = self.make_call(
             query, key, value, state, x, cache, None, terms, dropout, need_weights
         )

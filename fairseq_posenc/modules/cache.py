@@ -124,7 +124,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.kept: Kept | None = None  # a CrossAttention sets it, once; for others `extend` does
-        # All tokens that were read, those of dropped keys included; 0 in a CrossAttention's cache.
+        # All tokens that were read, including those of dropped keys; 0 in a CrossAttention's cache.
         self.tokens = 0
         self.ids: Tensor | None = None  # of self-attention: positions that a caller gave, (B, S)
         self.rows = ProjectedRows()  # of tables by distance, for all sentences: not reordered

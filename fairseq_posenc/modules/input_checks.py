@@ -17,7 +17,7 @@ from fairseq_posenc.specs import Spec
 
 
 def select_state(shared: object, kind: int, spec: Spec, dims: Dims) -> Shared:
-    """Select the state of a kind of layer; refuse any that another stack than its own computed."""
+    """Select the state of a kind of layer; refuse one that another stack computed."""
     if not isinstance(shared, tuple) or not all(isinstance(state, Shared) for state in shared):
         raise UserError(
             f"`shared` must be the second result of the stack's positions, not "
@@ -34,10 +34,10 @@ def select_state(shared: object, kind: int, spec: Spec, dims: Dims) -> Shared:
 
 
 def check_layer_input(x: Tensor, positions: Positions, cache: object, embed_dim: int) -> None:
-    """Refuse an input of a layer, ``(batch, tgt_len, embed_dim)``, if another was numbered.
+    """Refuse an input of a layer that does not fit the tokens whose positions were computed.
 
     Args:
-        x: the input.
+        x: the input, ``(batch, tgt_len, embed_dim)``.
         positions: the positions of the forward pass.
         cache: a :class:`Cache`, or None.
         embed_dim: the width of the stack.

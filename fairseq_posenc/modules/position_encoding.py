@@ -69,7 +69,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         Returns:
             ``(batch, heads, tgt_len, src_len)``, in float32 at least.
         """
-        call = self._build_call(query, key, key, key_padding_mask, inputs)
+        call = self._build_call(query, key, key, key_padding_mask, inputs)  # values are not read
         return reference.scores(call.query, call.key, call.terms, call.mask)
 
     def attend(
