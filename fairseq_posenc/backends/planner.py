@@ -159,7 +159,7 @@ def _rank(terms: Terms, call: CallFeatures) -> tuple[str, str]:
             return fused, "a plain dot product"
         return _rank_on_gpu(terms, call)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in biases.tensors().values())
-    cases = [  # the first that holds counts
+    cases = [  # condition, backends and reason; the first that holds counts
         (call.tgt_len == 1, fused, "a single query"),
         (call.src_len < SHORT, fused, f"fewer than {SHORT} keys"),
         (not plain, "blocked reference", "no matrix of scores by distance"),

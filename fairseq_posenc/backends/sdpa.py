@@ -138,7 +138,7 @@ def _count_decay_channels(width: int, device: torch.device) -> int:
 
 
 def _choose_bias_dtype(query: Tensor, value: Tensor) -> torch.dtype:
-    """Choose the type of a bias, and of the queries, keys and values beside it.
+    """Choose the type of a bias, and of the queries, keys and values with it.
 
     On a GPU it is that of the values: kernels read a bias of another type wrongly (pytorch#191612),
     and in float32 they are several times slower. On a CPU, torch adds a bias to 16-bit queries not

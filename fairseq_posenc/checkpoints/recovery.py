@@ -68,7 +68,7 @@ def restore_last(last: Path) -> bool:
     if newest is None:
         return False
     fault = "was not written to its end" if last.exists() else "is missing"
-    with written_whole(last) as new:  # several processes may do this
+    with written_whole(last) as new:  # renamed when complete: several processes may do this
         shutil.copyfile(newest.path, new)
     logger.warning(
         f"{last} {fault}; training resumes from {newest.path.name}, the newest complete "
@@ -97,7 +97,7 @@ class Resumption(NamedTuple):
 
 
 def find_start(checkpoint: Any) -> Path | None:
-    """Find the file that a training with this section of settings starts from; None: a first start.
+    """Find the local file that a training starts from, by its ``checkpoint`` section, or None.
 
     Raises:
         UserError: there is no file where an option names one.

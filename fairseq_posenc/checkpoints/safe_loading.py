@@ -146,7 +146,7 @@ def is_literal(text: str) -> bool:
     """Check whether Python evaluates a text to numbers, words, and lists and mappings of them.
 
     Besides the literals of ``ast.literal_eval``, sums and repetitions of lists are allowed, which
-    fairseq's architectures have: ``[(512, 3)] * 4 + [(256, 1)]``.
+    fairseq's architectures have: ``[(512, 3)] * 4 + [(256, 1)]``. So is an empty text.
     """
     if len(text) > _MAX_EVALUATED or _CODING.search(text):
         return False

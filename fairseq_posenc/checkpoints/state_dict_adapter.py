@@ -83,8 +83,8 @@ class PositionCheckpoints(nn.Module):
         refuse_broken_weights(state_dict, model_state)
         changes = self._match_identities(state_dict, prefix)
         _refuse_other_dictionary(state_dict, model_state)
-        extended_tables = extend_tables(self, state_dict, prefix)  # first, as it loses no rows
-        replaced_parameters = fit_positions(state_dict, model_state)  # what still does not fit
+        extended_tables = extend_tables(self, state_dict, prefix)  # in place; first: no row is lost
+        replaced_parameters = fit_positions(state_dict, model_state)  # in place, what did not fit
         changes += replaced_parameters
         if changes and not self.init_positions:
             raise UserError(
@@ -147,7 +147,7 @@ def _read_identity(state_dict: dict[str, Tensor], prefix: str, ours: Identity) -
         del state_dict[mark]
     if marks:
         return ours._replace(positions=parse(STOCK_SPEC))
-    if str(ours.positions) != "learned" or prefix + LEARNED_TABLE not in state_dict:
+    if str(ours.positions) != "learned" or prefix + LEARNED_TABLE not in state_dict:  # no mark
         text = "%s: the checkpoint did not record positions; assuming %s"
         logger.warning(text, prefix.removesuffix("."), ours.positions)
     return ours

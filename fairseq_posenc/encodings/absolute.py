@@ -102,8 +102,8 @@ class SentenceLearned(Learned):
         as a source in translation, the first token is at 0.
     """
 
-    without_options = ("axes",)  # sentences have one axis
-    counts_in_sentences = True
+    without_options = ("axes",)  # specs refuse it: sentences have one axis
+    counts_in_sentences = True  # so it is refused with random positions
 
     def embed(self, positions: Positions) -> Tensor:
         """Look up the vectors of the queries' positions in their sentences, ``(B, T, C)``.
@@ -138,7 +138,7 @@ class Sinusoidal(Encoding):
     """
 
     acts_on = "input"
-    takes_real_ids = True
+    takes_real_ids = True  # positions may be numbers such as 0.5
 
     def __init__(
         self,

@@ -118,7 +118,7 @@ class Encoding(nn.Module):
         self.scale_factor = scale_factor  # c of 1 / sqrt(c * D); None: 1, or another encoding's
 
     def reset_parameters(self) -> None:
-        """Set ``zeros`` and ``ones``; draw other parameters: normal, standard deviation 0.02."""
+        """Set ``zeros`` and ``ones``, and draw the others; called once the module is built."""
         for name, parameter in self.named_parameters():
             if name in self.zeros or name in self.ones:
                 nn.init.constant_(parameter, float(name in self.ones))

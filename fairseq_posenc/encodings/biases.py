@@ -149,7 +149,7 @@ class Kerple(Bias):
 
     def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
         super().__init__(dims, scale_factor)
-        self.r1 = nn.Parameter(torch.empty(dims.num_heads))
+        self.r1 = nn.Parameter(torch.empty(dims.num_heads))  # drawn by `reset_parameters`
         self.r2 = nn.Parameter(torch.empty(dims.num_heads))
 
     def reset_parameters(self) -> None:
@@ -184,7 +184,7 @@ class Sandwich(Bias):
         bias at 0 for distance 0. Not compared with the authors' code.
     """
 
-    shared_by_layers = True
+    shared_by_layers = True  # one module, called once in a pass
 
     def __init__(self, dims: Dims, *, width: int = 128, scale_factor: float = 1.0) -> None:
         super().__init__(dims, scale_factor)

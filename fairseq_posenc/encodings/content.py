@@ -37,12 +37,12 @@ class Cope(Encoding):
 
     acts_on = "scores"
     axes = 0  # it reads no position ids
-    zeros = ("table",)
+    zeros = ("table",)  # parameters that start at 0
     causal_reason = "it counts back from the query"  # not empty: refused in encoders
 
     def __init__(self, dims: Dims, *, positions: int = 64) -> None:
         super().__init__(dims)
-        self.table = nn.Parameter(torch.empty(positions, dims.head_dim))
+        self.table = nn.Parameter(torch.empty(positions, dims.head_dim))  # for `reset_parameters`
 
     def terms(self, positions: Positions) -> list[Term]:
         """Return the table; attention counts the positions, as they depend on the scores."""

@@ -68,7 +68,7 @@ class Pope(Encoding):
 
     acts_on = "rotation"
     takes_real_ids = True  # positions may be numbers such as 0.5
-    zeros = ("delta",)
+    zeros = ("delta",)  # parameters that start at 0
     widens = True  # queries and keys: specs with tables of their width are refused
 
     def __init__(self, dims: Dims, *, base: float = 10000.0) -> None:

@@ -46,7 +46,7 @@ class DistanceEncoding(Encoding):
 
     acts_on = "scores"
     has_vectors: ClassVar[bool] = True  # whether a row has D numbers, not one
-    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # what vectors multiply (`RowsByDistance.of`)
+    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # which vectors rows meet, a term for each
     multiplies: ClassVar[bool] = False  # whether numbers multiply q_i.k_j
 
     def __init__(
@@ -69,7 +69,7 @@ class DistanceEncoding(Encoding):
         self.has_reset = reset
         groups = tables * (dims.num_heads if per_head else 1)
         row_shape = (dims.head_dim,) if self.has_vectors else ()
-        self.table = nn.ParameterDict()
+        self.table = nn.ParameterDict()  # `reset_parameters` sets the values
         self.table["weight"] = torch.empty(groups, 2 * self.max_distance + 1, *row_shape)
         if reset:  # not in `weight`, which would be longer than that of a checkpoint without it
             self.table["reset"] = torch.empty(groups, 2, *row_shape)
@@ -112,7 +112,7 @@ class DistanceEncoding(Encoding):
 
 
 def make_projections(width: int, tied: bool) -> tuple[nn.Parameter, nn.Parameter]:
-    """Create two projections ``(width, width)``; if ``tied``, the same parameter twice."""
+    """Create two empty projections ``(width, width)``; if ``tied``, one parameter twice."""
     projection = nn.Parameter(torch.empty(width, width))
     return projection, projection if tied else nn.Parameter(torch.empty(width, width))
 
@@ -155,7 +155,7 @@ class ShawValues(DistanceEncoding):
         nothing with the default options.
     """
 
-    without_options = ("scale_factor",)  # values are not scaled
+    without_options = ("scale_factor",)  # specs refuse it: values are not scaled
     rows_of = ("value",)
 
 
@@ -211,7 +211,7 @@ class M1(Encoding):
     """
 
     acts_on = "scores"
-    ones = ("table",)  # which is plain attention
+    ones = ("table",)  # parameters that start at 1, which is plain attention
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class M2(DistanceEncoding):
 
     has_vectors = False
     multiplies = True
-    ones = ("table.weight", "table.reset")
+    ones = ("table.weight", "table.reset")  # the parameters that start at 1
 
 
 @register("m3")

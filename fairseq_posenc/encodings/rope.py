@@ -205,8 +205,8 @@ class LeRope(Rope):
         nothing. a stays in float32 in models of 16 bits, as theirs does.
     """
 
-    without_options = _OPTIONS_OF_ROPE_ALONE
-    zeros = ("alpha",)  # which is `rope`
+    without_options = _OPTIONS_OF_ROPE_ALONE  # which specs refuse
+    zeros = ("alpha",)  # parameters that start at 0, which is `rope`
 
     def __init__(self, dims: Dims, **others: Any) -> None:
         super().__init__(dims, **others)  # the options of `Rope`
@@ -301,7 +301,7 @@ def read_rope(parameters: HFParameters, max_positions: int, layout: str) -> str:
     """
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"  # `type`: older
     if ("mrope_section" in parameters or rope_type == "mrope") and "pairs" not in parameters:
-        raise UserError("M-RoPE of this model is not known: write it, as rope(sections=16/24/24)")
+        raise UserError("unknown M-RoPE of this model: write it, such as rope(sections=16/24/24)")
     options = {"base": parameters.get("rope_theta", 10000.0), "layout": layout}
     if rope_type != "proportional":  # there the fraction is a setting of the scaling
         options["fraction"] = parameters.get("partial_rotary_factor", 1.0)

@@ -125,7 +125,7 @@ def _count_saved_bytes(call: AttentionCall) -> int:
     multiplies = terms.product and find_near(terms, call.key.size(2)) is None  # all pairs
     factors = sum(terms.rows(of) is not None for of in ("query", "key")) if multiplies else 0
     numbers = 1  # of each pair: the weight
-    numbers += 1 + factors if factors else terms.gain is not None  # the content, and its factors
+    numbers += 1 + factors if factors else int(terms.gain is not None)  # content and factors
     numbers += temperature is not None and temperature.requires_grad  # the score
     numbers += terms.has(ScoreCap) + (terms.rows("value") is not None and call.dropout > 0)
     pairs = math.prod(call.query.shape[:3]) * call.key.size(2)

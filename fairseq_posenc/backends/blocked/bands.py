@@ -159,13 +159,13 @@ class Spread(torch.autograd.Function):
 
 
 class JoinProducts(torch.autograd.Function):
-    """Puts the products of queries and far keys beside the scores of near ones, without a copy."""
+    """Puts the products of queries and far keys next to the scores of near ones, without a copy."""
 
     @staticmethod
     def forward(ctx: Any, near: Tensor, *far: Tensor) -> Tensor:
         """Join the pairs with keys before, near and after, ``(k, h, M, W)`` all together.
 
-        ``far`` are queries and keys of the pairs before, and those of the pairs after.
+        ``far`` are queries and keys of the pairs before, then of the pairs after.
         """
         ctx.save_for_backward(*far)
         before_query, before_key, after_query, after_key = far

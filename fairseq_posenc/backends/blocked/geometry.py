@@ -75,7 +75,7 @@ class Block:
         """Select this block of a tensor, as a view.
 
         Args:
-            x: a dimension of size 1 is for all alike.
+            x: the tensor; a dimension of size 1 is kept whole, as it is for all.
             axes: a letter for each dimension: B, H, T and S as above, R distances; n near keys, r
                 the distances of these, b and a keys before and after them; others are taken whole.
         """
