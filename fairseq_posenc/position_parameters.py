@@ -70,7 +70,7 @@ def list_changed_options(encoding: str, old: Spec, new: Spec) -> str:
     Args:
         encoding: name of the encoding, which both specs have.
         old: the spec that the parameters were trained with.
-        new: the spec of the model that takes them.
+        new: the spec of the model that gets them.
     """
 
     def select_options(spec: Spec) -> set[tuple[str, Any]]:

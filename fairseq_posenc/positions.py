@@ -64,7 +64,7 @@ class Positions(NamedTuple):
         first: result of :meth:`is_first`, if it was computed before.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, if a
             row has several documents; ``ids`` are then counted in the document.
-        drawn: random numbers that tables and rotations take in place of ``ids``; None for ``ids``.
+        drawn: random numbers that tables and rotations use instead of ``ids``; None for ``ids``.
             Like the ids, they ascend if the tokens are counted.
         counted: whether ``ids`` count the tokens; ids that a caller gives may repeat.
         consecutive: whether ``ids`` grow by one from token to token of a document, so that
@@ -242,7 +242,7 @@ class Positions(NamedTuple):
 
     @property
     def places(self) -> Tensor:
-        """The positions that tables and rotations take: ``drawn``, or else ``ids``."""
+        """The positions that tables and rotations use: ``drawn``, or else ``ids``."""
         return self.ids if self.drawn is None else self.drawn
 
     @property
@@ -295,7 +295,7 @@ class Positions(NamedTuple):
     def is_first(self) -> Tensor:
         """Mark the first real token of each row, or document if there are several.
 
-        The result is ``(B or 1, S)`` of bool; one row stands for all if ids are indices.
+        The result is ``(B or 1, S)`` of bool; it is a single row for all if ids are indices.
         """
         if self.first is not None:
             return self.first

@@ -1,7 +1,7 @@
 """The position state of a forward pass, which all layers of a stack share.
 
 A stack computes it before its first layer (:func:`compute_shared`) and hands it to each layer. If
-layers differ, as in ``3*rope,none``, they are of several kinds, and each layer takes the state of
+layers differ, as in ``3*rope,none``, they are of several kinds, and each layer gets the state of
 its kind. B batch, S all tokens, whose last T are the queries (all of them, except in a step of
 decoding).
 """
@@ -79,7 +79,7 @@ class Shared(NamedTuple):
         if self.rotate_ids is None:
             return self.rotation
         positions = self.positions
-        if count != positions.tgt_len:  # computed by the first layer that asks for so many
+        if count != positions.tgt_len:  # computed by the first layer that needs it
             compute = partial(self.rotate_ids, positions.places[:, -count:])
             return self.cache.get("last", (positions.places, count), compute)
         is_trained = self.rotation is not None and self.rotation.is_trained

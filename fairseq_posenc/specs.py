@@ -5,14 +5,14 @@ A spec joins names by ``+`` and has options in brackets, as in ``learned+m4m(max
 
 Layers may differ: specs joined by ``,`` belong to successive layers, ``3*`` repeats a layer, and
 the list is repeated over the stack. In ``3*rope,none`` every fourth layer has no positions.
-Encodings of the input, ``documents`` and random positions hold for the whole stack, wherever they
-are written.
+Encodings of the input, ``documents`` and random positions apply to the whole stack, in whichever
+layer they are written.
 
 All specs with the same meaning have one canonical form:
 
 - options in the order of the constructor, without defaults;
 - encodings in the order of the place they act on (input, rotation, scores, ...), then by name;
-  what holds for the whole stack comes last, except encodings of the input;
+  what applies to the whole stack comes last, except encodings of the input;
 - ``none`` only for a layer without any encoding;
 - the shortest list of layers; encodings of the whole stack are written in the first.
 

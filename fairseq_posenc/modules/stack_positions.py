@@ -151,7 +151,7 @@ class StackPositions(nn.Module):
 
     def _refuse_gaps(self, padding: Tensor, consecutive: bool) -> None:
         """Refuse padding between tokens if distances between places include it."""
-        # Tables take distances of places if ids are consecutive, else those of the ids.
+        # Tables use distances of places if ids are consecutive, otherwise those of the ids.
         counts_places = self.has_window or (self.has_tables and consecutive)
         if not counts_places or torch.compiler.is_compiling() or reading_waits(padding.device):
             return  # on a GPU, the check would be one more wait in every pass
@@ -171,7 +171,7 @@ class StackPositions(nn.Module):
         ids: Tensor | None,
         device: torch.device,
     ) -> Positions:
-        """Number the tokens of a source, ``(batch or 1, length)``, or take a caller's ids."""
+        """Number the tokens of a source, ``(batch or 1, length)``, or use a caller's ids."""
         if not isinstance(length, (int, torch.SymInt)) or length < 1:
             raise UserError(f"source_length={length} must be a whole number of at least 1")
         positions = positions_from_padding(

@@ -66,7 +66,7 @@ def read_squad(path: Path) -> Squad:
     ((most_common, count),) = Counter(question.id for question in questions).most_common(1)
     if count > 1:
         raise UserError(f"{path}: two questions have the id {most_common}")
-    version = str(content.get("version")).lstrip("v")
+    version = str(content.get("version")).lstrip("v")  # `v2.0` in the published files
     if version not in (V1, V2):  # a file that does not name it
         version = V2 if any(question.answers == () for question in questions) else V1
     some_have_answers = any(question.answers for question in questions)

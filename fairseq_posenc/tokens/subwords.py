@@ -159,13 +159,13 @@ class PieceEncoder(SymbolEncoder):
         """Tokenize a text, with the characters of each token."""
         encoded = self._pieces.model.encode(text, return_type="offset_mapping")
         spans = list(encoded["offsets"])
-        # If a character becomes several pieces (½: 1, ⁄, 2), only the last has its span; the others
-        # get the same.
+        # If a character becomes several pieces (½: 1, ⁄, 2), only the last has its span: copy it.
         for i in reversed(range(len(spans) - 1)):
             if spans[i][0] == spans[i][1]:
                 spans[i] = spans[i + 1]
         texts = [self._pieces.texts[number] for number in encoded["ids"]]
-        return TextTokens.from_spans(text, list(map(self.index, texts)), spans)  # or `<unk>`'s
+        ids = list(map(self.index, texts))  # that of `<unk>` for pieces that the dictionary lacks
+        return TextTokens.from_spans(text, ids, spans)
 
 
 Tokenizer = Union[GPT2, PieceEncoder]  # also know the characters of each token

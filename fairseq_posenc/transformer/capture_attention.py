@@ -33,7 +33,7 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
     """Capture the weights and scores of every attention in a forward pass, stack by stack.
 
     Args:
-        model: a model of fairseq or of this package, in evaluation mode.
+        model: a fairseq model, its own or one of this package, in evaluation mode.
         run: calls the model with all tokens at once, not in steps of decoding.
     """
     captured: list[CapturedAttention] = []

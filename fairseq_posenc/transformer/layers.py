@@ -131,7 +131,7 @@ class RotatedProjection(nn.Linear):
     """Projects to queries or keys, and rotates them by the current position state.
 
     Args:
-        plain: the projection whose parameters it takes over, under the same names.
+        plain: the projection that it replaces; its parameters are shared, under the same names.
         head_dim: D, the width of a head.
         is_key: whether it projects to the source's keys; otherwise to the target's queries.
     """

@@ -1,4 +1,4 @@
-"""Defines, parses and logs the options that this package adds to all models of fairseq.
+"""Defines, parses and logs the options that this package adds to fairseq's models.
 
 Without ``from __future__ import annotations``: fairseq makes options from the fields' types.
 """
@@ -110,7 +110,7 @@ def resolve_positions(args: Any) -> PositionOptions:
     given = PositionConfig()
     for name, default in list(vars(given).items()):
         setattr(given, name, safe_getattr(args, name, default))
-    # hydra also accepts null, numbers and lists in place of a text; `parse` refuses them as texts.
+    # hydra also accepts null, numbers and lists instead of a text; `parse` refuses them as texts.
     encoder, decoder = parse(str(given.position_encoding)), given.position_encoding_decoder
     directions = parse_directions(str(given.attention_directions or ""), "--attention-directions")
     return PositionOptions(

@@ -111,7 +111,7 @@ class _PositionalStack:
         return Identity(self.spec, format_directions(directions), length, settings)
 
     def get_extra_state(self) -> Tensor:
-        """Encode the identity, which torch stores in the state dict beside the parameters."""
+        """Encode the identity, which torch stores in the state dict with the parameters."""
         return self.identity.to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:

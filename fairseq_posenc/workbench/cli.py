@@ -97,7 +97,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "convert": {
         "swap": Command(
-            "replace the position encoding of a model of Hugging Face's transformers",
+            "replace the position encoding of a Hugging Face transformers model",
             ".convert.commands:swap",
         ),
         "export": Command(
@@ -105,7 +105,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             ".convert.commands:export",
         ),
         "import": Command(
-            "convert a model of Hugging Face's transformers to a start checkpoint",
+            "convert a Hugging Face transformers model to a start checkpoint",
             ".convert.commands:import",
         ),
     },

@@ -58,8 +58,8 @@ def run_describe(args: argparse.Namespace) -> int:
 
 def _describe(name: str) -> str:
     """Describe an encoding: the sections of its docstring, options and parameters."""
-    page = catalogue.parse_page(name)
-    rows = {heading: page[heading.lower()] for heading in catalogue.HEADINGS}  # all have them
+    page = catalogue.parse_page(name)  # `summary` and each heading in small letters -> text
+    rows = {heading: page[heading.lower()] for heading in catalogue.HEADINGS}
     rows["Options"] = catalogue.format_options(name)
     rows["Where"] = catalogue.name_families(name)
     rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"

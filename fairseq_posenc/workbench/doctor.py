@@ -72,7 +72,7 @@ def _check_fairseq(is_installed: bool) -> Finding:
 
 
 def _check_transformers() -> Iterator[Finding]:
-    """Import transformers' models, and torchaudio, which they import wherever it is installed."""
+    """Import transformers' models, and torchaudio, which they import if it is installed."""
     modules = {"transformers.models.llama.modeling_llama": how_to_install("hf")}  # to remedy
     if importlib.util.find_spec("torchaudio"):
         modules = {"torchaudio": "pip uninstall torchaudio", **modules}

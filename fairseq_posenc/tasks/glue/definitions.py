@@ -26,7 +26,7 @@ class Task(NamedTuple):
     files: dict[str, str] = _FILES  # split of the data-bin -> name of its `.tsv`
     # names of the submitted files for `test`, `test1`, ...; empty for the task's own name
     submitted: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()  # splits that are left out if their files are missing
+    optional: tuple[str, ...] = ()  # splits that are left out if their files do not exist
     # split -> columns, for files without a header line
     headless: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     # whether some training and development rows lack columns; such rows are skipped and counted

@@ -81,7 +81,7 @@ class GlueTask(SentencePredictionTask):
         data.check_lengths(cfg.max_positions, "the model")
         glue = data.task
         dictionary = load_dictionary(data.dictionary)
-        labels = dictionary  # fairseq's task asks for one, but a regression does not use it
+        labels = dictionary  # fairseq's task needs one, but a regression does not use it
         if not glue.regression:
             # Without <mask>, which would become one more class.
             labels = load_dictionary(data.path / "label" / DICTIONARY, mask=False)

@@ -68,7 +68,7 @@ def run_import(options: argparse.Namespace) -> int:
 
     if options.out.exists():
         raise UserError(f"--out {options.out} exists: name another file, or delete it")
-    refuse_bad_place(options.out, "--out")
+    refuse_bad_place(options.out, "--out")  # before any work: it must be in an existing folder
     notes = import_folder(options.source, options.out)
     print(f"wrote {options.out}: {'; '.join(notes)}")
     print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
@@ -79,7 +79,7 @@ def add_swap_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc swap``."""
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FOLDER", help="folder of transformers")
-    text = "new positions; own stands for those that the model has (default: own)"
+    text = "new positions; own means those that the model has (default: own)"
     add("--position-encoding", metavar="SPEC", help=text)
     add_count(parser, "--max-positions", "longest input of the new model (default: the old one's)")
     text = "how tables by position become longer (default: new rows are untrained)"

@@ -61,7 +61,7 @@ class StockFamily:
     def pair_weights(
         self, weights: Mapping[str, Tensor], model: PreTrainedModel, path: Path
     ) -> list[tuple[Tensor, Tensor]]:
-        """Pair each weight of fairseq with the parameter of transformers that stands for it.
+        """Pair each of fairseq's weights with the parameter of the class that has its place.
 
         Args:
             weights: fairseq's weights by name.

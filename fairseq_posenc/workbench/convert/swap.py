@@ -41,7 +41,7 @@ def swap_folder(
     Args:
         source: folder of a transformers model.
         out: the new folder.
-        spec: the new positions, in which ``own`` stands for those that the model has.
+        spec: the new positions, in which ``own`` means those that the model has.
         max_positions: length of the longest sequence; by default the model's.
         extend: how trained tables by position become longer.
         seed: random seed of new parameters.

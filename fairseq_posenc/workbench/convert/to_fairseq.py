@@ -46,13 +46,13 @@ _FINE_TUNING = {"classes": "glue", "spans": "squad"}  # head of a fine-tuned mod
 _STEMS = {"masked_lm": "roberta", "causal_lm": "transformer_lm", "translation": "transformer"}
 _LENGTHS = {"masked_lm": ["max_positions"], "causal_lm": ["max_target_positions"]}
 _LENGTHS["translation"] = ["max_source_positions", "max_target_positions"]
-_PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned models of transformers do not have it
+_PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned transformers models do not have it
 _STACK = "encoder.sentence_encoder"  # of masked LMs
 
 
 @torch.no_grad()
 def import_folder(path: Path, out: Path) -> list[str]:
-    """Write the model of a folder of transformers as a start checkpoint, once they compare equal.
+    """Write the model of a transformers folder as a start checkpoint, if both compare equal.
 
     Args:
         path: the folder.
@@ -147,7 +147,7 @@ def _list_options(config: PretrainedConfig, stock: StockFamily) -> dict[str, Any
     fairseq_names = {name: fairseq_name for fairseq_name, name in ACTIVATIONS.items()}
     activation = options["activation_fn"]
     options["activation_fn"] = fairseq_names.get(activation, activation)
-    if "decoder_embed_dim" in options:
+    if "decoder_embed_dim" in options:  # fairseq has two more options for this width
         options["decoder_input_dim"] = options["decoder_output_dim"] = options["decoder_embed_dim"]
     return options
 

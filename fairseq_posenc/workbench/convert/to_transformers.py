@@ -43,7 +43,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
 def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) -> list[str]:
-    """Write a folder of transformers, compare its model with the trained one, return a report.
+    """Write a transformers folder, compare its model with the trained one, return a report.
 
     Args:
         trained: the model.
@@ -102,7 +102,7 @@ def find_stock_family(trained: OpenModel) -> StockFamily:
 
 @torch.no_grad()
 def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool) -> PreTrainedModel:
-    """Build the model of transformers.
+    """Build the transformers model that computes the same.
 
     Args:
         trained: the model.

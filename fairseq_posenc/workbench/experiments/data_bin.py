@@ -73,7 +73,7 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
     for name, part in parts.items():  # a line is a paragraph
         lines = [line for document in part for line in document]
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", "utf-8")
-    model = binary / "sentencepiece.model"  # beside the dictionary, where all commands look for it
+    model = binary / "sentencepiece.model"  # with the dictionary, where all commands look for it
     learn_pieces(
         vocab_size,
         input=str(folder / "train.txt"),

@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lrs", type=_parse_rates, default="0.003", help=f"{rates} (default: %(default)s)")
     jobs = "trainings at a time (default: one per GPU, or one per core; with --on slurm no limit)"
     options.add_count(parser, "--jobs", jobs)
-    options.add_on(parser, "partition=gpu time=1:00:00")
+    options.add_on(parser, "partition=gpu time=1:00:00")  # an example, for the help
     add("after_dashes", nargs="*", metavar="-- OPTION", help="of fairseq-train: -- --dropout 0.1")
 
 

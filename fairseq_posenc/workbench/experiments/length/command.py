@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     rows: list[Row] = []
     tokens = None  # of the text, as the first model cuts it
     with lock_folder(args.out):
-        if args.windows and args.windows < LEAST_SEEDS:  # windows take the place of seeds
+        if args.windows and args.windows < LEAST_SEEDS:  # windows replace seeds
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
         for named in models:
             model = hf_model.load(named, dtype, args.lengths[-1])  # for the longest: sorted

@@ -1,4 +1,4 @@
-"""Opens causal language models of transformers and the text that they read."""
+"""Opens transformers' causal language models, and tokenizes the text that they read."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def load(named: NamedModel, dtype: torch.dtype, longest: int) -> PreTrainedModel
     if named.spec_override is not None:
         longest = max(longest, read_trained_length(model))  # no table loses rows
         set_positions(model, named.spec_override, max_positions=longest)
-    return place(model, dtype)
+    return place(model, dtype)  # on the GPU, if there is one
 
 
 def tokenize_text(text: str, folder: Path, model: PreTrainedModel) -> Tensor:

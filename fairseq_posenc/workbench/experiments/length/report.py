@@ -47,7 +47,7 @@ def _group_rows(record: Record) -> dict[str, list[Row]]:
 def _read_windows(row: Row) -> dict[int, float]:
     """Read the perplexity by window from the columns ``window_1``, ...; empty for whole texts.
 
-    In comparisons windows take the place of seeds, because all models read the same windows.
+    Comparisons pair the models by window instead of by seed, as all models read the same windows.
     """
     values = [value for column, value in row.items() if column.startswith("window_")]
     return dict(enumerate(values))
@@ -70,14 +70,14 @@ def format_results(record: Record) -> str:
 
 
 def _compare_with_first(groups: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Compare each model with the first one at each length, if windows were scored."""
+    """Compare the log perplexity of each model with the first one's, if windows were scored."""
     (first, first_rows), *others = groups.items()  # in the user's order
     notes = []
     for model, rows in others:
         ratios = []
         for row, first_row in zip(rows, first_rows, strict=True):  # one for each length
             log_ratio = compare(_read_windows(row), _read_windows(first_row)).interval
-            if log_ratio.is_bounded:
+            if log_ratio.is_bounded:  # there were enough windows
                 low, high = math.exp(log_ratio.low), math.exp(log_ratio.high)
                 ratios.append(f"{row['length']:,}: {low:.3f} to {high:.3f}")
         if ratios:
