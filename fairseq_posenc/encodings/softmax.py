@@ -211,7 +211,7 @@ class Softcap(Encoding):
     """No score is larger than a cap or smaller than its negative.
 
     Equation:
-        w_ij = softmax_j(c * tanh(e_ij / c)), where e_ij is the whole score, a temperature included,
+        w_ij = softmax_j(c * tanh(e_ij / c)), where e_ij is the whole score, with its temperature,
         and c is ``cap``. Masks come after it, and a sink is not capped.
     Shapes:
         no tensors.

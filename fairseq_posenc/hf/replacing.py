@@ -48,7 +48,7 @@ from fairseq_posenc.position_parameters import (
 from fairseq_posenc.registry import names
 from fairseq_posenc.specs import Spec, parse
 
-_OLDEST = (5, 8)  # earlier versions of transformers fail in several families
+_OLDEST = (5, 8)  # the oldest supported transformers: earlier ones fail in several families
 
 
 def replace_positions(

@@ -186,7 +186,7 @@ class ModelWithPositions(Derived):
 
         The folder is a stock one if a stock model computes the same, and a line says if none does.
         Otherwise it has the spec, and the records of positions are in the place of stock weights.
-        So are folders from which ``Trainer`` resumes, and those of a ``state_dict`` that is given.
+        Folders from which ``Trainer`` resumes, or of a given ``state_dict``, also have them.
         """
         if kwargs.get("distributed_checkpoint"):
             raise UserError("distributed_checkpoint=True does not record positions: leave it out")

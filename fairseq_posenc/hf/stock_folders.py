@@ -196,14 +196,14 @@ def _compute_outputs(model: PreTrainedModel, arguments: dict[str, Tensor]) -> Te
     cache_name = next((name for name in ("cache", "past_key_values") if name in names), None)
     if cache_name is None or not model.can_generate():
         return whole
-    side = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"
-    length = arguments[side].size(1)
+    decoded = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"
+    length = arguments[decoded].size(1)
     cache, steps = None, []
     # All tokens but two, which fill the cache, then one by one.
     for start, end in ((0, length - 2), (length - 2, length - 1), (length - 1, length)):
-        sliced = {side, "position_ids"}
+        sliced = {decoded, "position_ids"}
         step = {k: x[:, start:end] if k in sliced else x for k, x in arguments.items()}
-        if side == "input_ids":
+        if decoded == "input_ids":
             step["attention_mask"] = arguments["attention_mask"][:, :end]
         out = model.forward(**step, **{cache_name: cache}, use_cache=True, return_dict=True)
         cache = out[cache_name]

@@ -59,7 +59,7 @@ _RECORDER = _SettingsRecorder()
 def take_command() -> RunningCommand | None:
     """Return the command that has started since the last call, if any.
 
-    So it is prepared once, for the first model that it builds.
+    A command is thus prepared once, for the first model that it builds.
     """
     started, _RECORDER.started = _RECORDER.started, None
     return started
