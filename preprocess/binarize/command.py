@@ -94,7 +94,7 @@ def _fill_folder(
 def _write_dictionary(
     settings: BinarizeSettings, train: Sequence[SourceFile], path: Path
 ) -> Dictionary:
-    """Write the given dictionary or, unless it exists, that of the training text; return it."""
+    """Write the given dictionary or, unless the file exists, one of the training text."""
     if not settings.makes_dictionary:
         dictionary = settings.vocabulary.load_dictionary()
         settings.vocabulary.write_dictionary(dictionary, path)

@@ -60,7 +60,7 @@ def read_lines(
             byte = ord(error.object[error.start]) & 0xFF  # U+DC80 + n stands for byte 0x80 + n
             reason = f"byte 0x{byte:02x} at column {error.start + 1} is not UTF-8"
             invalid.append(InvalidLine(number, reason))
-        except ValueError as error:
+        except ValueError as error:  # of the format
             invalid.append(InvalidLine(number, str(error)))
     if sentences:
         # An empty line has no sentences, but stays a line.

@@ -174,7 +174,7 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
             )
     # The training may have had --init-positions. Here, it would replace positions that the
     # checkpoint lacks by new ones, and so hide a wrong spec or a damaged file.
-    overwrite_args_by_name(settings, {"data": str(folder), "init_positions": False})
+    overwrite_args_by_name(settings, {"data": str(folder), "init_positions": False})  # in place
     task = fairseq_tasks.setup_task(settings.task)
     # `files` has the source's first. If it is alone, `zip` leaves out the target's dictionary: the
     # same one, or one of labels.

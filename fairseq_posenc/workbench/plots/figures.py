@@ -135,7 +135,7 @@ def draw_tables(subject: Subject) -> Any:
     for axes, table in zip(panels, tables):
         values = table.values.float().numpy()
         limit = float(abs(values).max()) or 1.0  # colours need a range, also for zeros
-        top, bottom = int(table.rows[0]) - 0.5, int(table.rows[-1]) + 0.5
+        top, bottom = int(table.rows[0]) - 0.5, int(table.rows[-1]) + 0.5  # edges of its rows
         extent = (-0.5, len(table.columns) - 0.5, bottom, top)
         style = {"cmap": SIGNED, "vmin": -limit, "vmax": limit}
         image = axes.imshow(values, extent=extent, aspect="auto", interpolation="nearest", **style)
@@ -193,10 +193,10 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
     visible = distances <= (0 if subject.dims.causal else distances[-1])  # [R]
     # By the id of a tensor, the terms that share it, as m4's do: they differ in their names alone.
     by_tensor: dict[int, list[term_types.ByDistance | term_types.NumbersByPair]] = {}
-    for term in terms:
-        if isinstance(term, (term_types.ByDistance, term_types.NumbersByPair)):
-            (tensor,) = term.tensors().values()  # the table, or the numbers
-            by_tensor.setdefault(id(tensor), []).append(term)
+    for found in terms:
+        if isinstance(found, (term_types.ByDistance, term_types.NumbersByPair)):
+            (tensor,) = found.tensors().values()  # the table, or the numbers
+            by_tensor.setdefault(id(tensor), []).append(found)
     for term, *others in by_tensor.values():
         (tensor,) = term.tensors().values()
         names = " and ".join(x.name for x in (term, *others))
@@ -233,7 +233,7 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
 def _merge_equal_ends(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Reduce the equal rows at each end of a table to one row."""
     changes = (values[1:] != values[:-1]).any(1).nonzero().flatten().tolist()
-    kept = slice(changes[0], changes[-1] + 2) if changes else slice(None)
+    kept = slice(changes[0], changes[-1] + 2) if changes else slice(None)  # rows i, i + 1 differ
     return values[kept], rows[kept]
 
 

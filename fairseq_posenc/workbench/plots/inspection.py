@@ -71,11 +71,11 @@ def render_page(models: Sequence[TextAttention], command: str) -> str:
 
 
 def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
-    """Return what the page shows of a model, and the quantized planes of all kinds of attention."""
+    """Return what the page's script reads of a model, and the quantized planes of all kinds."""
     kinds = []
     codes = bytearray()
     for kind, layers in model.group_by_kind().items():
-        weights = torch.cat([layer.weights for layer in layers])
+        weights = torch.cat([layer.weights for layer in layers])  # [L, H, T, S]: a batch of one
         visible = find_visible(weights)  # [L, 1, T, S]
         planes: list[dict[str, Any]] = []
         for (name, role), values in _collect_planes(layers).items():

@@ -44,7 +44,7 @@ class Subject:
     @property
     def title(self) -> str:
         """The spec of the position encodings, and where they are from."""
-        spec = parse(",".join(str(layer.spec) for layer in self.encodings))
+        spec = parse(",".join(str(layer.spec) for layer in self.encodings))  # as in 3*rope,none
         return f"{spec}{self.label}"
 
     @property
@@ -69,7 +69,7 @@ class Subject:
         return None if vectors is None else vectors[0]  # a batch of one
 
     def compute_terms(self, layer: int) -> tuple[Tensor, Terms]:
-        """Compute a layer's terms for a sentence of ``max_positions`` tokens, and the distances.
+        """Compute all distances in ``max_positions`` tokens, ascending, and a layer's terms.
 
         In the terms, each distance has its own row, even if some are equal. A reset (rows of their
         own for pairs with the first token, as in TUPE) adds two rows at the end, which are no

@@ -66,7 +66,7 @@ def draw_means(
     ``log`` makes the axis of values logarithmic. ``style`` are matplotlib's settings of all lines.
     """
     if log:
-        axes.set_yscale("log", subs=(1.5, 2, 3, 5, 7))
+        axes.set_yscale("log", subs=(1.5, 2, 3, 5, 7))  # minor ticks, times powers of 10
         axes.yaxis.set_minor_formatter("{x:,g}")
     for number, (name, means) in enumerate(lines.items()):
         if not means:

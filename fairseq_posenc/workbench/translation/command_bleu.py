@@ -74,7 +74,7 @@ class TestSet:
             "search": [self.beam, self.length_penalty],
             "version": __version__,
         }
-        path = out / training.system / f"{training.number}.txt"
+        path = out / training.system / f"{training.number}.txt"  # for users; we read the .json
         figures = read_result(path.with_suffix(".json"), request)  # None if it is not translated
         if figures is None:
             say(f"{training.label}: {len(self.sentences):,} sentences")

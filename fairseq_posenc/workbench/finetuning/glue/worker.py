@@ -77,7 +77,7 @@ def evaluate(folder: Path) -> None:
     import_user_dir(Path(open_whole(path)["cfg"]["common"]["user_dir"]))  # the user's encodings
     opened = open_model(path, option="best checkpoint")
     model = opened.model.to(choose_device())
-    data = open_glue_data(opened.data)
+    data = open_glue_data(opened.data)  # with its task, and the splits that it has
     splits = data.task.valid_splits
     suffixes = ("_m", "_mm") if len(splits) > 1 else ("",)  # only MNLI has two sets
     figures: dict[str, float] = {}
