@@ -115,7 +115,7 @@ class SplitWriter(NamedTuple):
     ) -> dict[str, int]:
         """Write a split into a folder with dictionaries; return its counts."""
         counts = self._write_sentences(split, examples, folder)
-        # without the special symbols: two for each sentence
+        # Without the special symbols: two for each sentence.
         words = counts["tokens"] - 2 * len(examples.sentences) * len(examples.ids)
         warn_of_unknown(f"{task.name} {split}", counts["unknown_tokens"], words)
         if split in task.test_splits:
@@ -128,14 +128,14 @@ class SplitWriter(NamedTuple):
             dictionary = build_label_dictionary(task)
             items = [[dictionary.index(label), dictionary.eos()] for label in examples.labels]
             tokens = np.array(items, token_dtype(dictionary)).ravel()
-            sizes = np.full(len(items), 2, np.int32)
+            sizes = np.full(len(items), 2, np.int32)  # a label and </s>
             write_items(folder / "label" / split, Encoded(tokens, sizes))
         return {"examples": len(examples.ids), "broken": examples.broken, **counts}
 
     def _write_sentences(self, split: str, examples: Examples, folder: Path) -> dict[str, int]:
         """Write the sentences, truncated to the maximum size; return the counts."""
         encoded = [self.tokenizer.encode(texts) for texts in examples.sentences]
-        sides = [np.split(tokens, np.cumsum(sizes)[:-1]) for tokens, sizes in encoded]
+        sides = [np.split(tokens, np.cumsum(sizes)[:-1]) for tokens, sizes in encoded]  # by item
         num_special = 2 * len(sides)  # <s> first </s>, and for a pair </s> second </s>
         counts = Counter(cut=0, tokens=0, unknown_tokens=0)
         longest = 0
@@ -144,7 +144,7 @@ class SplitWriter(NamedTuple):
             lengths = [len(tokens) - 1 for tokens in sentences]  # without </s>
             shown = truncate_lengths(lengths, self.max_tokens - num_special)
             for side, tokens, length in zip(kept, sentences, shown):
-                side.append(np.append(tokens[:length], tokens[-1]))
+                side.append(np.append(tokens[:length], tokens[-1]))  # which is </s>
             counts["cut"] += shown != lengths
             counts["tokens"] += sum(shown) + num_special
             longest = max(longest, sum(shown) + num_special)

@@ -30,7 +30,7 @@ class InvalidLine(NamedTuple):
 class Items(NamedTuple):
     """The items of a chunk."""
 
-    tokens: bytes  # of all items, in the data set's type
+    tokens: bytes  # of all items, in the data set's type (`token_dtype`)
     sizes: bytes  # of the items, including `</s>`, as int32
     # With `--empty-lines documents`: whether empty lines precede the first item, and follow the
     # last one (if all lines are empty, both). The writer separates documents there.
