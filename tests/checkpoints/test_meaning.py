@@ -251,10 +251,7 @@ MAY = {  # of each family several at once
     ),
     "causal_lm": (
         ["--lr", 0.002, "--attention-dropout", 0.1, "--tokens-per-sample", 20],
-        [
-            *("lr [0.001] -> [0.002]", "attention_dropout 0.0 -> 0.1"),
-            "tokens_per_sample 16 -> 20",
-        ],
+        ["lr [0.001] -> [0.002]", "attention_dropout 0.0 -> 0.1", "tokens_per_sample 16 -> 20"],
     ),
     "translation": (
         ["--label-smoothing", 0.2, "--dropout", 0.1, "--max-source-positions", 64],

@@ -205,6 +205,7 @@ def run(words: list[str]) -> None:
     elif words[0] == "-c":
         sys.argv, sys.path[0] = ["-c", *words[2:]], ""
         main = sys.modules["__main__"] = ModuleType("__main__")
+        globals()["__name__"] = "sys"  # which warnings name below the first frame of a program
         exec(compile(words[1], "<string>", "exec"), main.__dict__)
     else:
         sys.argv, sys.path[0] = words, os.path.dirname(os.path.realpath(words[0]))
