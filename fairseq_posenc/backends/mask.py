@@ -76,7 +76,7 @@ class Mask(NamedTuple):
 
         An exported graph serves all lengths, so there the window stays.
         """
-        reach = self.locality.reach(self.direction)
+        reach = self.locality.reach(self.direction)  # the largest visible distance; None: no limit
         if reach is None or is_exporting() or reach < src_len - 1:
             return self
         return self._replace(locality=self.locality._replace(window=None, first_keys=None))

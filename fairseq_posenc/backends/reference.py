@@ -33,12 +33,12 @@ CHANNELS = 8  # of heads, whose products `_multiply_channels` holds in memory at
 
 
 def unavailable() -> str:
-    """Return "": it is always available."""
+    """Return "" to the planner: it is always available."""
     return ""
 
 
 def refuses(terms: Terms, call: CallFeatures) -> str:
-    """Return "": it computes every call."""
+    """Return "" to the planner: it computes every call."""
     return ""
 
 

@@ -30,7 +30,7 @@ from fairseq_posenc.encodings.terms import Terms
 
 
 def unavailable() -> str:
-    """Return "": it is always available."""
+    """Return "" to the planner: it is always available."""
     return ""
 
 
@@ -68,7 +68,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if is_exact:
         query, key, value = (x.to(_choose_bias_dtype(query, value)) for x in (query, key, value))
     # torch aligns its causal mask with the first key, so it serves square scores only.
-    plain = not (_has_bias(terms) or mask.may_hide_all or mask.locality.limits)
+    plain = not (_has_bias(terms) or mask.may_hide_all or mask.locality.limits)  # window
     causal = plain and mask.direction == "lr" and bool(tgt_len == src_len)  # no SymBool
     bias = None
     if not causal:

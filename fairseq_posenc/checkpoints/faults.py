@@ -10,7 +10,7 @@ import re
 from fairseq_posenc.error_messages import describe_mistake
 from fairseq_posenc.errors import chain, printable_lines, shortened
 
-# Exceptions of fairseq, torch and omegaconf for a setting of a wrong type or value.
+# What fairseq, torch and omegaconf raise for a wrong setting while a model is built from it.
 BUILD_ERRORS = (
     TypeError,
     ValueError,

@@ -93,7 +93,7 @@ class DebertaV2(Encoding):
 
     def terms(self, positions: Positions) -> list[Term]:
         """Compute the normalised rows for each layer to project, ``(1, R, C)``."""
-        index, runs = self.bucket_rule.select(positions)
+        index, runs = self.bucket_rule.select(positions)  # rows `(R,)`, and the distances of each
         normed = F.layer_norm(
             self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
         )
@@ -113,7 +113,7 @@ class DebertaV2(Encoding):
             share = math.log(distance / exact) / math.log(longest / exact)
             return math.ceil(share * (exact - 1))
 
-        firsts = find_firsts(find_bucket, start=exact, count=self.buckets - exact)
+        firsts = find_firsts(find_bucket, start=exact, count=self.buckets - exact)  # distances
         # On either side of 0, buckets begin at every distance up to `exact`, then at `firsts`.
         starts = mirror((*range(1, exact + 1), *firsts))
         farthest, last_row = exact + len(firsts), 2 * self.buckets - 1

@@ -158,7 +158,7 @@ class Rope(Encoding):
         Positions on several axes are ``(B or 1, T, axes)``; a token with one number has it on all.
         """
         frequencies = self.angles_per_position().to(ids.device, non_blocking=True)
-        if ids.dim() == 3:
+        if ids.dim() == 3:  # each pair takes the position on its axis
             ids = ids[..., self.pair_axes.to(ids.device, non_blocking=True)]
         else:
             ids = ids[..., None]

@@ -41,7 +41,7 @@ MAX_ROWS_PER_KEY = 2 / 3
 
 
 def unavailable() -> str:
-    """Return "": it is always available."""
+    """Return "" to the planner: it is always available."""
     return ""
 
 

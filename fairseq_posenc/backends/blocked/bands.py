@@ -177,7 +177,7 @@ class JoinProducts(torch.autograd.Function):
             (before, before_query, before_key),
             (after, after_query, after_key),
         ):
-            part.flatten(0, 1).baddbmm_(query.flatten(0, 1), key.flatten(0, 1).mT, beta=0)
+            part.flatten(0, 1).baddbmm_(query.flatten(0, 1), key.flatten(0, 1).mT, beta=0)  # = q k
         return joined
 
     @staticmethod

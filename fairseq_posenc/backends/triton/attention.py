@@ -46,7 +46,7 @@ class Tile(NamedTuple):
 
     queries: int
     keys: int
-    warps: int
+    warps: int  # of 32 threads each
     stages: int = 1  # tiles loaded ahead; more take shared memory, of which tables leave none
 
 

@@ -61,7 +61,7 @@ def add_ends(problem, opt, side, total, tiles, stride, ends, head, row, start, e
     first_column = offset + tl.arange(0, opt.N)[:, None]  # of the table, [N, 1]
     before = tl.zeros((opt.N, opt.N), tl.float32)
     after = tl.zeros((opt.N, opt.N), tl.float32)
-    for column in range(start, tl.minimum(end, offset + opt.N - 1), opt.N):
+    for column in range(start, tl.minimum(end, offset + opt.N - 1), opt.N):  # left of the table
         stop = tl.minimum(first_column, end)
         tile = load_tile(opt, tiles, stride, row, column, start, stop, 0)
         before += tile
