@@ -189,7 +189,7 @@ def _draw_inputs(model: PreTrainedModel, stack: Stack) -> Iterator[tuple[dict[st
 
 
 def _compute_outputs(model: PreTrainedModel, arguments: dict[str, Tensor]) -> Tensor:
-    """Compute logits, or states, ``(1, T, V)``; if the model generates, once more by steps."""
+    """Compute logits or states, ``(1, T, V)``; a second row is by cached steps, if it generates."""
     # Not by a call, which could be a compiled one.
     whole: Tensor = model.forward(**arguments, return_dict=True)[0]
     names = inspect.signature(model.forward).parameters
