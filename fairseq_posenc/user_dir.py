@@ -12,7 +12,7 @@ from fairseq_posenc.error_messages import describe_mistake
 from fairseq_posenc.errors import UserError
 
 USER_DIR = Path(__file__).resolve().parent
-MODULES = (
+MODULES = (  # which register models, tasks and criterions when they are imported
     "tasks.answers",
     "tasks.glue",
     "tasks.squad",

@@ -34,7 +34,7 @@ class GPT2(SymbolEncoder):
     def __init__(self, encoder_json: Path, vocab_bpe: Path, dictionary: Dictionary) -> None:
         fairseq = _load(encoder_json, vocab_bpe)
         self._find_words = fairseq.pat.findall  # as the pattern of GPT-2 splits a text
-        self._words = _SplitWords(fairseq)
+        self._words = _SplitWords(fairseq)  # word -> its symbols
         super().__init__(self._split, dictionary)  # whose `encode` looks up what `_split` returns
 
     def tokens(self, text: str) -> TextTokens:
@@ -61,7 +61,7 @@ class _SplitWords(dict[str, list[str]]):
         """Split a word into pieces, which have one letter per byte."""
         letters = "".join(self._fairseq.byte_encoder[byte] for byte in word.encode("utf-8"))
         pieces: list[str] = self._fairseq.bpe(letters).split(" ")
-        self._fairseq.cache.clear()  # else it would grow without limit
+        self._fairseq.cache.clear()  # otherwise it would grow without limit
         return pieces
 
     def __missing__(self, word: str) -> list[str]:

@@ -75,7 +75,7 @@ def inject_context(
 def pop_context(shared: Shared, kwargs: dict[str, Any]) -> Shared:
     """Undo :func:`inject_context` in a layer; remove the tensors from ``kwargs``, in place."""
     tensors = [kwargs.pop(f"shared_{name}") for name in shared.terms.tensors()]
-    shared = shared._replace(terms=shared.terms.with_tensors(tensors))
+    shared = shared._replace(terms=shared.terms.with_tensors(tensors))  # in their order above
     phases = kwargs.pop("shared_phases", None)
     if phases is None:
         return shared

@@ -159,7 +159,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     shared = stack.compute_shared(tokens)
     attentions = [layer.self_attn for layer in stack.layers]
     # What each layer adds to the scores, in tables with a row for every distance.
-    terms = [x.compute_terms(shared[x.kind]).expanded() for x in attentions]  # `kind`: of layer
+    terms = [x.compute_terms(shared[x.kind]).expanded() for x in attentions]
     style = {
         "num_heads": dims.num_heads,
         "pre_norm": stack.layers[0].normalize_before,
@@ -168,7 +168,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
         "layernorm_embedding": stack.layernorm_embedding is not None,
     }
     # Without a table of vectors at the input, CTranslate2 would add sinusoids.
-    vectors = torch.zeros(length, dims.embed_dim)
+    vectors = torch.zeros(length, dims.embed_dim)  # nothing is added
     if stack.embed_positions is not None:  # a spec has at most one encoding of the input
         vectors = stack.embed_positions.encodings.as_list()[0].embed(shared[0].positions)[0]
     copied = copy.deepcopy(stack)  # quantization changes weights in place
@@ -184,7 +184,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     else:
         spec = transformer_spec.TransformerEncoderSpec(len(stack.layers), **style)
     for layer_spec, attention, layer_terms in zip(spec.layer, attentions, terms):
-        encodings = stack.encodings.select(attention.kind).as_list()
+        encodings = stack.encodings.select(attention.kind).as_list()  # those of its kind of layer
         layer_spec.self_attention = _build_attention(encodings, layer_terms, dims)
     if dims.causal:  # fairseq's converter of CTranslate2 copies the weights that have no positions
         converter.set_transformer_decoder(spec, copied, trained.head == "translation")

@@ -142,7 +142,7 @@ def _select_weights(trained: OpenModel) -> dict[str, Tensor]:
     heads = {"masked_lm": "encoder.lm_head.", "classes": "classification_heads."}  # their prefixes
     unused = tuple(name for head, name in heads.items() if head != trained.head)
     others = ("_extra_state", ".version", "._float_tensor")  # our identity; meaningless buffers
-    weights = trained.model.state_dict().items()  # tied ones under each name
+    weights = trained.model.state_dict().items()  # tied ones under each of their names
     return {k: x for k, x in weights if not (k.startswith(unused) or k.endswith(others))}
 
 
@@ -180,7 +180,7 @@ def _build_generation_config(trained: OpenModel, config: PretrainedConfig) -> Ge
     )
 
 
-def _refusal(trained: OpenModel, lacking: str) -> UserError:  # for the caller to raise
+def _refusal(trained: OpenModel, lacking: str) -> UserError:  # which the caller raises
     return UserError(f"{trained.path}: no class of transformers has {lacking}")
 
 

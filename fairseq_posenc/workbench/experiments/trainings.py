@@ -27,7 +27,7 @@ from fairseq_posenc.workbench.running.progress import bar, say
 POINTS = 10  # validations of a training, each with a checkpoint
 _NEVER = 10**9  # epochs between validations and checkpoints: intervals are in updates instead
 _TAIL_BYTES = 4096  # of a log, with its last figures
-_UPDATES = re.compile(r'num_updates": "?(\d+)')
+_UPDATES = re.compile(r'num_updates": "?(\d+)')  # as fairseq's JSON logs have it: `"20"` or 20
 # Sums over several threads depend on their number; with one thread, figures are the same on any
 # number of cores. Small models also train faster in parallel than one after the other.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

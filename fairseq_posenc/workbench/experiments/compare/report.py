@@ -86,7 +86,7 @@ def format_screen(models: Sequence[ModelOutcome], unigram: float) -> str:
 
 
 def _format_row(model: ModelOutcome) -> dict[str, str]:
-    """Format the figures of a model by column, in the order of the columns in ``page.html``."""
+    """Format the figures of a model by column; ``page.html`` shows all columns, in this order."""
 
     def mean(figure: Callable[[TrainingEnd], float], show: Callable[[float], str]) -> str:
         return show(fmean(map(figure, model.undiverged))) if model.undiverged else "-"

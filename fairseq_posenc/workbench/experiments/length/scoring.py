@@ -122,7 +122,7 @@ def score_windows(
     try:
         if limit is not None and length > limit:
             raise UserError(f"{length} tokens are more than the model's limit of {limit}")
-        for module in model.modules():
+        for module in model.modules():  # encodings of `set_positions`; a stock model has none
             if isinstance(module, Encoding):
                 module.make_room(length)  # constants for such inputs, or a UserError
         for batch in batch_windows(windows, max_tokens):
