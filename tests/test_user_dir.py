@@ -59,7 +59,6 @@ assert {"positional_roberta", "transformer_lm_rope"} <= set(MODEL_REGISTRY)
 assert {"glue", "squad"} <= set(TASK_REGISTRY)
 """
 
-
 QUIET = """
 import logging
 import fairseq_posenc.workbench.loading.open_model, fairseq_posenc.workbench.translation.translator

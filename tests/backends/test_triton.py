@@ -44,8 +44,6 @@ LIMITS = {
     "documents": Mask("both", locality=Locality(segments=SEGMENTS, documents=True)),
     "causal window in documents": Mask("lr", locality=Locality(5, SEGMENTS, documents=True)),
 }
-
-
 COMPOSITIONS = ["shaw+alibi", "transformer_xl+alibi", "m2+shaw", "m4m(max_distance=3)+rope"]
 COMPOSITIONS += ["shaw(max_distance=2)", "rope+window(size=4)", "deberta_v2+window(size=4)"]
 REFUSED = {

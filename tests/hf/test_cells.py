@@ -196,6 +196,10 @@ def test_inputs_of_a_pass_that_cannot_be_served_are_refused():
     encoder = set_positions(MODELS["roberta"].build(pad_token_id=1), "alibi")
     with pytest.raises(UserError, match="position_ids of this model count from 2"):
         encoder(ids, position_ids=torch.arange(12)[None])
+    padded = {"input_ids": ids, "attention_mask": (torch.arange(12) < 10).long().expand(2, 12)}
+    given = {**padded, "position_ids": torch.tensor([[*range(2, 12), 1, 1]])}  # 1: of padding
+    logits = [compute_logits(encoder, named)[:, :10] for named in (padded, given)]
+    assert distance(*logits) < 1e-6
     with pytest.raises(UserError, match="has a fixed size"):
         cell.model.generate(ids, max_new_tokens=4, cache_implementation="static")
     cell.model.set_attn_implementation("eager")

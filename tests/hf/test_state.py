@@ -219,6 +219,9 @@ def test_a_step_of_decoding_projects_only_new_rows() -> None:
     projected.clear()
     model(TOKENS[:, :1], **{CACHE: cache})
     assert projected == [1, 1]  # the token, and the row of a distance that is new
+    cache.crop(-14)  # all tokens: the rows may be projected by other weights now
+    projection.weight.mul_(2)
+    assert distance(model(TOKENS, **{CACHE: cache}).logits, model(TOKENS).logits) < 1e-6
 
 
 LENGTHS = torch.tensor([0, 5, 12], dtype=torch.int32)

@@ -120,7 +120,6 @@ SCRIPTS = {
     "Thai": "เป็นมนุษย์สุดประเสริฐเลิศคุณค่า\n",
 }
 
-
 WIDE = [*((script, "utf-16-le") for script in SCRIPTS), ("Latin", "utf-32-be"), ("Thai", "utf-16")]
 
 

@@ -10,8 +10,6 @@ from tests.helpers.tiny_models import ARCHITECTURES, STOCK, logits, make_model, 
 
 PAD = 1
 LAYERS = {"masked_lm": 3, "causal_lm": 2, "translation": 6}  # of translation, two are crosswise
-
-
 SPECS = ["learned+m4m", "rope+shaw(reset=true)", "tupe", "t5", None]  # None for fairseq's own
 CASES = [(family, spec) for family in ARCHITECTURES for spec in SPECS]
 

@@ -30,8 +30,6 @@ SENTENCE = "the cat sat on a mat and then the dog came in to see it . it ran awa
 WORDS = SENTENCE.split()
 TEXT = " ".join(WORDS * 4)
 SHORT = ["--lengths", "8", "--stride", "4"]
-
-
 SIZES = [(10, 4, 4), (10, 4, 1), (10, 4, 3), (12, 4, 2), (97, 16, 5), (5, 8, 8), (5, 8, 2)]
 SIZES += [(1, 1, 1)]
 each_size = pytest.mark.parametrize(("total", "length", "stride"), SIZES)
