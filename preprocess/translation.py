@@ -135,7 +135,7 @@ def _write_split(
 def _save_dictionary(dictionary: Dictionary, counts: np.ndarray, path: Path) -> None:
     """Save a dictionary with the number of each of its symbols in the training text."""
     counted = Dictionary()
-    for index in range(dictionary.nspecial, len(dictionary)):
+    for index in range(dictionary.nspecial, len(dictionary)):  # `counted` has the special ones
         counted.add_symbol(dictionary[index], n=int(counts[index]) if index < len(counts) else 0)
     save_dictionary(counted, path)
 

@@ -30,7 +30,7 @@ _ABOUT_TALK = re.compile(
     r"\s*</?(url|keywords|speaker|talkid|title|description|reviewer|translator|doc|transcript)"
     r"\b[^>]*>"
 )
-# The test sets of all campaigns since 2010.
+# The test sets of the campaigns from 2010 to 2015.
 IWSLT_TESTS = tuple(f"tst{year}" for year in range(2010, 2016))
 _SEGMENT = re.compile(r'\s*<seg id="[^"]*">(.*)</seg>\s*')
 _ENTITIES = {"&quot;": '"', "&apos;": "'"}

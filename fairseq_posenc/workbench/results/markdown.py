@@ -49,7 +49,7 @@ def align(rows: Sequence[Sequence[str]], left: int) -> str:
 
 
 def fill_page(text: str, start: str, content: str, end: str) -> str:
-    """Replace the text between two markers of a page, and return the new page.
+    """Replace the text between two markers, ``start`` and ``end``; return the new page.
 
     Raises:
         UserError: the page lacks a marker.

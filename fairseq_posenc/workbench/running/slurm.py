@@ -27,7 +27,7 @@ class _Requeued(Checkpointable):
     def __init__(self, task: Task) -> None:
         self.task = task
 
-    def __call__(self) -> None:
+    def __call__(self) -> None:  # submitit calls it in the job
         self.task({})  # Slurm itself selects the GPU
 
 

@@ -72,10 +72,10 @@ def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> 
     sums = np.where(window.has_max_context, start[part], -np.inf)[:, None] + ends
     spans = []
     for index in np.argsort(-sums, axis=None, kind="stable")[:NBEST].tolist():
-        first, length = divmod(index, MAX_ANSWER)  # row; column: how many tokens follow the first
-        if np.isfinite(score := float(sums[first, length])):  # -inf: another window's, or outside
+        first, further = divmod(index, MAX_ANSWER)  # row; column: how many tokens follow the first
+        if np.isfinite(score := float(sums[first, further])):  # -inf: another window's, or outside
             first += window.first  # index in the whole context
-            spans.append(Guess(first, first + length, score))
+            spans.append(Guess(first, first + further, score))
     return WindowSpans(spans, null)
 
 
