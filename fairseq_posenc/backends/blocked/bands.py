@@ -87,8 +87,8 @@ def view_by_distance(numbers: Tensor, queries: int) -> Tensor:
 class Band(torch.autograd.Function):
     """Multiplies each token with the table rows of its pairs, all of which are distinct.
 
-    Pairs of keys and queries become those of queries and keys. All heads are laid side by side as
-    one matrix for that, which torch transposes several times faster than a view of several.
+    Pairs of keys by queries are transposed to queries by keys, with all heads side by side as one
+    matrix, which torch transposes several times faster than a view of several matrices.
     """
 
     @staticmethod
@@ -182,7 +182,7 @@ class JoinProducts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        """Compute the gradients of all."""
+        """Compute the gradients of the near pairs, and of both far queries and keys."""
         before_query, before_key, after_query, after_key = ctx.saved_tensors
         before, near, after = grad.split(ctx.widths, 3)
         of_before = before @ before_key, (before_query.mT @ before).mT

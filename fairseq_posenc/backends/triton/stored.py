@@ -63,11 +63,11 @@ def add_ends(problem, opt, side, total, tiles, stride, ends, head, row, start, e
     after = tl.zeros((opt.N, opt.N), tl.float32)
     for column in range(start, tl.minimum(end, offset + opt.N - 1), opt.N):  # left of the table
         stop = tl.minimum(first_column, end)
-        tile = load_tile(opt, tiles, stride, row, column, start, stop, 0)
+        tile = load_tile(opt, tiles, stride, row, column, start, stop, SKEW=0)
         before += tile
     for column in range(tl.maximum(offset + last + 1, start) // opt.N * opt.N, end, opt.N):
         begin = tl.maximum(first_column + last + 1, start)
-        tile = load_tile(opt, tiles, stride, row, column, begin, end, 0)
+        tile = load_tile(opt, tiles, stride, row, column, begin, end, SKEW=0)
         after += tile
     before, after = tl.sum(before, 1), tl.sum(after, 1)
     tl.store(ends + i * 2, before)
@@ -86,7 +86,7 @@ def add_table_term(problem, opt, side, total, tiles, stride, head, row, start, e
     stop = tl.minimum(offset + tl.arange(0, opt.N)[:, None] + last + 1, end)
     first = tl.maximum(start - offset - opt.N + 1, 0) // opt.N * opt.N
     for step in range(first, tl.minimum(last + 1, end - offset), opt.N):
-        tile = load_tile(opt, tiles, stride, row, offset + step, start, stop, 1)
+        tile = load_tile(opt, tiles, stride, row, offset + step, start, stop, SKEW=1)
         index = step + tl.arange(0, opt.N)
         index = last - index if side.SIGN < 0 else index
         total = multiply(tile, load_table(problem, opt, side.table, head, index), total)
@@ -112,7 +112,7 @@ def write_tokens(problem, opt, slab, side, content, program):
         keys = problem.key + sequence * problem.src_len * problem.width
         for column in range(start, end, opt.N):
             x = load_rows(problem, opt, keys, column, problem.src_len, opt.N)  # [N, W]
-            tile = load_tile(opt, content + at, slab.keys, row, column, start, end, 0)
+            tile = load_tile(opt, content + at, slab.keys, row, column, start, end, SKEW=0)
             total = multiply(tile, x, total)
     if side.table is not None:
         tiles = side.tiles + at
@@ -169,7 +169,7 @@ def add_to_table(problem, opt, slab, side, chunks, program):
         for row in range(first_row, end_row, opt.N):
             batch = sequence // problem.heads
             start, end = find_columns(problem, opt, batch, row, side.SIGN, ALL)
-            tile = load_tile(opt, side.tiles + at, stride, row, row + offset, start, end, 1)
+            tile = load_tile(opt, side.tiles + at, stride, row, row + offset, start, end, SKEW=1)
             if side.tokens is None:  # a table of numbers
                 by_number += tl.sum(tile.to(tl.float32), 0)
             else:
