@@ -149,7 +149,7 @@ def test_data_of_another_task(family, data, said):
 
 def _train_on(data, family):
     tasks = {
-        "masked_lm": ["--task", "masked_lm", "--arch", "roberta_m4m_tiny"],
+        "masked_lm": ["--task=masked_lm", "--criterion=masked_lm", "--arch", "roberta_m4m_tiny"],
         "causal_lm": ["--task", "language_modeling", "--arch", "transformer_lm_rope_tiny"],
         "translation": ["--arch", "transformer_rope_tiny"],
         "other model": ["--task", "masked_lm", "--arch", "transformer_lm_rope_tiny"],

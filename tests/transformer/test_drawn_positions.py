@@ -17,7 +17,7 @@ TAKE_IDS = ["rope", "pope", "alibi", "sinusoidal", "learned", "fox", "none"]
 
 def numbers(positions: StackPositions, length: int) -> torch.Tensor:
     """Return the numbers at which tokens stand."""
-    drawn = positions(torch.zeros(1, length, WIDTH))[1].positions.drawn
+    drawn = positions(torch.zeros(1, length, WIDTH))[1][0].positions.drawn
     assert drawn is not None
     return drawn[0]
 
