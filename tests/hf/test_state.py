@@ -183,7 +183,8 @@ class OwnAttention(nn.Module):
 
 def test_a_class_that_takes_no_other_attention_is_refused_before_it_is_changed() -> None:
     model = MODELS["llama"].build().base_model
-    model.__class__ = type("OwnStack", (type(model),), {"__module__": __name__})
+    unread = {"_can_set_attn_implementation_cached_value": None}  # which LlamaModel may have by now
+    model.__class__ = type("OwnStack", (type(model),), {"__module__": __name__, **unread})
     before = model(TOKENS)[0]
     with pytest.raises(UserError, match="OwnStack computes attention by code of its own"):
         set_positions(model, "alibi")

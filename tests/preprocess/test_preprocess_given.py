@@ -119,7 +119,6 @@ SCRIPTS = {
     "Devanagari": "ऋषियों को सताने वाले दुष्ट राक्षसों के राजा\n",
     "Thai": "เป็นมนุษย์สุดประเสริฐเลิศคุณค่า\n",
 }
-
 WIDE = [*((script, "utf-16-le") for script in SCRIPTS), ("Latin", "utf-32-be"), ("Thai", "utf-16")]
 
 
