@@ -24,8 +24,7 @@ STOCK_SPEC = "sinusoidal(layout=fairseq)"  # of fairseq's own models, which have
 STOCK_TABLE = "embed_positions.weight"  # learned positions in fairseq's models
 LEARNED_TABLE = "embed_positions.encodings.learned.table.weight"  # and in ours
 # Copies of weights, which encoder layers of fairseq 0.12.2 have for its fast path.
-_COPIED = ("in_proj", "out_proj", "fc1", "fc2")
-COPIES = [f"{name}_{kind}" for name in _COPIED for kind in ("weight", "bias")]
+COPIES = [f"{x}_{y}" for x in ("in_proj", "out_proj", "fc1", "fc2") for y in ("weight", "bias")]
 _COPY_NAME = re.compile(rf"\.layers\.\d+\.(?:{'|'.join(COPIES)})$")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's padding_idx is 1
@@ -86,6 +85,11 @@ class PositionCheckpoints(nn.Module):
         extended_tables = extend_tables(self, state_dict, prefix)  # in place; first: no row is lost
         replaced_parameters = fit_positions(state_dict, model_state)  # in place, what did not fit
         changes += replaced_parameters
+        theirs, ours = (sum(".fc1.weight" in x for x in y) for y in (state_dict, model_state))
+        if changes and theirs != ours:
+            raise UserError(
+                f"the checkpoint has {theirs} layers, the model {ours}: build it with as many"
+            )
         if changes and not self.init_positions:
             raise UserError(
                 "the checkpoint's positions are not the model's (--init-positions accepts this and "
@@ -142,10 +146,7 @@ def _read_identity(state_dict: dict[str, Tensor], prefix: str, ours: Identity) -
     """
     if prefix + STATE_KEY in state_dict:
         return Identity.from_tensor(state_dict[prefix + STATE_KEY])
-    marks = [prefix + name for name in STOCK_SINUSOIDS if prefix + name in state_dict]
-    for mark in marks:
-        del state_dict[mark]
-    if marks:
+    if any([state_dict.pop(prefix + name, None) is not None for name in STOCK_SINUSOIDS]):  # all
         return ours._replace(positions=parse(STOCK_SPEC))
     if str(ours.positions) != "learned" or prefix + LEARNED_TABLE not in state_dict:  # no mark
         text = "%s: the checkpoint did not record positions; assuming %s"
@@ -157,9 +158,9 @@ def _refuse_other_dictionary(state_dict: dict[str, Tensor], model_state: dict[st
     """Refuse token embeddings for another number of symbols."""
     for key, ours in model_state.items():
         theirs = state_dict.get(key, ours)
-        if not key.endswith("embed_tokens.weight") or theirs.dim() != ours.dim():
-            continue  # torch reports a weight of another number of dimensions
-        if len(theirs) != len(ours):
+        # Torch reports a weight of another number of dimensions.
+        is_table = key.endswith("embed_tokens.weight") and theirs.dim() == ours.dim()
+        if is_table and len(theirs) != len(ours):
             raise UserError(
                 f"the checkpoint has a dictionary of {len(theirs):,} symbols ({key}), the data one "
                 f"of {len(ours):,}: every model needs data with the dict.txt of its training"
@@ -211,8 +212,7 @@ def _describe_wrong_numbers(weight: Any) -> str | None:
         name = str(weight.dtype).removeprefix("torch.")
         return f"holds numbers of the type {name}, not floating-point ones"
     # A sum needs no memory for a mask; only if it is not finite, the elements are counted.
-    if weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)).isfinite():
-        return None
-    if not (broken := int((~weight.isfinite()).sum())):
-        return None  # finite numbers, of which only the sum overflows
+    total = weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32))
+    if total.isfinite() or not (broken := int((~weight.isfinite()).sum())):
+        return None  # also finite numbers of which only the sum overflows
     return f"has {broken:,} of {weight.numel():,} numbers that are NaN or infinite"

@@ -229,10 +229,9 @@ def resumed(family, *more, positions=(), **how):
 REFUSED = {  # in fairseq most of these go on without a word; more of them, in memory, above
     "masked_lm": [
         (["--untie-weights-roberta"], "optimizer state is for other parameters than the model's"),
+        (["--encoder-layers", 3, "--position-encoding", "m4m"], "has 2 layers, the model 3: bu"),
     ],
-    "causal_lm": [
-        (["--add-bos-token"], "add_bos_token off, the model has add_bos_token on"),
-    ],
+    "causal_lm": [(["--add-bos-token"], "add_bos_token off, the model has add_bos_token on")],
     "translation": [
         (
             ["--source-lang", "tgt", "--target-lang", "src"],
