@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks.language_modeling import LanguageModelingTask
@@ -63,6 +64,9 @@ def prepare_command(model: Any, task: Any, specs: Sequence[Spec]) -> None:
 
 def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     """Check the options of a training, lock its folder, and prepare to resume it."""
+    for name in ("best", "num_runs"):  # which fairseq keeps of an earlier member of a sweep
+        for function in filter(None, (checkpoint_utils.save_checkpoint, _find_counter())):
+            vars(function).pop(name, None)
     refuse_training_alone(settings.distributed_training.distributed_world_size)
     refuse_wrong_checkpoints(settings.checkpoint)
     if type(task) in _UNFIT:  # not a user's own, which may build other batches
@@ -116,13 +120,11 @@ def _prepare_saving(task: Any, checkpoint: CheckpointConfig) -> None:
 def refuse_full_disk(folder: str) -> None:
     """Refuse to write a checkpoint for which the disk has no room.
 
-    fairseq writes a new file first, but then copies it onto ``checkpoint_last.pt`` in place. On a
-    full disk the copy fails, and the checkpoint to resume from is lost.
+    fairseq copies a new file onto ``checkpoint_last.pt`` in place, which a full disk cuts short.
     """
     sizes = [entry.stat().st_size for entry in os.scandir(folder) if entry.name.endswith(".pt")]
     needed = int(1.1 * max(sizes, default=0))
-    free = shutil.disk_usage(folder).free
-    if free < needed:
+    if (free := shutil.disk_usage(folder).free) < needed:
         raise UserError(
             f"no room for a checkpoint in {folder}: it needs about {needed / 1e6:,.0f} MB and "
             f"{free / 1e6:,.0f} MB are free; the checkpoints there are complete. Make room and "
@@ -177,8 +179,7 @@ def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> bool:
         return False
     if progress["metric"] != checkpoint.best_checkpoint_metric:
         return False
-    counter.best = progress["best"]
-    counter.num_runs = progress["runs"]
+    counter.best, counter.num_runs = progress["best"], progress["runs"]
     is_same_training = checkpoint.restore_file == CheckpointConfig.restore_file  # the default
     if counter.num_runs >= checkpoint.patience and is_same_training:
         logger.warning(
@@ -203,8 +204,7 @@ def _find_counter() -> Any:
 def keep_batches(task: Any) -> None:
     """Let a resumed training group its examples into batches as an uninterrupted one does.
 
-    fairseq groups them once in a command, with a seed of the epoch that the command begins with, so
-    a training that is resumed in a later epoch would have other batches.
+    fairseq groups them once in a command, seeded by the epoch that the command begins with.
     """
     build = task.get_batch_iterator
 

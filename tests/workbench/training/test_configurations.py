@@ -131,8 +131,7 @@ def test_shards_are_named_by_their_folder():
 DATA = {"laptop": ("docs", sentences), "laptop_lm": ("docs", sentences)}
 DATA |= {"laptop_translation": ("multi30k", pairs)}
 QUICK = ["optimization.max_update=2", "common.log_interval=1"]
-# The languages of the tests' data.
-LANGUAGES = ["task.source_lang=src", "task.target_lang=tgt"]
+LANGUAGES = ["task.source_lang=src", "task.target_lang=tgt"]  # of the tests' data
 
 
 def start(folder: Path, *words: str, program: str = "train.sh", **more: str):
@@ -195,6 +194,7 @@ def test_a_sweep_trains_a_model_for_each_value(place):
     directions.append("lr x1 rl x1 lr x1")
     for log, expected in zip(logs, directions, strict=True):
         assert f"learned | directions: {expected} |" in log
+        assert "best_loss" not in log  # of an earlier member: each has a single validation
 
 
 def test_a_model_of_the_users_own_is_accepted():
