@@ -111,8 +111,8 @@ link_user_dir() {
     ln -s "$PWD/fairseq_posenc" "$link"
 }
 
-# fairseq requires torchaudio, and needs it for speech alone. Its last release cannot be loaded by
-# torch 2.12 and later, and transformers imports it wherever it is installed.
+# fairseq requires torchaudio, and needs it for speech alone. Its release 2.11.0 cannot be loaded
+# by torch 2.13, and transformers imports it wherever it is installed.
 remove_broken_torchaudio() {
     "$venv/bin/python" -c 'import torchaudio' ||
         "$venv/bin/python" -m pip uninstall --yes torchaudio

@@ -92,15 +92,15 @@ class PositionCheckpoints(nn.Module):
             )
         if changes and not self.init_positions:
             raise UserError(
-                "the checkpoint's positions are not the model's (--init-positions accepts this and "
-                f"starts the model's own fresh): {'; '.join(changes)}"
+                "the checkpoint's positions are not the model's (--init-positions, in hydra "
+                f"+model.init_positions=true, starts the model's own fresh): {'; '.join(changes)}"
             )
         refuse_untied(state_dict, model_state)
         if (resized := extended_tables + replaced_parameters) and self.optimizer_source:
             raise UserError(
                 f"the optimizer's state in {self.optimizer_source} is for other sizes: "
                 f"{resized[0]}; keep the lengths of the training, or continue training with "
-                "--reset-optimizer"
+                "--reset-optimizer, in hydra checkpoint.reset_optimizer=true"
             )
         for change in changes:
             logger.warning("--init-positions: %s", change)

@@ -89,7 +89,7 @@ class Runs(NamedTuple):
         if isinstance(self.starts, range):
             return distances.clamp(self.starts[0] - 1, self.starts[-1]) - (self.starts[0] - 1)
         starts = make_constant(self.starts, distances.device, torch.long)
-        return torch.bucketize(distances, starts, right=True)
+        return torch.bucketize(distances.contiguous(), starts, right=True)
 
     def find_pairs(self, first: Tensor | None) -> Tensor:
         """Find the row of each pair of query and key by the ids, ``(B or 1, T, S)``.

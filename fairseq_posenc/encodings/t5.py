@@ -128,7 +128,7 @@ class Buckets(NamedTuple):
     def find(self, distances: Tensor) -> Tensor:
         """Find the row of each distance, int64 of any shape."""
         starts, rows = (make_constant(x, distances.device, torch.long) for x in self)
-        return rows[torch.bucketize(distances, starts, right=True)]
+        return rows[torch.bucketize(distances.contiguous(), starts, right=True)]
 
 
 def find_firsts(find_bucket: Callable[[int], int], start: int, count: int) -> tuple[int, ...]:

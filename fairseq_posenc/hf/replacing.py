@@ -261,7 +261,7 @@ def _copy_weights(
         trained = plan.stack.read_weights(owner)  # by the names that they have in `part`
         trained = {name: x for name, x in trained.items() if not x.is_meta}  # else loaded later
         for name in sorted(trained.keys() - dict(part.named_parameters()).keys()):
-            notes.append(f"{name}: was trained, and is removed; reload the model to get it back")
+            notes.append(f"{name}: removed; if it was trained, load the model again to get it back")
         for place, encoding in part.named_modules():
             for name, _ in encoding.named_parameters() if isinstance(encoding, Encoding) else ():
                 weight, note = trained.get(f"{place}.{name}"), ""

@@ -140,7 +140,7 @@ def test_trained_weights_that_are_taken_away_are_named_and_again_when_they_are_m
     model = MODELS["gpt2"].build()
     own = read_positions(model)
     table = "input.learned.table.weight"
-    with pytest.warns(UserWarning, match=f"{table}: was trained, and is removed"):
+    with pytest.warns(UserWarning, match=f"{table}: removed; if it was trained"):
         set_positions(model, "alibi")
     with pytest.warns(UserWarning, match=f"{table}: untrained, as the previous positions"):
         set_positions(model, own)
