@@ -54,7 +54,7 @@ def check(requested: str, terms: Terms, head_dim: int, locality: Locality = NO_L
         requested: ``auto`` or the name of a backend.
         terms: of a single token; rows that layers project are projected, as in a call.
         head_dim: D.
-        locality: limits of the keys.
+        locality: the spec's limits of the keys; a call's segments are not known yet.
 
     Raises:
         UserError: it cannot, cannot run on this machine, or is unknown.
@@ -65,9 +65,9 @@ def check(requested: str, terms: Terms, head_dim: int, locality: Locality = NO_L
     call = CallFeatures(
         "cuda" if torch.cuda.is_available() else "cpu",
         head_dim=head_dim,
-        limited=locality.limits or locality.documents,  # whose segments a single token lacks
-        first_keys=locality.first_keys is not None,
-        documents=locality.documents,
+        limited=locality.limits or locality.documents,  # `limits`: a window, or present segments
+        first_keys=locality.first_keys is not None,  # `triton` refuses them
+        documents=locality.documents,  # `blocked` refuses them beside resets
     )
     _refuse_if(backend.unavailable() or backend.refuses(terms, call), requested)
 

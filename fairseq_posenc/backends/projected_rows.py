@@ -39,7 +39,7 @@ class ProjectedRows:
         rows, runs = term.table[0], term.runs  # `(R, C)`, and which distances share one
         whole = range(2 - positions.src_len, positions.tgt_len)  # without runs, a row each
         starts = tuple(whole if runs is None else runs.starts)
-        if not starts or term.ids is not None:  # no step adds rows: ids need all at once
+        if not starts or term.ids is not None:  # one row has no start; ids select from all rows
             return terms.projected(project)
         # The `new` lowest starts are not kept; the others must be the kept ones from `first` on. If
         # both numbers are above 0, there is a gap: with (-2, 0) kept, (-3, 0) lacks row -2.

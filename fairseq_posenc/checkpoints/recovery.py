@@ -25,8 +25,8 @@ BEST = "checkpoint_best.pt"
 # File names that fairseq gives to checkpoints.
 _NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")
 _SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")
-# Of these sections, only the named settings are compared.
 _METRIC = "best_checkpoint_metric"
+# Of these sections, only the named settings are compared.
 _FURTHER = {
     "common": ("seed", "bf16", "fp16"),
     "dataset": ("max_tokens", "batch_size"),

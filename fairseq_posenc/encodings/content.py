@@ -3,7 +3,7 @@
 B batch, T queries, H heads, C model size, R table rows; in formulas m layers, h heads, d head size.
 """
 
-from typing import Optional, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -114,10 +114,10 @@ class Inkling(Encoding):
 
     acts_on = "scores"
 
-    def __init__(self, dims: Dims, *, rank: int = 16, extent: Optional[int] = None) -> None:
+    def __init__(self, dims: Dims, *, rank: int = 16, extent: int | None = None) -> None:
         super().__init__(dims)
         self.extent = min(1024, dims.max_positions) if extent is None else extent
-        # Rows are for the distances j - i from 1 - extent to `last_distance`.
+        # Rows are for distances j - i from 1 - extent to `last_distance`. The base draws weights.
         self.last_distance = 0 if dims.causal else self.extent - 1
         self.projection = nn.Linear(dims.embed_dim, dims.num_heads * rank, bias=False)
         self.table = nn.Parameter(torch.empty(self.extent + self.last_distance, rank))
@@ -140,4 +140,4 @@ class Inkling(Encoding):
         rows = F.pad(self.table[None], (0, 0, 1, 1))  # one row of zeros before, one after
         starts = range(1 - self.extent, self.last_distance + 2)  # of all rows but the first
         kept, runs = Runs.select(starts, positions)
-        return [RowsByDistance(rows[:, kept], runs, of="state")]
+        return [RowsByDistance(rows[:, kept], runs, of="state")]  # they multiply `states`

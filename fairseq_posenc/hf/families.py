@@ -44,17 +44,17 @@ class Family:
         table: path of the table of positions in a stack.
         sinusoids: layout of that table if it holds sinusoids, not trained rows: ``half`` for all
             sines, then all cosines; ``fairseq`` counts positions from the padding's index on.
-        first_row: row of position 0 in that table, or ``AFTER_PADDING``.
+        first_row: row of position 0 in a trained table, or ``AFTER_PADDING``; sinusoids lack it.
         scale: attribute of a stack that is the factor of its embeddings. An encoder multiplies only
             the embeddings that it looks up, a decoder also those that it is called with.
         projections: names of the query and key projections in an attention, or only the name of the
             projection that contains all.
-        guarded: the projection whose name a stack's record has in files; empty for the first one.
+        guarded: the projection whose weight's name files give to our record of the positions, so
+            that stock classes refuse the files; empty for the first of ``projections``.
         by_head: whether that projection has the queries, keys and values of a head side by side.
         bias: path of the table of distances in the first layer's attention.
         sinks: name of the parameter of sinks in an attention.
-        temperature: key of ``rope_parameters`` by which an attention's own code makes the scores of
-            later queries larger; 0 there leaves them as they are.
+        temperature: key of ``rope_parameters`` for larger scores of later queries; 0: no larger.
     """
 
     stacks: tuple[str, ...] = ("",)
@@ -260,9 +260,9 @@ class Stack(NamedTuple):
         family = self.family
         if getattr(self.module, family.rotary, None) is not None:
             self.module.set_submodule(family.rotary, NoRotation())
-        if hasattr(self.config, "layer_rope_theta"):  # each layer gets our cosines, or none
-            self.config.layer_rope_theta = [0] * self.config.num_hidden_layers
-            self.module.set_submodule("rotary_embs", nn.ModuleList())  # one for each layer
+        if hasattr(self.config, "layer_rope_theta"):  # granite_swa: bases of layers, 0: no rotation
+            self.config.layer_rope_theta = [0] * self.config.num_hidden_layers  # ours is passed on
+            self.module.set_submodule("rotary_embs", nn.ModuleList())  # one for each base
         if family.temperature:
             self.config.rope_parameters[family.temperature] = 0.0
         if family.table:
@@ -304,7 +304,7 @@ _TYPES: dict[Family, str] = {
         mixtral olmo olmo2 olmo3 olmo_hybrid olmoe phi phimoe qwen2 qwen2_moe qwen3 qwen3_moe
         qwen3_next seed_oss solar_open starcoder2 vaultgemma
     """,
-    # Files of the stock models have the queries, keys and values of a layer joined.
+    # Their stock files join queries, keys and values, and so have no name of a query projection.
     replace(_ROTARY, guarded="o_proj"): "gte jina_embeddings_v3 molmo2_text nomic_bert",
     _BERT: "bert bert-generation electra ernie",
     replace(
@@ -320,7 +320,7 @@ _TYPES: dict[Family, str] = {
     replace(_BART, first_row=2): "bart mbart plbart",  # two rows are unused
     replace(_BART, scale="embed_scale", sinusoids="half"): "marian pegasus",
     replace(_BART, sinusoids="fairseq"): "m2m_100",
-    replace(_BART, stacks=("decoder",)): "whisper",
+    replace(_BART, stacks=("decoder",)): "whisper",  # its encoder reads audio, not tokens
     Family(stacks=("decoder",), table="embed_positions", first_row=2): "opt",
     Family(table="embed_positions", first_row=2): "biogpt",
     Family(layers="h", attention="attn", table="wpe", projections=("c_attn",)): "gpt2 gpt_bigcode",

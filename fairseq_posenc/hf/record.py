@@ -69,7 +69,8 @@ def stock_name_of_record(config_class: Any) -> str:
 def exchange_names(weights: dict[str, Any], config_class: type, *, saving: bool) -> None:
     """Give the record of each stack the name of a stock weight and this a suffix, or undo it.
 
-    The dictionary is changed in place, as torch passes it on from module to module.
+    State dicts and saved files have these names, so that a stock class fails on the record's shape
+    and does not ignore the positions; loading undoes it. In place: modules share a dictionary.
     """
     pattern = re.compile(stock_name_of_record(config_class))
     for name in list(weights):
@@ -118,7 +119,7 @@ class RecordedAdapter(Derived):
         written: Any = copy.copy(self)
         if not getattr(self, "exclude_modules", True):  # a field of most kinds
             written.exclude_modules = _EXCLUDED
-        self.stock.save_pretrained(written, save_directory, **options)
+        self.stock.save_pretrained(written, save_directory, **options)  # PEFT's class (`Derived`)
         if self.left_out:
             warnings.warn(
                 "an adapter does not contain the parameters of these positions, such as "
@@ -141,9 +142,8 @@ def record_adapters(model: PreTrainedModel, *, is_saved: bool) -> None:
             stock: Any = type(config)
             config.__class__ = derive(stock, (RecordedAdapter,))
         config.positions = {key: spec.full() for key, spec in _read_specs(model).items()}
-        # An adapter that contains positions has a trained copy of them.
         names = [name for name, _ in model.named_parameters() if is_of_positions(name)]
-        is_whole = is_saved or any("modules_to_save" in name for name in names)
+        is_whole = is_saved or any("modules_to_save" in name for name in names)  # trained copies
         config.left_out = names[0] if names and not is_whole else ""
 
 

@@ -75,8 +75,8 @@ class StackArguments:
         self.tokens: Tensor | None = named.get("input_ids")  # (B, T); None: embeddings
         self.inputs: Tensor = named["inputs_embeds"] if self.tokens is None else self.tokens
         mask = named.get("attention_mask")
-        # `generate` makes a mask for each type of layer: by `make_mask`, all are the padding. If a
-        # model around this one made stock ones, they are None where they hide nothing, or refused.
+        # `generate` makes a mask for each type of layer: our `make_mask` (attention.py) returns the
+        # padding for all. Stock masks, of a model around this one, are None if they hide nothing.
         masks = mask.values() if isinstance(mask, dict) else [mask]
         self.mask: Any = next((x for x in masks if x is not None), None)
         rows = self.mask if isinstance(self.mask, Tensor) and self.mask.dim() == 2 else None
@@ -93,11 +93,11 @@ class StackArguments:
                 text_ids, ids = ids[0], ids[1:]
             if axes not in [reader.axes for reader in readers.values()]:
                 if text_ids is None and (self.mask is None or self.real is not None):
-                    self._refuse_packed_axes(ids[0])
+                    self._refuse_packed_axes(ids[0])  # another mask may keep texts apart
                 ids = text_ids
         if ids is not None:
             batch, tgt_len = self.inputs.shape[:2]
-            ids = read_position_ids("position_ids", ids, readers, batch, (tgt_len,))
+            ids = read_position_ids("position_ids", ids, readers, batch, (tgt_len,))  # axes last
         first_id = stack.family.first_id(stack.config)
         self.ids = self._count_from_zero(ids, first_id) if first_id else ids
         self.text_ids = text_ids if self.ids is None or self.ids.dim() == 3 else self.ids
@@ -113,7 +113,7 @@ class StackArguments:
 
     def _count_from_zero(self, ids: Tensor | None, first_id: int) -> Tensor | None:
         """Convert the caller's ids, which begin after the padding symbol, ``first_id - 1``."""
-        syncs = may_sync(self.inputs.device)
+        syncs = may_sync(self.inputs.device)  # no graph: values can be read, with a wait on a GPU
         if ids is None:
             # The stock class would find the padding by its symbol; here, it would be counted.
             lacks_mask = self.tokens is not None and self.mask is None
@@ -145,17 +145,17 @@ class StackArguments:
         return (torch.arange(self.inputs.size(1), device=self.inputs.device) + self.cached)[None]
 
     def _read_mask(self) -> Tensor | None:
-        """Read the mask ``(B, S)``: 0 for padding, else 1, or the number of a document."""
+        """Read the mask ``(B, S)``, 0 for padding, else 1 or a document's number; refuse others."""
         mask = self.mask
         if mask is None:
             return None
         shape = (self.inputs.size(0), self.cached + self.inputs.size(1))
         if not isinstance(mask, Tensor) or mask.shape != shape:
             found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            around = f" ({MAKE_CACHES})" if isinstance(self.named["attention_mask"], dict) else ""
+            advice = f" ({MAKE_CACHES})" if isinstance(self.named["attention_mask"], dict) else ""
             raise UserError(
                 f"attention_mask {found} must be {shape}, 1 for tokens and 0 for padding, also "
-                "for those in the cache; windows and documents belong to the spec" + around
+                "for those in the cache; windows and documents belong to the spec" + advice
             )
         return mask.to(self.inputs.device)
 
@@ -176,13 +176,13 @@ class StackArguments:
                 )
             tokens = tokens._replace(ends=self.tokens.eq(boundary_id))
         if past and (was_uncounted := getattr(self.cache, UNCOUNTED, None)) is not None:
-            _refuse_if(was_uncounted, _NOT_COUNTED)
+            _refuse_if(was_uncounted, _NOT_COUNTED)  # an earlier pass marked its cache
         finds_documents = self.has_documents and boundary_id is None  # else `ends` shows them
         if self.ids is None and not finds_documents:
             return tokens
         shape = (self.inputs.size(0), past + self.inputs.size(1))
         mask = self.inputs.new_ones(shape, dtype=torch.long) if mask is None else mask.long()
-        # Without queries, as in decoding, no GPU is waited for; `positions.ids` are the same.
+        # tgt_len=0, as in decoding, skips a look at padding that a GPU waits for; `ids` agree.
         positions = Positions.from_padding(mask.eq(0), tgt_len=0)
         is_uncounted = mask.new_zeros((), dtype=torch.bool)
         if finds_documents:

@@ -118,7 +118,7 @@ class PositionalLM(PositionalModel, TransformerLanguageModel):
         decoder.weight_settings = decoder.weight_settings._replace(
             add_bos_token="on" if adds_bos else "off"
         )
-        model.use_stacks(task, decoder=decoder)
+        model.use_stacks(task, decoder=decoder)  # logs, and checks data, lock and resumption
         return model
 
     def forward(

@@ -88,13 +88,13 @@ class AttentionCore:
             states = self.encodings.states(positions.queries(inputs))
         tgt_len, src_len = query.size(2), positions.src_len
         kept = Kept(key, value, decay)
-        if cache is not None:
+        if cache is not None:  # it may drop all but `needed_keys`; `with_gaps` pads gaps for T > 1
             kept = cache.extend(key, value, decay, shared.needed_keys()).with_gaps(tgt_len, src_len)
         if terms is None:
             terms = self.compute_terms(shared)
         if mask is None:
             mask = shared.mask(self.direction)
-        # No query sees the keys that the cache has dropped: the first ones, or some by place.
+        # No query sees dropped keys: the first of S, or all but those at `places`, `(K,)` indices.
         dropped = src_len - kept.key.size(2)
         if kept.places is not None:
             places = kept.places.to(query.device)
@@ -106,7 +106,7 @@ class AttentionCore:
         if states is not None:
             terms |= Terms([States(states)])
         if kept.decay is not None:
-            terms |= Terms([Decay.split_heads(kept.decay, query.size(1))])  # or 2 H sums
+            terms |= Terms([Decay.split_heads(kept.decay, query.size(1))])  # H, or 2 H in encoders
         return AttentionCall(query, kept.key, kept.value, terms, mask, dropout, need_weights)
 
     def _rotate(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
@@ -129,7 +129,7 @@ class AttentionCore:
         rotation = shared.rotation_of_last(count)
         if rotation is not None or not len(self.encodings):  # encodings of this layer alone
             return rotation
-        return self.encodings.rotation(shared.positions.places[:, -count:])  # ids, or random ones
+        return self.encodings.rotation(shared.positions.places[:, -count:])  # random: `randomized`
 
     def collect_terms(self, shared: Shared) -> Terms:
         """Combine the terms of the stack and of this layer."""

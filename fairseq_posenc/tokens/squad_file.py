@@ -137,10 +137,10 @@ def _read_question(entry: Any, context: str, place: str) -> Question:
         answer_text = _read_field(item, "text", str, place)
         answers.append(Answer(answer_text, _read_field(item, "answer_start", int, place)))
     if impossible not in (None, not answers):  # it contradicts the answers
-        number = "an answer" if answers else "no answer"
+        found = "an answer" if answers else "no answer"
         raise UserError(
             f"{place}, question {question_id}: 'is_impossible' is {json.dumps(impossible)}, but "
-            f"it has {number}; correct one of them"
+            f"it has {found}; correct one of them"
         )
     return Question(question_id, text, context, tuple(answers))
 

@@ -6,7 +6,7 @@ dropped. Without r, it would depend on ``q ^ k`` alone, and two queries whose se
 bits would drop related keys. The backward pass computes the hash again in place of storing a number
 for each pair. torch's own generator takes some ten times as long on a CPU.
 
-Shapes: c pairs of sentence and head in a chunk, M queries and W keys of a block.
+Shapes: a block has M queries, W keys and c = k * h pairs of sentence and head; D head size.
 """
 
 from typing import Any
@@ -79,21 +79,21 @@ class Weigh(torch.autograd.Function):
         sums: Tensor | None,
         value: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the sums ``(k, h, M, D)``, and the kept weights, whose dropped ones are 0.
+        """Compute the sums ``(k, h, M, D)`` and the weights ``(k, h, M, W)``, 0 where dropped.
 
         Args:
-            ctx: of torch.
+            ctx: torch's context of this call; k is the number of sentences, h of heads.
             scores: ``(k, h, M, W)``, or with a column more for sinks, whose weights are cut off.
             flushes: whether denormal numbers become 0: some processors multiply them, as far keys
                 have with ALiBi, ten times slower.
             rate: probability of dropping a weight.
             query_seeds: two for each query, ``(k, h, 2, M)``; None without dropout.
-            key_seeds: ``(k, h, W)``.
+            key_seeds: one for each key, ``(k, h, W)``; None without dropout.
             sums: the first result, if it is known and only its gradients are needed; the second
                 one is then of no use.
             value: ``(k, h, W, D)``.
         """
-        weights = copy_if_kept(scores.softmax(-1))
+        weights = copy_if_kept(scores.softmax(-1))  # checkpointing may keep it; written below
         weights = torch.threshold_(weights, 1e-30, 0.0) if flushes else weights  # denormal: 1e-38
         weights = weights[..., : value.size(2)]
         if query_seeds is not None and key_seeds is not None:

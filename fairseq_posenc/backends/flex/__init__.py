@@ -63,11 +63,11 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute attended values ``(B, H, T, D)``, and no weights."""
     query, key, value, terms, mask, *_ = call.with_all_heads()
     tgt_len, src_len = query.size(2), key.size(2)
-    sizes = tgt_len, src_len, query.device  # before padding
+    sizes = tgt_len, src_len, query.device  # before padding; mask.cache_deps: all that hides keys
     blocks = mask.cached("flex", (*mask.cache_deps, *sizes), lambda: build_block_mask(mask, *sizes))
     query = F.pad(query, (0, 0, 0, round_length(tgt_len) - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, round_length(src_len) - src_len)) for x in (key, value))
-    with no_autocast(query.device):
+    with no_autocast(query.device):  # scale: one number; temperature: by query, [B or 1, G, T]
         modify = build_score_mod(terms, *sizes, mask, query, key, call.temperature())
         scale, sink = terms.scale(query.size(-1)), terms.find(SinkScore)
         if sink is None:
@@ -84,7 +84,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -> BlockMask:
     """Build the mask of a call, by tiles and by pairs, given T and S before padding."""
     queries, keys = round_length(tgt_len), round_length(src_len)
-    hidden = mask.forbidden(tgt_len, src_len, device)
+    hidden = mask.forbidden(tgt_len, src_len, device)  # [B or 1, 1, T or 1, S]; None: no pair
     if hidden is None:
         hidden = torch.zeros(1, 1, 1, src_len, dtype=torch.bool, device=device)
     hidden = hidden[:, 0].expand(-1, tgt_len, -1)

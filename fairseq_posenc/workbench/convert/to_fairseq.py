@@ -76,7 +76,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
         set_positions(source, "own")  # its class's positions become ours, with our names
     config = source.config
     dictionaries = _load_dictionaries(path, config, stock.family)
-    _fold_token_types(source, stock)
+    _fold_token_types(source, stock)  # first: it replaces a parameter, which breaks its tie
     parameters = dict(source.named_parameters(remove_duplicate=False))
     options = {**_list_options(config, stock), **_list_ties(parameters, stock)}
     pretraining = "language_modeling" if head == "causal_lm" else stock.family
@@ -104,7 +104,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
     notes = []
     for name, stack in list_stacks(model).items():
         trained_length = config.max_position_embeddings
-        trained_length -= UNUSED_ROWS if stock.family == "masked_lm" else 0
+        trained_length -= UNUSED_ROWS if stock.family == "masked_lm" else 0  # RoBERTa counts them
         identity = stack.identity._replace(trained_length=trained_length)
         stack.set_extra_state(identity.to_tensor())  # its state dict then has this length
         notes.append(f"{name} {identity.describe()}")
@@ -140,7 +140,7 @@ def _list_options(config: PretrainedConfig, stock: StockFamily) -> dict[str, Any
         "position_encoding_decoder": positions.decoder_spec,
         "attention_directions": positions.directions,
         **stock.computes,  # options whose values the class needs
-        **{option: getattr(config, field) for option, field in stock.options.items()},
+        **{fairseq_name: getattr(config, name) for fairseq_name, name in stock.options.items()},
         **dict.fromkeys(_LENGTHS[stock.family], positions.max_positions),
         "no_scale_embedding": not getattr(config, "scale_embedding", False),
     }

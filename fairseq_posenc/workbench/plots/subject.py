@@ -66,7 +66,7 @@ class Subject:
             return None
         (encoding,) = at_input.as_list()  # specs with two are refused
         vectors = encoding.embed(make_positions(self.dims.max_positions))
-        return None if vectors is None else vectors[0]  # a batch of one
+        return None if vectors is None else vectors[0]  # a batch of one; None by type only
 
     def compute_terms(self, layer: int) -> tuple[Tensor, Terms]:
         """Compute all distances in ``max_positions`` tokens, ascending, and a layer's terms.
@@ -103,7 +103,7 @@ def build_subject(
 
 def collect_subjects(model: nn.Module) -> dict[str, Subject]:
     """Collect the stacks of a trained model by name; empty for fairseq's own models."""
-    # fairseq's stacks have no spec; ours are not imported: pictures of specs need no fairseq.
+    # Of all modules, only our stacks have `spec`; no import: pictures of specs need no fairseq.
     stacks = [module for module in model.modules() if hasattr(module, "spec")]
     subjects = [_build_trained_subject(stack) for stack in stacks]
     return {subject.stack: subject for subject in subjects}

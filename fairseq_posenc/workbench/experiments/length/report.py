@@ -45,9 +45,9 @@ def _group_rows(record: Record) -> dict[str, list[Row]]:
 
 
 def _read_windows(row: Row) -> dict[int, float]:
-    """Read the perplexity by window from the columns ``window_1``, ...; empty for whole texts.
+    """Read each window's perplexity from the columns ``window_1``, ...; empty for whole texts.
 
-    Comparisons pair the models by window instead of by seed, as all models read the same windows.
+    ``compare`` pairs models by these keys (elsewhere seeds), and takes the logarithms itself.
     """
     values = [value for column, value in row.items() if column.startswith("window_")]
     return dict(enumerate(values))
@@ -70,7 +70,7 @@ def format_results(record: Record) -> str:
 
 
 def _compare_with_first(groups: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Compare the log perplexity of each model with the first one's, if windows were scored."""
+    """Divide the perplexities of each model by the first one's, if windows were scored."""
     (first, first_rows), *others = groups.items()  # in the user's order
     notes = []
     for model, rows in others:
@@ -92,12 +92,12 @@ def _format_cell(row: Row) -> str:
     if row["perplexity"] is None:
         return "-"
     if windows := _read_windows(row):
-        return interval_of_perplexity(windows.values()).show(2)
+        return interval_of_perplexity(windows.values()).show(2)  # of the mean loss
     return f"{row['perplexity']:,.2f}"
 
 
 def draw(record: Record, path: Path) -> bool:
-    """Draw perplexity over length, without intervals; return False if there is no figure."""
+    """Draw perplexity over length: one value, no bounds; return False if there is no figure."""
     if not any(row["perplexity"] for row in record.rows):
         return False
     lines = {
