@@ -25,7 +25,7 @@ from fairseq_posenc.encodings.term import ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import MAKE_CACHES, DecayCache, find_rows, find_self_cache
-from fairseq_posenc.hf.derived import CALLED_BY_ITSELF, Derived
+from fairseq_posenc.hf.derived import CALLED_BY_ITSELF, OWN_CODE, Derived
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions, PassState
@@ -48,7 +48,7 @@ class AttentionPositions(AttentionCore, nn.Module):
     Attributes:
         cosine_width: width of the cosines that the model's attention is called with; 0 for none.
         is_rotated: whether the model's own code applies the rotation, with our cosines and sines.
-        decay_place: index of the cache layer for the decay of forget gates; None without gates.
+        decay_place: index of the cache layer, after those of keys, for forget gates; None without.
     """
 
     def __init__(self, positions: HFStackPositions, stack: Stack, index: int) -> None:
@@ -64,9 +64,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         first = dict(enumerate(positions.directions.split(",")))  # those of the first layers
         self.direction = first.get(index) or ("lr" if self.dims.causal else "both")
         self.is_rotated = positions.is_rotated[index]
-        # In the cache, the decay comes after the keys of all layers.
-        is_gated = self.kind in positions.gated_kinds
-        self.decay_place = len(stack.layers) + index if is_gated else None
+        self.decay_place = len(stack.layers) + index if self.kind in positions.gated_kinds else None
         self.backend = positions.backend
 
     def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
@@ -161,8 +159,12 @@ class AttentionWithPositions(Derived):
         if state.shared is not None:  # else the model's own attention is used, which knows no state
             inputs = args[0] if args else named.get("hidden_states")  # [B, T, C]
             cache = find_self_cache([*named.values(), *args])
-            named[POSITION_STATE] = state._replace(inputs=inputs, cache=cache)
-        return forward(self, *args, **named)
+            state = state._replace(inputs=inputs, cache=cache, callers=[])
+            named[POSITION_STATE] = state
+        output = forward(self, *args, **named)
+        if state.callers == []:  # else a list with this module, or None
+            raise UserError(f"{type(self).__name__} {OWN_CODE}")
+        return output
 
 
 def attend_with_positions(
@@ -195,6 +197,7 @@ def attend_with_positions(
         named |= {"dropout": dropout, "scaling": scaling}
         stock: AttentionFunction = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return stock(module, query, key, value, attention_mask, **named)
+    state.callers.append(module)
     query, factor = plain_queries(module, query, scaling)
     # PEFT's wrapper selects the copy in its `forward`, so no other method is called.
     return cast("AttentionFunction", positions)(module, query, key, value, state, factor, dropout)

@@ -25,10 +25,8 @@ from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
 
-CALLED_BY_ITSELF = (
-    "a part of a model was called by itself: positions are computed once for all layers, when the "
-    "model is called"
-)
+CALLED_BY_ITSELF = "a part of a model was called by itself: positions need a call of the whole one"
+OWN_CODE = "computes attention by code of its own, which takes no other positions than rotations"
 
 
 class Derived:

@@ -26,7 +26,7 @@ from fairseq_posenc.hf.attention import (
     AttentionPositions,
     AttentionWithPositions,
 )
-from fairseq_posenc.hf.derived import add_mixin, refuse_replaced_forward
+from fairseq_posenc.hf.derived import OWN_CODE, add_mixin, refuse_replaced_forward
 from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
 from fairseq_posenc.hf.own_positions import (
     count_positions,
@@ -192,10 +192,7 @@ def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
     for part in (model, *(plan.stack.module for plan in plans)):
         part.set_attn_implementation(attention)  # some classes only log that they refuse it
     if any(plan.stack.config._attn_implementation != attention for plan in plans):
-        raise UserError(
-            f"{type(model).__name__} computes attention by code of its own, which takes no other "
-            "positions than rotations"
-        )
+        raise UserError(f"{type(model).__name__} {OWN_CODE}")
     for plan in plans:
         plan.positions.is_native = is_native
         plan.stack.neutralize()  # removes the stack's own positions

@@ -48,8 +48,8 @@ class PassState(NamedTuple):
         shared: position state of the stack; None if the model's own attention is used.
         need_weights: whether attention weights are requested.
         is_uncounted: whether counting the tokens gives other positions, a bool ``()``, or None.
-        inputs: input of the layer, ``(B, T, C)``; each layer sets it, and ``cache``, in a copy.
-        cache: cache of the keys, or None.
+        inputs: input of the layer, ``(B, T, C)``; each layer sets it, and the next two, in a copy.
+        cache, callers: cache of the keys, or None; modules that have called our attention function.
     """
 
     cosines: dict[int, Cosines]
@@ -59,6 +59,7 @@ class PassState(NamedTuple):
     is_uncounted: Tensor | None = None
     inputs: Tensor | None = None
     cache: Cache | None = None
+    callers: Any = None  # a list
 
 
 class HFStackPositions(RecordedPositions, StackPositions):

@@ -145,17 +145,10 @@ class Shuffle:
 
 
 def run_tests(tree: Path, words: list[str], plugin: Shuffle, limit: int) -> int:
-    """Run tests of a tree in a child process.
-
-    Args:
-        tree: A copy of this one.
-        words: What pytest is given.
-        plugin: Its hooks.
-        limit: Seconds of processor time after which the child is ended; ten times as many by the
-            clock.
+    """Run tests of a copy of this tree in a child process, for ``limit`` s of processor time.
 
     Returns:
-        The exit code of pytest; a negative number if a signal ended it.
+        The exit code of pytest; a negative number if a signal ended it, as after the limit.
     """
     child = os.fork()
     if child:

@@ -16,16 +16,7 @@ _PORTS = itertools.cycle(random.SystemRandom().sample(range(10_000, 32_000), 22_
 
 
 def wait_until(holds: Callable[[], object], program: subprocess.Popen | None = None) -> None:
-    """Wait until something holds.
-
-    Args:
-        holds: the condition.
-        program: that has to run until then.
-
-    Raises:
-        AssertionError: the program has ended before.
-        TimeoutError: it does not hold within eight minutes, which no test needs on a busy machine.
-    """
+    """Wait until something holds; fail if the program ends before, or after eight minutes."""
     end = (began := time.monotonic()) + 480
     while not holds():
         if program and program.poll() is not None:

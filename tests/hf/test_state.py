@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
@@ -189,6 +190,19 @@ def test_a_class_that_takes_no_other_attention_is_refused_before_it_is_changed()
     with pytest.raises(UserError, match="OwnStack computes attention by code of its own"):
         set_positions(model, "alibi")
     assert distance(set_positions(model, "own")(TOKENS)[0], before) < 1e-5
+
+
+class BypassingAttention(LlamaAttention):
+    def forward(self, hidden_states: torch.Tensor, **named: Any) -> tuple[torch.Tensor, None]:
+        return self.o_proj(self.q_proj(hidden_states)), None
+
+
+def test_attention_that_does_not_call_ours_is_refused() -> None:
+    model = MODELS["llama"].build()
+    model.model.layers[1].self_attn.__class__ = BypassingAttention
+    set_positions(model, "alibi")
+    with pytest.raises(UserError, match="BypassingAttention computes attention by code of its"):
+        model(TOKENS)
 
 
 @pytest.mark.parametrize("spec", ["own", "alibi", "none"])
