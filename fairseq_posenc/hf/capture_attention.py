@@ -44,7 +44,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
                 terms = Terms([ScaleFactor(factor)])
                 call, rotation = AttentionCall(queries, key, value, terms), None
             else:
-                state = named[POSITION_STATE]
+                state = named[POSITION_STATE]  # the `PassState` of the stack
                 call = positions.prepare_call(module, queries, key, value, state, factor)
                 rotation = positions.rotation(state.shared[positions.kind])
             _, weights = reference.attend(call._replace(need_weights=True))

@@ -99,7 +99,7 @@ def write_length(config: Config, length: int) -> None:
     config = config.get_text_config()
     names = _find_length_fields(config)
     if names and length != read_trained_length(config):
-        setattr(config, TRAINED_LENGTH_FIELD, read_trained_length(config))
+        setattr(config, TRAINED_LENGTH_FIELD, read_trained_length(config))  # before it changes
     family = find_family(type(config)) or Family()
     for name in names:
         setattr(config, name, length + family.first_id(config))
@@ -122,7 +122,7 @@ def _read_configuration(config: Config) -> str:
             f"its positions begin at {config.pad_token_id} + 1, after pad_token_id, and those of "
             "sinusoidal(layout=fairseq) at 2: write another spec"
         )
-    if family.table:
+    if family.table:  # vectors at the input, and nothing else
         return f"sinusoidal(layout={family.sinusoids})" if family.sinusoids else "learned"
     return join_layers(_read_layers(config, family))
 

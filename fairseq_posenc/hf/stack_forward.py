@@ -194,7 +194,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
             named = {**named, "position_ids": None}
         if self.is_native and self.input is None:
             return named, self._make_state(module, self._rotations(arguments.places))
-        if getattr(arguments.cache, "is_compileable", False):
+        if getattr(arguments.cache, "is_compileable", False):  # transformers' static caches
             raise UserError(
                 f"{type(arguments.cache).__name__} has a fixed size, which works only with "
                 "encodings that are rotations: leave out cache_implementation"

@@ -98,12 +98,12 @@ def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str
     places = {module: f"{name}.".lstrip(".") for name, module in model.named_modules()}
     for stack in stacks:
         for owner in (stack.module, *stack.attentions):
-            for ours, theirs in stack.list_weights(owner).items():
+            for ours, theirs in stack.list_weights(owner).items():  # our names -> stock names
                 if (weight := weights.pop(f"{places[owner]}{POSITIONS}.{ours}", None)) is None:
                     continue
                 if "learned" in ours:  # rows before that of position 0 are padding's, or unused
                     weight = F.pad(weight, (0, 0, stack.first_row, 0))
-                if "t5" in ours:
+                if "t5" in ours:  # ours is `(H, buckets)`
                     weight = weight.t().contiguous()
                 weights[places[owner] + theirs] = weight
     return {name: weight for name, weight in weights.items() if not is_identity(name)}

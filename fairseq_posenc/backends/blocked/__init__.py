@@ -49,15 +49,15 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why this backend cannot compute such terms; empty if it can."""
     if call.need_weights:
         return "it does not keep the attention weights"
-    if terms.has(Reset) and call.documents:
+    if terms.has(Reset) and call.documents:  # Reset: other rows for pairs with the first token
         return "it resets a single first token of each row, but each document has one"
     if terms.has(Reset) and terms.rows("value") is not None and call.tgt_len > 1:
         return "it does not reset rows of values"
-    if terms.by_ids:
+    if terms.by_ids:  # tables by differences of position ids, not of token indices
         return NEEDS_CONSECUTIVE_IDS
     if terms.has(CountedRows):
         return "counted positions depend on all scores of a query"
-    if terms.rows("channel") is not None and call.tgt_len > 1:
+    if terms.rows("channel") is not None and call.tgt_len > 1:  # 1: the reference computes it
         return "no matrix product computes a gain for each channel"
     return ""
 
@@ -95,7 +95,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     saves = learns and _count_saved_bytes(call) <= SAVED_BYTES and not is_saving_hooked()
     # Fixed biases may make weights denormal, which `flushes` turns into 0; trained ones do not.
     terms, bias = call.terms, call.terms.bias
-    is_fixed = bias is not None and not bias.table.requires_grad
+    is_fixed = bias is not None and not bias.table.requires_grad  # a bias by distance
     work = Computation(
         split(call),
         call.key.size(2),
@@ -122,7 +122,7 @@ def _count_saved_bytes(call: AttentionCall) -> int:
     Hidden pairs count: a call with a window saves blocks only where one without does.
     """
     terms, temperature = call.terms, call.temperature()
-    multiplies = terms.product and find_near(terms, call.key.size(2)) is None  # all pairs
+    multiplies = terms.product and find_near(terms, call.key.size(2)) is None  # no pair is far
     factors = sum(terms.rows(of) is not None for of in ("query", "key")) if multiplies else 0
     numbers = 1  # of each pair: the weight
     numbers += 1 + factors if factors else int(terms.gain is not None)  # content and factors

@@ -141,7 +141,7 @@ class Spread(torch.autograd.Function):
         """Look up the products of pairs, ``(k, h, M, W)``.
 
         Args:
-            ctx: of torch.
+            ctx: torch's context of this call.
             products: ``(k, h, M, U)`` of queries, or ``(k, h, U, W)`` of keys.
             index: the row of each distance, ``(M + W - 1,)``.
             of_keys: whether the tokens are keys.
@@ -245,7 +245,7 @@ def _window(rows: Tensor, tokens: int) -> Tensor:
 def _unskew(skewed: Tensor, shape: torch.Size) -> Tensor:
     """View pairs ``(k, h, tiles, N, others)`` in ``(G, tiles, k * h / G * N, N + others - 1)``.
 
-    With a table for each head, a block has one sentence. ``shape`` begins with k, h and n.
+    With a table for each head, a block has one sentence (``split``). ``shape`` is ``(k, h, n, D)``.
     """
     groups, tiles, stacked, rows = skewed.shape
     size = shape[2] // tiles

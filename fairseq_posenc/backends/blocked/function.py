@@ -110,17 +110,17 @@ class Computation:
         """Multiply queries with keys, and both with the rows of their pairs.
 
         Returns:
-            The content q_i.k_j, which the caller may overwrite, and the products with rows. Those
-            of far keys are part of the content; then all are.
+            The content q_i.k_j, which the caller may overwrite, and the products with rows; none
+            if the content includes them, as with far keys, or where they are added in place.
         """
         content, products = copy_if_kept(x.query @ x.key.mT), []
-        onto = None if self.product or x.gain is not None else content
+        onto = None if self.product or x.gain is not None else content  # a gain is of content only
         if x.query_rows is not None:
             products.append(multiply_rows(x.query, x.query_rows, x.query_index, False, onto))
         if x.key_rows is not None:
             products.append(multiply_rows(x.key, x.key_rows, x.key_index, True, onto))  # of_keys
         products = products if onto is None else []  # else the content includes them
-        if x.before_key is None:
+        if x.before_key is None:  # no keys are far: see `Operands`
             return content, products
         scores = equation.score(
             content, products, product=self.product, add=Tensor.add_, multiply=_multiply
@@ -188,7 +188,7 @@ class Blocks(torch.autograd.Function):
                 else:
                     known = block.select(sums, "BHTD")
                     leaves, attended = _record(work, call, block, known)
-                learnt = [leaf for leaf, y in zip(leaves, learns) if y]
+                learnt = [leaf for leaf, y in zip(leaves, learns) if y]  # in the order of `totals`
                 grads = iter(torch.autograd.grad(attended, learnt, block.select(grad, "BHTD")))
             del attended, leaves, learnt  # their memory is needed
             for total in call.select(block, totals):

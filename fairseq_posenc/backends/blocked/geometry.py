@@ -102,7 +102,7 @@ def split(call: AttentionCall) -> list[Block]:
     find = partial(_find_ranges, mask, tgt_len, src_len, device)
     groups = mask.cached("ranges", deps, find)  # once for all layers
     blocks = []
-    for index, ranges in enumerate(groups):
+    for index, ranges in enumerate(groups):  # one for all sentences, or one for each of them
         begin, end = (index, index + 1) if len(groups) > 1 else (0, batch)
         size = _choose_queries(ranges, mask, NEAR_QUERIES if near else MAX_QUERIES)
         places = []
@@ -142,7 +142,7 @@ def find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
     """
     rows = [x for x in (terms.rows("query"), terms.rows("key")) if x is not None]
     starts = [x.runs.starts for x in rows if x.runs is not None and x.runs.starts]  # from row 1 on
-    whole = any(x.runs is None for x in rows)  # a row for each distance
+    whole = any(x.runs is None for x in rows)  # a row for each distance: no far ones share one
     if not starts or whole or terms.gain is not None or terms.first is not None:
         return None
     low, high = min(x[0] for x in starts), max(x[-1] for x in starts)
@@ -168,7 +168,7 @@ def _find_ranges(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -
             # A window depends on lengths alone: computed on the CPU, it does not wait for a GPU.
             device = torch.device("cpu")
         found = mask.find_visible_ranges(tgt_len, src_len, device)
-        if found is not None:
+        if found is not None:  # the visible keys of each query are one range
             numbers = torch.stack(found).cpu()  # [2, B or 1, T]
             if bool((numbers == numbers[:, :1]).all()):  # all sentences share their blocks
                 numbers = numbers[:, :1]

@@ -38,7 +38,7 @@ class Operands(NamedTuple):
     query: Annotated[Tensor, "BHTD"]  # scaled
     key: Annotated[Tensor, "BHnD"]
     value: Annotated[Tensor, "BHSD"]
-    # Their dot products are the scores of far keys: before the near ones, and after; `_fold_rows`.
+    # Their dot products are the scores of far keys: before the near ones, and after.
     before_query: Annotated[Tensor | None, "BHTD"]
     before_key: Annotated[Tensor | None, "BHbD"]
     after_query: Annotated[Tensor | None, "BHTD"]
@@ -112,7 +112,7 @@ def lay_out(call: AttentionCall) -> Operands:
     for name, term in find_tables(terms).items():
         rows = at_least_fp32(term.table)
         rows = rows * scale if term is scaled else rows
-        if terms.first is not None:
+        if terms.first is not None:  # a reset: the last two rows, for the query and for the key
             rows, resets[name] = rows.split([rows.size(1) - 2, 2], 1)
         if term.runs is not None:
             found[name.replace("rows", "index")] = term.runs.find(distances)
@@ -124,7 +124,7 @@ def lay_out(call: AttentionCall) -> Operands:
             found[f"{side}_query"], found[f"{side}_key"] = _fold_rows(
                 query, key, of_query, of_key, terms.product
             )
-    if (first := terms.first) is not None:
+    if (first := terms.first) is not None:  # [B or 1, S], True for the first token
         at = first.int().argmax(1)  # a tensor: reading it would wait for a GPU
         found["first_at"] = at.masked_fill(~first.any(1), -1)
         lines = _score_first(query, key, at.expand(batch), resets, terms.product)
@@ -140,7 +140,7 @@ def lay_out(call: AttentionCall) -> Operands:
         found["temperature"] = _reverse(factors[..., None])
     if (score := terms.find(SinkScore)) is not None:
         found["sink"] = at_least_fp32(score.score)[None, :, None, None]
-    for prefix, decay in zip(("", "later_"), call.decay()):
+    for prefix, decay in zip(("", "later_"), call.decay()):  # c for earlier, and later keys
         if decay is not None:
             found[f"{prefix}query_decay"] = _reverse(decay[:, :, src_len - tgt_len :])
             found[f"{prefix}key_decay"] = decay
