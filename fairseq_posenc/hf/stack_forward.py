@@ -321,8 +321,8 @@ def _read_directions(text: str, stack: Stack) -> str:
 def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | None) -> bool:
     """Check whether a model's own attention can apply a rotation: see :func:`_make_cosines`.
 
-    It cannot apply a trained one: the backward pass of the first layer would free its autograd
-    graph, which other layers need if they are checkpointed.
+    It knows no decay (xPos), and cannot apply a trained one: the first layer's backward pass would
+    free its autograd graph, which other layers need if they are checkpointed.
     """
     if not isinstance(rotation, PairRotation) or rotation.decay is not None or rotation.is_trained:
         return False
@@ -342,7 +342,7 @@ def _make_cosines(rotation: PairRotation, form: str, like: Tensor) -> Cosines:
         like: a tensor of the dtype of the result.
     """
     # The parts are taken first, as ONNX cannot select from complex numbers.
-    phases = rotation.phases
+    phases = rotation.phases  # [B or 1, 1, T, pairs]
     parts = [part[:, 0].to(like.dtype) for part in (phases.real, phases.imag)]  # [B or 1, T, pairs]
     if form.startswith("doubled"):
         parts = [torch.cat([part, part], -1) for part in parts]
@@ -377,7 +377,7 @@ class StackWithPositions(Derived):
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")
         named, state = positions.prepare(self, args, named)
-        cosines = None if positions.spec.layer_kinds[1:] else state.cosines.get(0)
+        cosines = None if positions.spec.layer_kinds[1:] else state.cosines.get(0)  # of a sole kind
         with begin_pass(cosines or (None, None)):  # which the stand-ins of removed parts read
             output = forward(self, **named, **{POSITION_STATE: state})
         results = output if isinstance(output, tuple) else output.values()

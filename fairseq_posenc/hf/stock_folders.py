@@ -132,7 +132,7 @@ def _build(stock_class: Any, model: PreTrainedModel, stacks: list[Stack]) -> Pre
         stock.load_state_dict(_name_stock_weights(model, stacks), assign=True)
     except RuntimeError:
         raise NoStockModelError(f"{stock_class.__name__} has other weights") from None
-    stock.tie_weights()
+    stock.tie_weights()  # `assign` replaced the tied parameters
     stock.to(model.device).eval()
     _compare(model, stock, stacks[0])
     if model.can_generate():
