@@ -254,7 +254,7 @@ class Sampler:
         train = document
         valid = b""
         if corpus.hold_out and self.hold_out_unit == LINES:
-            train, valid = self._split_lines(document)
+            train, valid = self._split_lines(document)  # no empty lines between those held out
         elif corpus.hold_out and self._choose_held_out(counts[DOCUMENTS]):
             train = b""
             valid = document + b"\n"

@@ -16,7 +16,7 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 
-# Names of terms that add to the scores; with `Product`, some of them multiply the dot product.
+# Names of terms that add to the scores; with `Product`, the tables multiply the dot product.
 _FACTORS = ("gain", "channel_gain", "query_table", "key_table")
 _PARTS = (*_FACTORS, "bias", "pair_bias", "state_table", "decay", "counted_table")
 
@@ -26,7 +26,7 @@ class Split(NamedTuple):
 
     Attributes:
         content: scaled dot products of query and key without positions.
-        position: the biases.
+        position: the biases; beside a product also the terms of states, which depend on content.
         both: the rest, which depends on content and position.
         details: what each term alone adds to the scores, by its name or ``rotation``. They add up
             to ``both``, unless a temperature or a cap changes their sum. If scores are a product,
@@ -101,12 +101,12 @@ def split(
         query, key = rotation.rotate_queries(query), (key_rotation or rotation).rotate_keys(key)
     rotated = compute()
     added = {name: compute(name) - rotated for name in names if name in _PARTS}
-    # Products with states are added after the product of the others.
+    # Terms of states are added after a product, so scores minus `position` stay a product.
     biases = ("bias", "pair_bias", "state_table") if terms.product else ("bias", "pair_bias")
     position = sum((added.pop(name) for name in biases if name in added), torch.zeros_like(content))
     both = compute(*names) - content - position
-    if terms.product:
-        scale = terms.scale(query.size(-1))
+    if terms.product:  # `compute` adds a table alone, so a difference is its dot product
+        scale = terms.scale(query.size(-1))  # a gain has no factor here: `Terms` refuses it beside
         factors = {"content": rotated} | {name: x for name, x in added.items() if name in _FACTORS}
         details = {name: x / scale for name, x in factors.items()}
     else:

@@ -139,7 +139,7 @@ def _choose_fastest(terms: Terms, call: CallFeatures) -> tuple[str, str]:
     reasons = [reason]
     for name in order.split():
         if name == "blocked" and torch.compiler.is_compiling():
-            continue  # it cannot trace hand-written passes
+            continue  # torch.compile cannot trace its hand-written passes
         why_not = BACKENDS[name].unavailable() or BACKENDS[name].refuses(terms, call)
         if not why_not:
             return name, "; ".join(reasons)

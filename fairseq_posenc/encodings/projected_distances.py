@@ -113,10 +113,10 @@ class DebertaV2(Encoding):
             share = math.log(distance / exact) / math.log(longest / exact)
             return math.ceil(share * (exact - 1))
 
-        firsts = find_firsts(find_bucket, start=exact, count=self.buckets - exact)  # distances
-        # On either side of 0, buckets begin at every distance up to `exact`, then at `firsts`.
-        starts = mirror((*range(1, exact + 1), *firsts))
-        farthest, last_row = exact + len(firsts), 2 * self.buckets - 1
+        first_distances = find_firsts(find_bucket, start=exact, count=self.buckets - exact)
+        # On either side of 0, buckets begin at 1, 2, ... `exact`, then at `first_distances`.
+        starts = mirror((*range(1, exact + 1), *first_distances))
+        farthest, last_row = exact + len(first_distances), 2 * self.buckets - 1
         # The first rows are those of later keys. The farthest earlier keys share the last row, as
         # the one of their number does not exist.
         numbers = range(farthest, -farthest - 1, -1)
@@ -170,7 +170,7 @@ class TransformerXL(Encoding):
         sinusoids = self.sinusoids.vectors(-distances).type_as(self.projection)  # [R, C]
         rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape).transpose(0, 1)
         bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
-        _, runs = Runs.select(range(low + 1, high + 1), positions)
+        _, runs = Runs.select(range(low + 1, high + 1), positions)  # all rows: each is in reach
         _, all_distances = Runs.select([], positions)  # no second row begins
         return [
             RowsByDistance(rows, runs, of="query"),

@@ -3,7 +3,7 @@
 H heads, G tables (H, or 1 for all), R rows in a call, D head size; m layers, d head size.
 """
 
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class DistanceEncoding(Encoding):
         dims: Dims,
         tables: int = 1,
         *,
-        max_distance: Optional[int] = None,
+        max_distance: int | None = None,
         per_head: bool = False,
         scale_factor: float = 1.0,
         reset: bool = False,
@@ -217,7 +217,7 @@ class M1(Encoding):
         self,
         dims: Dims,
         *,
-        max_distance: Optional[int] = None,
+        max_distance: int | None = None,
         per_head: bool = False,
         scale_factor: float = 1.0,
     ) -> None:

@@ -258,7 +258,7 @@ class XPos(Rope):
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation, and its decay, at positions ``ids``, ``(B or 1, T)``."""
-        bits = self._log2_of_largest_factor(ids)
+        bits = self._log2_of_largest_factor(ids)  # types that cannot hold it are refused; 0: none
         return super().rotation(ids)._replace(decay=self.decay(ids), decay_bits=bits)
 
     def _log2_of_largest_factor(self, ids: Tensor) -> float:

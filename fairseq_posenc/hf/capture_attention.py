@@ -39,7 +39,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     ) -> tuple[Tensor, Tensor | None]:
         positions = getattr(module, POSITIONS, None)
         if positions is not None or module not in encoder:  # Whisper's encoder has no positions
-            queries, factor = plain_queries(module, query, scaling)
+            queries, factor = plain_queries(module, query, scaling)  # unscaled; c of 1 / sqrt(c D)
             if positions is None:
                 terms = Terms([ScaleFactor(factor)])
                 call, rotation = AttentionCall(queries, key, value, terms), None

@@ -3,7 +3,7 @@
 A model has one or two stacks of layers, an encoder and a decoder. For each stack, all new modules
 are built first (:class:`StackPlan`), with the trained weights that they keep, so a refused call
 leaves the model as it was. Then the modules are installed, in place of the present positions, and
-the configuration states them.
+the configuration states them. ``own`` in a spec stands for the model's present positions.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def replace_positions(
         directions = settings.directions if stack is stacks[0] else ""  # a decoder has none
         plan = StackPlan.make(new_spec, stack, length, directions, settings.boundary_id)
         notes += _copy_weights(plan, old_spec, old_length, extend)
-        if new_spec.items and not {item.name for item in new_spec.items} & {*names()}:
+        if new_spec.items and not {item.name for item in new_spec.items} & {*names()}:  # not `none`
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
         plans.append(plan)
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)
@@ -126,7 +126,7 @@ def _read_specs(model: PreTrainedModel, stack: Stack, text: str) -> tuple[Spec |
                 raise
             return None, parse(text)
         if needs_own:
-            stack.check_rotations(old_spec)
+            stack.check_rotations(old_spec)  # refuses it if other layers rotate: some were removed
     return old_spec, expand_own(text, old_spec, len(stack.attentions)) if needs_own else parse(text)
 
 
@@ -192,7 +192,7 @@ def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
     for part in (model, *(plan.stack.module for plan in plans)):
         part.set_attn_implementation(attention)  # some classes only log that they refuse it
     if any(plan.stack.config._attn_implementation != attention for plan in plans):
-        raise UserError(f"{type(model).__name__} {OWN_CODE}")
+        raise UserError(f"{type(model).__name__} {OWN_CODE}")  # attends by code of its own
     for plan in plans:
         plan.positions.is_native = is_native
         plan.stack.neutralize()  # removes the stack's own positions

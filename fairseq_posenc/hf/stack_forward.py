@@ -47,7 +47,7 @@ class PassState(NamedTuple):
         plain: by width, cosines of 1 and sines of 0, which rotate nothing.
         shared: position state of the stack; None if the model's own attention is used.
         need_weights: whether attention weights are requested.
-        is_uncounted: whether counting the tokens gives other positions, a bool ``()``, or None.
+        is_uncounted: whether counting gives other positions, ``()``; None: no ids, no documents.
         inputs: input of the layer, ``(B, T, C)``; each layer sets it, and the next two, in a copy.
         cache, callers: cache of the keys, or None; modules that have called our attention function.
     """
@@ -117,7 +117,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         ]
         self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
         self.cosine_widths = {*map(stack.find_cosine_width, stack.attentions)} - {0}
-        rotates_alone = self.is_rotated == stack.list_rotated(spec)  # if the model's code does
+        rotates_alone = self.is_rotated == stack.list_rotated(spec)  # exactly the spec's layers
         self.is_native = rotates_alone and stack.attends_plainly and self._is_plain()
         before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
         attention = stack.config._attn_implementation
@@ -187,12 +187,12 @@ class HFStackPositions(RecordedPositions, StackPositions):
         # FlashAttention keeps packed texts apart by their ids. Other layers of hybrids read none.
         has_flash = self.is_native and "flash" in stack.config._attn_implementation
         separates_by_ids = has_flash and not stack.is_hybrid
-        if arguments.mask is None or arguments.real is not None:
+        if arguments.mask is None or arguments.real is not None:  # none, or of padding, (B, S)
             arguments.refuse_packed(separates_by_ids)  # other masks may keep texts apart
         if arguments.ids is not None and not (separates_by_ids and arguments.may_have_packed_ids()):
-            # transformers' masks would begin a document at each gap of ids.
+            # Else transformers' masks would begin a document at each gap of ids. Packed ids stay.
             named = {**named, "position_ids": None}
-        if self.is_native and self.input is None:
+        if self.is_native and self.input is None:  # `places`: ids of the caller, or counted
             return named, self._make_state(module, self._rotations(arguments.places))
         if getattr(arguments.cache, "is_compileable", False):  # transformers' static caches
             raise UserError(
@@ -328,7 +328,7 @@ def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | N
         return False
     form, width = stack.family.cosines, stack.find_cosine_width(attention)
     pairs_halves = "pairs" not in form  # a head's first half with its second, not adjacent ones
-    pairs = width if form == "half" else width // 2
+    pairs = width if form == "half" else width // 2  # only `half` has a cosine of a pair once
     fits = rotation.half == pairs_halves and rotation.phases.size(-1) == pairs
     return fits and stack.family.applies_cosines(attention)
 
@@ -338,7 +338,7 @@ def _make_cosines(rotation: PairRotation, form: str, like: Tensor) -> Cosines:
 
     Args:
         rotation: rotation of the last T tokens.
-        form: see :class:`~.families.Family`.
+        form: ``half``: all once; ``doubled``, ``doubled_pairs``: all twice; ``pairs``: each twice.
         like: a tensor of the dtype of the result.
     """
     # The parts are taken first, as ONNX cannot select from complex numbers.

@@ -39,7 +39,7 @@ from fairseq_posenc.specs import Items, Spec
 AUTO_CLASSES: list[Any] = [
     getattr(transformers, name) for name in dir(transformers) if name.startswith("AutoModel")
 ]
-_LARGEST_DIFFERENCE = 2e-5  # in float32, as a part of the largest output
+_LARGEST_DIFFERENCE = 2e-5  # as a part of the largest output: room for float32's rounding
 _LONGEST_INPUT = 1024  # tokens that are compared; a wider window only reads back as the same
 _TEMPERATURE = "llama_4_scaling_beta"  # of Ministral 3, in its `rope_parameters`
 # Model type -> another type whose weights have the same names, and which has layers with windows,
@@ -93,7 +93,7 @@ def _refuse_incomparable(model: Any) -> None:
 
 
 def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str, Tensor]:
-    """Name all weights as the stock class does, also those of positions that it has."""
+    """Name all weights as the stock class does, its positions' too; leave out our record."""
     weights = model.state_dict()
     places = {module: f"{name}.".lstrip(".") for name, module in model.named_modules()}
     for stack in stacks:
@@ -157,13 +157,13 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> No
         differences.append(float((ours - theirs).abs().max() / theirs.abs().max()))
     model.train(was_training)
     largest = float(torch.tensor(differences).max())  # NaN if one is
-    # `eps` is the distance of 1 from the next number: in float16, rounding differs by more.
+    # `eps` is the distance of 1 from the next number; 8 of them leave room in types of 16 bits.
     if not largest < max(_LARGEST_DIFFERENCE, 8 * torch.finfo(model.dtype).eps):
         raise NoStockModelError(f"outputs of {type(stock).__name__} differ by {largest:.0e}")
 
 
 def _draw_inputs(model: PreTrainedModel, stack: Stack) -> Iterator[tuple[dict[str, Tensor], slice]]:
-    """Yield the arguments of forward passes on random tokens, with the place of real tokens."""
+    """Yield arguments with random tokens, 4 more than a window or 8, and the place of real ones."""
     positions = getattr(stack.module, POSITIONS)
     windows = [dict(item.options).get("size", 0) for item in positions.spec.items]  # 0: no window
     length = min(max(8, *windows) + 4, _LONGEST_INPUT, positions.dims.max_positions)
@@ -227,7 +227,7 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
     count = config.num_hidden_layers
     types = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
     attending = [index for index, name in enumerate(types) if name in ATTENTION_TYPES]
-    shares = [read_head_share(config, index) for index in attending]
+    shares = [read_head_share(config, index) for index in attending]  # of the widest head's width
     layers = _describe_layers(spec, dims, shares)
     for index, layer in zip(attending, layers):
         types[index] = "sliding_attention" if layer["window"] else "full_attention"
@@ -280,14 +280,14 @@ def _describe_layers(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[s
 
     Keys: ``window``, a size or None; ``rope``, the ``rope_parameters`` with all defaults, or
     {}; with a rotation ``length``, that of the training, and ``others``, its further options;
-    ``items``, the other encodings. ``shares`` are those of :func:`read_head_share`.
+    ``items``, the other encodings. ``shares``: widths of heads, 1 for the widest.
     """
     layers: list[dict[str, Any]] = []
     for index, share in enumerate(shares):
         items = (*spec.whole_stack, *spec.layers[index % len(spec.layers)])
         layer: dict[str, Any] = {"window": find_options(items, "window").get("size"), "rope": {}}
         if rope := find_options(items, "rope"):
-            rope["fraction"] /= share
+            rope["fraction"] /= share  # a spec's fraction is of the widest head
             layer["rope"] = _write_rope(rope, items, dims)
             layer["length"] = getattr(rope["scaling"], "length", None) or dims.trained_length
             layer["others"] = {k: x for k, x in rope.items() if k not in ("base", "scaling")}

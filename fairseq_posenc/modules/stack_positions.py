@@ -124,8 +124,8 @@ class StackPositions(nn.Module):
         )
         if ends is not None:
             positions = positions._replace(ends=ends & positions.real())
-        if ends is not None and document_ids is None:
-            positions = self.shared.number(positions)  # by counted tokens: ids are never restarted
+        if ends is not None and document_ids is None:  # `documents` restarts at them
+            positions = self.shared.number(positions)  # counted ones: ids given never restart
         else:
             positions = self._split_documents(positions, document_ids)
         if position_ids is not None:

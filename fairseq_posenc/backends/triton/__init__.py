@@ -19,7 +19,7 @@ from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.encodings.terms import Terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-MAX_HEAD_DIM = 128
+MAX_HEAD_DIM = 128  # tiles were chosen, and are tested, up to it; other backends take wider heads
 OF_SOFTMAX = "these kernels have no temperature, cap or sink"
 UNSERVED = {  # why, by the name of a term (`Term.name`)
     **dict.fromkeys(("temperature", "count_temperature", "softcap", "sink"), OF_SOFTMAX),
@@ -47,8 +47,8 @@ def unavailable() -> str:
         return ""
     if not torch.cuda.is_available():
         return "there is no CUDA device"
-    if torch.version.cuda and torch.cuda.get_device_capability() < (8, 0):
-        return "the GPU is older than compute capability 8.0"
+    if torch.version.cuda and torch.cuda.get_device_capability() < (8, 0):  # None: ROCm
+        return "the GPU is older than compute capability 8.0"  # from which it has bfloat16 and TF32
     return ""
 
 

@@ -145,7 +145,7 @@ class Attention(torch.autograd.Function):
         # gradient, so that they cancel out if a query sees a single key.
         grad = grad.type_as(problem.query).contiguous()
         delta = (grad * attended).sum(-1) / problem.kept_factor  # times 1 - p of dropout
-        of_queries = torch.stack((shifts, delta), -1).view(torch.int64)  # for `load_pairs`
+        of_queries = torch.stack((shifts, delta), -1).view(torch.int64)  # for `load_two_numbers`
         tile = choose_tile(problem, backward=True)
         block = min(tile.queries, tile.keys)
         square = tile._replace(queries=block, keys=block)  # for the kernels of `stored`

@@ -27,8 +27,8 @@ from fairseq_posenc.backends.triton.tiles import (
     compute_scores,
     drop_weights,
     find_columns,
-    load_pairs,
     load_rows,
+    load_two_numbers,
     multiply,
     split_program,
     store_rows,
@@ -147,7 +147,7 @@ def backward_kernel(problem, opt, grad, of_queries, slab, tiles, grad_key, grad_
                 g = load_rows(problem, opt, grads, first_query, problem.tgt_len, opt.M)
                 inside = m < problem.tgt_len
                 rows = of_queries + queries + first_query + tl.arange(0, opt.M)[None, :]
-                shift, delta = load_pairs(opt, rows, inside, tl.float32)
+                shift, delta = load_two_numbers(opt, rows, inside, tl.float32)
                 if not opt.FULL:  # weights of queries beyond the last one will be 0
                     shift, delta = tl.where(inside, shift, NO_SUM), tl.where(inside, delta, 0)
                 weights = tl.exp2(scores * (problem.scale * LOG2_E) + shift)

@@ -58,7 +58,7 @@ def load_rows(problem, opt, base, start, count, ROWS: tl.constexpr):
 
 
 @triton.jit
-def load_pairs(opt, pointers, inside, dtype: tl.constexpr):
+def load_two_numbers(opt, pointers, inside, dtype: tl.constexpr):
     """Load two 32-bit numbers from each int64, the lower first, with half the instructions."""
     both = tl.load(pointers, None if opt.FULL else inside)
     low, high = both.to(tl.int32), (both >> 32).to(tl.int32)
@@ -142,7 +142,7 @@ def find_columns(problem, opt, batch, first_row, SIGN: tl.constexpr, PART: tl.co
 def apply_mask(problem, opt, scores, batch, m, n, first_query, first_key):
     """Set scores to -inf where a query m must not see a key n.
 
-    Queries beyond the last one are left as they are: their results are not stored, and where the
+    Queries beyond the last one may get any scores: their results are not stored, and where the
     backward pass sums over queries, their weights are 0.
     """
     if problem.padding is not None:
@@ -178,7 +178,7 @@ def drop_weights(problem, opt, weights, sequence, m, n):
     """
     of_query = problem.dropout.query_seeds + sequence.to(tl.int64) * problem.tgt_len + m
     of_key = problem.dropout.key_seeds + sequence.to(tl.int64) * problem.src_len + n
-    multiplier, offset = load_pairs(opt, of_query, m < problem.tgt_len, tl.int32)
+    multiplier, offset = load_two_numbers(opt, of_query, m < problem.tgt_len, tl.int32)
     seed = tl.load(of_key, None if opt.FULL else n < problem.src_len)
     if INTERPRETED:
         return tl.where(multiplier * seed + offset < problem.dropout.threshold, weights, 0.0)
@@ -237,7 +237,7 @@ def multiply_table(
 def load_numbers(opt, table, head, at, factor, FLIP: tl.constexpr):
     """Load the numbers of a table, times a factor, for the pairs of a tile."""
     row = at - table.low + tl.arange(0, triton.next_power_of_2(opt.M + opt.N))
-    inside = (row >= 0) & (row <= table.last)
+    inside = (row >= 0) & (row <= table.last)  # all distances have a row; pairs need no other
     band = tl.load(table.rows + head * table.head_stride + row, mask=inside, other=0.0)
     if FLIP:
         return gather_lines(band * factor, tl.arange(0, opt.N) + (opt.M - 1), -1, opt.M)

@@ -29,7 +29,7 @@ class Subject:
     heads: list[int]  # indices of the heads to show
     # weights of every layer's query and key projection, `(H, D, C)`; empty for an untrained spec
     projections: list[tuple[Tensor, Tensor]]
-    label: str = ""  # where the stack is from, in titles
+    label: str = ""  # where it is from: ends a title, so it begins with a space
 
     @property
     def dims(self) -> Dims:

@@ -49,7 +49,7 @@ def parse_models(texts: Sequence[str]) -> list[NamedModel]:
                 f"{name}: {path} is not a folder of transformers; export a checkpoint of fairseq, "
                 "or use fairseq-eval-lm --context-window"
             )
-        check_folder(folder)
+        check_folder(folder)  # refuses code, links and files elsewhere, and damaged files
         if spec and not names_own(spec):  # `own` means the model's positions, unknown here
             parse(spec)
         models.append(NamedModel(name, folder, spec or None))
@@ -62,7 +62,7 @@ def load(named: NamedModel, dtype: torch.dtype, longest: int) -> PreTrainedModel
     Raises:
         UserError: it is not a causal language model, or cannot take the positions.
     """
-    model = load_model(named.path, dtype=torch.float32)
+    model = load_model(named.path, dtype=torch.float32)  # whatever its files have; `place` rounds
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise UserError(
             f"{named.name}: {named.path} is a {type(model).__name__}; give a causal language model"
@@ -97,5 +97,5 @@ def tokenize_text(text: str, folder: Path, model: PreTrainedModel) -> Tensor:
     if first_token is None:
         raise UserError(f"{folder}: its tokenizer has no token with which a text begins")
     found = torch.tensor([first_token, *tokens])
-    check_ids(folder, found, model)
+    check_ids(folder, found, model)  # refuses ids for which the model has no embedding
     return found

@@ -39,7 +39,7 @@ class GlueResult(NamedTuple):
     seed: int
     folder: str
     update: int  # update of the best checkpoint
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # by name, in percent
     collapsed: bool  # whether the model predicts the same for everything, or at chance
 
 
@@ -114,7 +114,7 @@ def _select_best_rate(results: Sequence[GlueResult]) -> list[GlueResult]:
 
 
 def _summarise_seeds(results: Sequence[GlueResult], metric: str, best: GlueResult) -> Row:
-    """Compute the best, mean, median and sample standard deviation (0 for a single run)."""
+    """Compute mean, median, sample deviation (0 for one run) of seeds; ``best`` is of all runs."""
     values = [result.metrics[metric] for result in results]
     return {
         "learning_rate": results[0].learning_rate,
@@ -145,7 +145,7 @@ def format_report(record: Record) -> str:
         "",
         "The seeds are those of the learning rate with the best mean; `best` is over all runs.",
         "",
-        table(
+        table(  # `record.rows` are those of its first table, `tasks`
             _SPREAD_COLUMNS, [_format_spread(row) for row in record.rows if row["reported"]], "l"
         ),
         "",
@@ -161,7 +161,7 @@ def format_report(record: Record) -> str:
 
 def _format_spread(row: Row) -> list[str]:
     """Format the spread of a task's reported metric over the seeds."""
-    values = [f"{row[key]:.2f}" for key in ("best", "mean", "median")]
+    values = [f"{row[key]:.2f}" for key in ("best", "mean", "median")]  # in percent
     values.append(f"{row['std']:.2f}" if row["seeds"] > 1 else "-")
     name, _, split = row["metric"].partition("_")  # only metrics of MNLI have a split, m or mm
     metric = f"{_METRIC_TITLES.get(name, name)} {split}".strip()
