@@ -242,9 +242,9 @@ class StackArguments:
         """List the numbers of the new tokens' documents, ``(B, T)``, in each way that is used."""
         numbers, batch, tgt_len = self.named.get("seq_idx"), *self.inputs.shape[:2]
         listed = [] if numbers is None else [numbers]
-        # Indices in the flattened batch at which documents begin, and its end.
-        if (offsets := self.named.get("cu_seq_lens_q")) is not None:
+        if (offsets := self.named.get("cu_seq_lens_q")) is not None:  # 0, ends in the whole batch
             places = torch.arange(batch * tgt_len, device=offsets.device, dtype=offsets.dtype)
+            _refuse_if(offsets[-1].ne(len(places)), "cu_seq_lens_q has to count padding, too")
             listed.append(torch.bucketize(places, offsets, right=True).view(batch, tgt_len))
         return listed
 

@@ -64,11 +64,9 @@ def checkpoint(
     """Write a checkpoint of a tiny model, every weight drawn so that it matters.
 
     Args:
-        family: of the model.
-        spec: its positions.
+        family, spec: of the model.
         data: folder with its dictionaries; by default a new one of :data:`WORDS`.
-        task: fairseq's; by default that of the family's training.
-        **more: options of fairseq.
+        task, **more: fairseq's, and its options; by default those of the family's training.
     """
     data = data or data_bin(family)
     arch = more.pop("arch", f"{ARCH[family]}none_tiny")
