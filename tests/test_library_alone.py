@@ -84,9 +84,9 @@ def test_it_works_with_torch_and_numpy_alone_and_what_needs_more_says_so_in_a_li
     *_, last = done.stdout.splitlines()
     assert "without build isolation" in (hint := how_to_install("fairseq"))
     assert last == f"[0, 0, 0, 0, 2, 2, 2] needs fairseq: {hint}", done.stderr
-    *told, of_swap = done.stderr.splitlines()
-    assert len(told) == 2
-    assert all(line.endswith(hint) for line in told)
+    *message, of_swap = done.stderr.splitlines()
+    assert len(message) == 2
+    assert all(line.endswith(hint) for line in message)
     assert of_swap.endswith(f"needs transformers: {how_to_install('hf')}")
 
 

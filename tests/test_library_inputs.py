@@ -35,9 +35,9 @@ BOOL = torch.zeros(2, 5, dtype=torch.bool)
 
 def refuse(message: str, call: Callable[..., Any], *given: Any, **named: Any) -> None:
     """Assert that a call is refused in a line, in which a pattern is found."""
-    with pytest.raises(UserError, match=message) as told:
+    with pytest.raises(UserError, match=message) as printed:
         call(*given, **named)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(printed.value)
 
 
 def stack(spec: str = "rope", **sizes: int) -> StackPositions:
@@ -311,7 +311,7 @@ def test_xpos_scores_are_right_as_far_as_types_hold_them(dtype, length, fits):
             encoding.rotation(ids).rotate_queries(query)
         return
 
-    # A GPU is not asked for the positions of a full pass, which are taken to count from 0.
+    # A GPU is not waited for to read the positions of a full pass, which are taken to count from 0.
     counted = torch.arange(length)[None]
     unread = encoding.rotation(counted.to("meta")).decay_bits
     assert unread == encoding.rotation(counted).decay_bits > 0

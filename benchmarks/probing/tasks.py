@@ -36,7 +36,7 @@ class Task(NamedTuple):
 TASKS: dict[str, Task] = {}
 _ASK, _MISSING = "?", "_"
 _WORDS = [f"w{number}" for number in range(512)]
-_FARTHEST = 9  # most places between a word and the one asked for
+_FARTHEST = 9  # most places between a word and the one in question
 _SHIFTS = [f"{shift:+}" for shift in range(-_FARTHEST, _FARTHEST + 1) if shift]
 _DIGITS = "01234"  # places of the circle, and the numbers of arithmetic
 _MODULUS = len(_DIGITS)
@@ -224,7 +224,7 @@ def mqar(rng: random.Random, length: int) -> Example:
     A question begins with pairs of a key and its value, one for every eight words. Slots of four
     words follow. Each key comes again in a slot of its own, drawn by a power law that prefers the
     first slots, as ``key = value ;``. All other slots hold random words. The question ends with the
-    last key, so all answers but the last stand in the question. In the source, the model says the
+    last key, so all answers but the last are in the question. In the source, the model says the
     value at the key itself, here after ``=``.
     Source: Arora et al. (2023), "Zoology", arXiv:2312.04927.
     """
@@ -279,7 +279,7 @@ def needle_multi_value(rng: random.Random, length: int) -> Example:
 def needle_multi_query(rng: random.Random, length: int) -> Example:
     """Say the values of all keys in the noise, one after the other (RULER's multi-query).
 
-    Keys are asked in random order; all answers but the last stand in the question. The length is
+    Keys are asked in random order; all answers but the last are in the question. The length is
     that of the noise with its needles.
     """
     values, needles = _draw_needles(rng, length)
@@ -293,7 +293,7 @@ def needle_multi_query(rng: random.Random, length: int) -> Example:
 def variable_tracking(rng: random.Random, length: int) -> Example:
     """Say which variables have a given value, in the order of assignments (RULER).
 
-    The question names the value. The assignments stand in noise: ``x5 := v2``, then a chain of up
+    The question names the value. The assignments are among noise: ``x5 := v2``, then a chain of up
     to four hops, ``x9 := x5``, ``x1 := x9`` and so on.
     """
     names = rng.sample(_VARIABLES, _count_needles(length, _HOPS + 1))

@@ -39,7 +39,7 @@ class Family:
             coordinates and reads the first half.
         sections: pairs of coordinates that each axis rotates, where ``rope_parameters`` has no
             ``mrope_section``; empty if positions are on one axis.
-        pairs: ``blocks``: those of an axis stand together; ``interleaved``: the axes take turns.
+        pairs: ``blocks``: those of an axis are adjacent; ``interleaved``: the axes take turns.
         rotates: attribute of an attention that is true if it rotates; empty if all rotate.
         table: path of the table of positions in a stack.
         sinusoids: layout of that table if it holds sinusoids, not trained rows: ``half`` for all

@@ -86,7 +86,7 @@ class StackArguments:
         text_ids = None
         readers = positions.id_readers  # the encodings that read positions, on `axes` axes each
         axes = len(stack.family.sections)  # of M-RoPE's ids; 0 in other families
-        # Ids of the text alone may stand before those: a spec without axes reads these, and else
+        # Ids of the text alone may precede those: a spec without axes reads these, and else
         # counts the tokens.
         if axes and isinstance(ids, Tensor) and ids.dim() == 3 and len(ids) in (axes, 1 + axes):
             if len(ids) > axes:

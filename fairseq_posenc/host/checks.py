@@ -34,8 +34,7 @@ def check_precision(common: Any) -> None:
         flags = " and ".join(f"--{name}" for name in sorted(precisions))
         raise UserError(f"{flags} set two precisions: give one of them")
     if chosen and (common.cpu or not torch.cuda.is_available()):
-        name = chosen[0]
-        reason = "--cpu is given" if common.cpu else "torch sees none here"
+        name, reason = chosen[0], "--cpu is given" if common.cpu else "torch sees none here"
         raise UserError(
             f"--{name.replace('_', '-')} is for GPUs, and {reason}: leave it out, and train with "
             f"--cpu (hydra: common.{name}=false common.cpu=true)"

@@ -34,8 +34,9 @@ _ADVICE = {
     "option of this name with - for _",
     r"(?s)Invalid value assigned: .* is not a ListConfig.*full_key: (\S+)": r"\1 is a list: write "
     r"brackets, as in \1=[0.001]",
-    r"(?s)Error parsing override '([^=]+)=([^'\n]+)'.*Unknown function": "a value with parentheses "
-    r"""needs its own quotes within the shell's: "\1='\2'" """,
+    r"(?s)(?:Error parsing override|Ambiguous value for argument) '([^=]+)=([^'\n]+)'.*"
+    "(?:Unknown function|sweep over it)": "a value with parentheses or commas needs its own quotes "
+    r"""within the shell's: "\1='\2'" """,
     r"(?s)Error parsing override '([^'\n]+)'.*missing EQUAL": r"\1 is no setting: write "
     "KEY=VALUE, as in model.position_encoding=m4m",
     "The dataset is empty": "a split has no batches left: if the log counts samples of invalid "

@@ -57,6 +57,8 @@ def prepare_command(model: Any, task: Any, specs: Sequence[Spec]) -> None:
     for spec in specs:
         check_document_ends(spec, task)
     if command and command.name == "eval_lm":
+        if isinstance(model, FairseqEncoderDecoderModel):
+            raise UserError("this is a translation model: use fairseq-generate or translate")
         check_blocks(command.settings, model.max_positions())
     elif command and command.name == "train":
         _prepare_training(model, task, command.settings)
@@ -99,9 +101,8 @@ def lock_save_dir(settings: DictConfig) -> None:
 def _prepare_saving(task: Any, checkpoint: CheckpointConfig) -> None:
     """Check the room on the disk before each checkpoint, and write the count of ``--patience``.
 
-    fairseq keeps the count only in memory, so a training that is resumed ends later than an
-    uninterrupted one (fairseq #3531). Before it writes a checkpoint, it calls the hook
-    ``get_checkpoint_dict`` if a task has it.
+    fairseq keeps the count only in memory (fairseq #3531). Before it writes a checkpoint, it calls
+    the hook ``get_checkpoint_dict`` if a task has it.
     """
     get_state: Any = getattr(task, "get_checkpoint_dict", dict)  # by default {}
 
@@ -175,9 +176,8 @@ def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> bool:
     """
     counter = _find_counter()
     is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader  # counts from 0 again
-    if checkpoint.patience <= 0 or is_reset or counter is None or not progress:
-        return False
-    if progress["metric"] != checkpoint.best_checkpoint_metric:
+    has_metric = progress and progress["metric"] == checkpoint.best_checkpoint_metric
+    if checkpoint.patience <= 0 or is_reset or counter is None or not has_metric:
         return False
     counter.best, counter.num_runs = progress["best"], progress["runs"]
     is_same_training = checkpoint.restore_file == CheckpointConfig.restore_file  # the default

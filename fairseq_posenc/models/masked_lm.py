@@ -1,7 +1,7 @@
 """Defines the masked LMs: fairseq's RoBERTa with chosen position encodings and directions.
 
 ``--arch roberta_alibi`` has fairseq's base size and ALiBi; the suffixes ``_large`` and ``_tiny``
-stand for other sizes.
+mean other sizes.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _describe(name: str) -> str:
 def _explain_letters(rows: Mapping[str, str]) -> str:
     """Explain the letters in an encoding's sections."""
     text = " ".join(rows[heading] for heading in _FORMULA_HEADINGS)
-    # Letters that stand alone, not in a word or a name, nor before an index or a prime.
+    # Single letters, not in a word or a name, nor before an index or a prime.
     used = set(re.findall(r"(?<![A-Za-z_'])[A-Za-z](?![A-Za-z_0-9'])", text))
     return "; ".join(
         f"{letters}: {meaning}"

@@ -181,8 +181,8 @@ def test_weights_are_never_taken_for_what_they_are_not(family, trained, read):
     with pytest.raises(UserError) as caught:
         make_model(family, **read).load_state_dict(dict(state))
     for side in trained:
-        told = f"trained with {trained[side]}, the model has {read[side]}"
-        assert told in str(caught.value)
+        printed = f"trained with {trained[side]}, the model has {read[side]}"
+        assert printed in str(caught.value)
     assert "--init-positions" in str(caught.value)
     make_model(family, **trained).load_state_dict(dict(state))
     accepting = make_model(family, **read, init_positions=True)
@@ -203,8 +203,8 @@ def test_layers_that_saw_one_side_are_not_made_to_see_both(spec):
     state = make_model("masked_lm", position_encoding=spec, attention_directions="lr").state_dict()
     for directions in ("", "lr,lr", "lr,rl", "rl"):
         model = make_model("masked_lm", position_encoding=spec, attention_directions=directions)
-        told = f"attention directions lr, the model has {directions or 'both'}"
-        with pytest.raises(UserError, match=told):
+        printed = f"attention directions lr, the model has {directions or 'both'}"
+        with pytest.raises(UserError, match=printed):
             model.load_state_dict(dict(state))
     same = make_model("masked_lm", position_encoding=spec, attention_directions="lr,both")
     same.load_state_dict(dict(state))
@@ -306,11 +306,11 @@ def test_parameters_of_another_size_are_one_line_that_names_them(monkeypatch):
     task = SimpleNamespace(build_model=lambda cfg: model)
     with pytest.raises(RuntimeError) as caught:
         checkpoint_utils.load_model_ensemble_and_task(["x.pt"], task=task, state=read)
-    told = find_message(caught.value)
-    assert told.startswith(
+    printed = find_message(caught.value)
+    assert printed.startswith(
         f"the checkpoint's parameters are not the model's: size mismatch for {name}"
     )
-    assert "\n" not in told
+    assert "\n" not in printed
 
 
 def test_of_parameters_that_are_missing_the_first_is_named():

@@ -146,10 +146,10 @@ def read_by_fairseq(path):
 @pytest.mark.filterwarnings("ignore")
 def test_a_broken_checkpoint_is_one_line_that_names_the_file(tmp_path, content):
     (tmp_path / "broken.pt").write_bytes(content)
-    told = read_by_fairseq(tmp_path / "broken.pt")
-    assert told.startswith(f"{tmp_path}/broken.pt: not a complete checkpoint of fairseq (")
-    assert len(told) < len(str(tmp_path)) + 300
-    assert "\n" not in told
+    printed = read_by_fairseq(tmp_path / "broken.pt")
+    assert printed.startswith(f"{tmp_path}/broken.pt: not a complete checkpoint of fairseq (")
+    assert len(printed) < len(str(tmp_path)) + 300
+    assert "\n" not in printed
 
 
 @pytest.mark.filterwarnings("ignore")

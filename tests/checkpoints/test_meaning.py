@@ -276,8 +276,8 @@ def test_a_dictionary_in_another_order_is_refused(family, monkeypatch):
     data = reordered(family)
     monkeypatch.setitem(FAMILIES, family, FAMILIES[family]._replace(data=lambda: data))
     error = resumed(family, fails=True).error()
-    told = r"trained with a dict.txt whose symbols have the hash \w{16}, the model has a dict.tx"
-    assert re.search(told, error)
+    printed = r"trained with a dict.txt whose symbols have the hash \w{16}, the model has a dict.tx"
+    assert re.search(printed, error)
 
 
 @pytest.mark.slow
@@ -285,10 +285,10 @@ def test_a_dictionary_in_another_order_is_refused(family, monkeypatch):
 def test_what_may_change_does_and_the_log_says_it(family):
     more, changes = MAY[family]
     log = resumed(family, *more).log
-    (told,) = [x for x in log.splitlines() if "resumes with other settings" in x]
+    (printed,) = [x for x in log.splitlines() if "resumes with other settings" in x]
     for change in [*changes, "max_update 2 -> 3"]:
-        assert change in told
-    assert "save_dir" not in told
+        assert change in printed
+    assert "save_dir" not in printed
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_what_is_no_literal_is_refused(text):
 
 
 def test_another_checkpoint_beside_the_one_named_is_checked(tmp_path):
-    """fairseq reads NAME-shard0.pt, if it is there, where NAME.pt was asked for."""
+    """fairseq reads NAME-shard0.pt, if it is there, in place of NAME.pt."""
     torch.save({"model": {}}, tmp_path / "a.pt")
     settings = {"model": {"_target_": "os.mkdir"}}
     torch.save({"model": {}, "cfg": settings}, tmp_path / "a-shard0.pt")

@@ -169,7 +169,7 @@ def test_the_first_token_of_every_sentence_stands_at_1():
 
 
 def test_a_masked_end_ends_no_sentence():
-    """Where its input is all that a model knows; the next end starts positions anew."""
+    """Where its input is all that a model knows; the next end starts new positions."""
     mask = 30
     tokens = torch.tensor([[0, 5, mask, 6, EOS, 7]])
     ours = Positions.from_tokens(tokens, PAD, EOS, 6).sentence_ids()

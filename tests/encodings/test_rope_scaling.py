@@ -67,7 +67,7 @@ def rope(scaling: str, room: int = ROOM) -> Rope:
 @pytest.mark.parametrize("scaling", THEIRS)
 def test_frequencies_are_those_of_transformers(scaling, room):
     settings = {**THEIRS[scaling], "original_max_position_embeddings": LENGTH}
-    of_input = settings["rope_type"] in ("dynamic", "longrope")  # whose length is told apart
+    of_input = settings["rope_type"] in ("dynamic", "longrope")  # which depend on its length
     config = transformers.LlamaConfig(
         hidden_size=2 * WIDTH,
         num_attention_heads=2,

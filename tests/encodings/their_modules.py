@@ -161,7 +161,7 @@ def llama(size: Size, scaling: dict[str, Any] | None = None) -> Theirs:
     from transformers.models.llama import modeling_llama as hf
 
     positions = size.positions
-    if scaling and scaling["rope_type"] == "yarn":  # told the length before and after
+    if scaling and scaling["rope_type"] == "yarn":  # it gets the length before and after
         scaling = {**scaling, "original_max_position_embeddings": positions}
         positions = int(positions * scaling["factor"])
     config = hf.LlamaConfig(

@@ -1,6 +1,6 @@
 """fairseq's console scripts, run as users run them, on tiny data made here.
 
-What several tests need (data, trained models) is made once for each session, when first asked for,
+What several tests need (data, trained models) is made once for each session, at its first use,
 and by one worker for all.
 """
 
@@ -33,7 +33,7 @@ HOOK = Path(__file__).resolve().parent / "fault_hook"
 SENTENCES = {"train": 16, "valid": 8, "test": 5}
 EPOCHS = 4
 # All sentences fit into one batch, so an epoch is one update. Without the multiple of 1, fairseq
-# drops the sentences left over from batches of 8. It orders a batch anew when it resumes, and with
+# drops the sentences left over from batches of 8. It orders a batch again when it resumes, and with
 # dropout that would be another loss.
 TRAINING = [
     *("--dropout", 0, "--attention-dropout", 0),
@@ -66,7 +66,7 @@ class Run(NamedTuple):
         return [{key: line[key] for key in ("valid_loss", "valid_ppl")} for line in found]
 
     def error(self) -> str:
-        """Return the one line in which a command told a user's mistake.
+        """Return the one line in which a command reports a user's mistake.
 
         Raises:
             AssertionError: the command succeeded, or said more or less than that line.
@@ -102,17 +102,10 @@ def run(
     given: str | None = None,
     fails: bool = False,
 ) -> Run:
-    """Run a console script to its end.
-
-    Args:
-        name: of the script.
-        *arguments: its arguments.
-        cwd: working directory; by default an empty one.
-        given: standard input.
-        fails: whether the script may fail.
+    """Run a console script to its end, by default in an empty folder; ``given`` is its input.
 
     Raises:
-        AssertionError: the script failed although it may not; with the end of what it said.
+        AssertionError: the script failed, and not ``fails``; with the end of what it said.
     """
     command = [str(script(name)), *map(str, arguments)]
     done = subprocess.run(

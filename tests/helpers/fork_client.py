@@ -37,11 +37,11 @@ def start(connection: socket.socket, python: str, words: list) -> int:
     connection.settimeout(PATIENCE)
     socket.send_fds(connection, [len(body).to_bytes(8, "big")], files)
     connection.sendall(body)
-    told = connection.recv(4, socket.MSG_WAITALL)
-    if not told:
+    message = connection.recv(4, socket.MSG_WAITALL)
+    if not message:
         sys.exit("the fork server does not answer")
     connection.settimeout(None)
-    return int.from_bytes(told, "big")
+    return int.from_bytes(message, "big")
 
 
 def wait(connection: socket.socket, program: int) -> None:
@@ -50,10 +50,10 @@ def wait(connection: socket.socket, program: int) -> None:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda number, frame: os.kill(program, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    told = connection.recv(2, socket.MSG_WAITALL)
-    if not told:
+    message = connection.recv(2, socket.MSG_WAITALL)
+    if not message:
         sys.exit("the fork server has ended")
-    status = int.from_bytes(told, "big", signed=True)
+    status = int.from_bytes(message, "big", signed=True)
     if status < 0:
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)

@@ -108,7 +108,7 @@ def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
     A client that has gone was killed: so is its program then.
 
     Returns:
-        In a program's process only: what was asked for, and the files sent.
+        In a program's process only: the request, and the files sent.
     """
     programs: list[Program] = []
     while True:

@@ -299,14 +299,14 @@ def save_llama(folder: Path, words: Iterable[str]) -> None:
 
 
 def redraw(module: nn.Module, std: float = 0.2) -> None:
-    """Draw all matrices of a module anew, so that each of them changes what it computes."""
+    """Draw all matrices of a module again, so that each of them changes what it computes."""
     for parameter in module.parameters():
         if parameter.dim() > 1 and parameter.requires_grad:
             nn.init.normal_(parameter, std=std)
 
 
 def redraw_positions(model: nn.Module) -> None:
-    """Draw all trained parameters of positions anew, vectors included."""
+    """Draw all trained parameters of positions again, vectors included."""
     for parameter in position_parameters(model).values():
         with torch.no_grad():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)

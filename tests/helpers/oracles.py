@@ -625,7 +625,7 @@ def rope_frequency(t: int, width: int, options: dict) -> float:
     * "proportional:F:part=p": the first int(p width // 2) pairs turn, divided by F; no other.
 
     Settings follow the factor, as in "yarn:4:beta_fast=16:length=512". options["axes"]: the pairs
-    of each axis stand together and have frequencies of their own, or, with options["pairs"] =
+    of each axis are adjacent and have frequencies of their own, or, with options["pairs"] =
     "alternating", every so many of all frequencies.
     """
     base, axes = options.get("base", 10000.0), options.get("axes") or 1

@@ -103,7 +103,7 @@ class Cluster:
     def hasten(self, job: str) -> None:
         """Have a job that is requeued begin soon, and not after Slurm's two minutes.
 
-        A node takes no job within the second in which it was told to forget that job.
+        A node takes no job within the second in which it forgets that job.
         """
         wait_until(lambda: "PENDING" in self.ask("squeue", "-h", "-j", job, "-o", "%T"))
         self.ask("scontrol", "update", f"jobid={job}", "starttime=now+3")

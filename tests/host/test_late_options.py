@@ -162,8 +162,8 @@ def _train_on(data, family):
     )
 
 
-def _eval_lm(*options, fails=False):
-    path = trained("causal_lm").save_dir / "checkpoint_last.pt"
+def _eval_lm(*options, family="causal_lm", fails=False):
+    path = trained(family).save_dir / "checkpoint_last.pt"
     return run(
         "fairseq-eval-lm",
         *(sentences(), "--user-dir", USER_DIR, "--path", path),
@@ -186,6 +186,10 @@ def _eval_lm(*options, fails=False):
 )
 def test_eval_lm_refuses(options, said):
     assert re.search(said, _eval_lm(*options, fails=True).error())
+
+
+def test_eval_lm_refuses_a_translation_model():
+    assert "use fairseq-generate" in _eval_lm(family="translation", fails=True).error()
 
 
 def test_a_window_of_nearly_the_whole_block_makes_small_batches():

@@ -53,8 +53,8 @@ def test_a_training_starts_from_its_own_last_checkpoint_or_from_what_is_named(tm
 def test_a_missing_start_stops_fairseq(tmp_path, option):
     absent = tmp_path / "absent" / "checkpoint_last.pt"
     for path in (absent, tmp_path):
-        told = f"--{option.replace('_', '-')} {path} is not a file; training would start"
-        with pytest.raises(UserError, match=told):
+        message = f"--{option.replace('_', '-')} {path} is not a file; training would start"
+        with pytest.raises(UserError, match=message):
             find_start(configured(save_dir=str(tmp_path), **{option: str(path)}).checkpoint)
 
 
@@ -75,8 +75,8 @@ def test_a_last_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_pa
     restore_if_torn(last, configured(save_dir=str(tmp_path)).checkpoint)
     assert last.read_bytes() == whole
     assert {path.name for path in tmp_path.iterdir()} == before
-    told = [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING]
-    assert told == [
+    message = [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING]
+    assert message == [
         f"{last} was not written to its end; training resumes from checkpoint_1_12.pt, the "
         "newest complete checkpoint (update 12)"
     ]
@@ -85,12 +85,12 @@ def test_a_last_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_pa
 def test_a_torn_checkpoint_that_was_asked_for_or_has_no_twin_is_refused(tmp_path):
     last = tmp_path / "checkpoint_last.pt"
     last.write_bytes(b"PK\3\4")
-    told = f"{last} was not written to its end, and no complete checkpoint can replace it"
-    with pytest.raises(UserError, match=told):
+    message = f"{last} was not written to its end, and no complete checkpoint can replace it"
+    with pytest.raises(UserError, match=message):
         restore_if_torn(last, configured(save_dir=str(tmp_path)).checkpoint)
     checkpoint_of(3, tmp_path / "checkpoint1.pt")
     named = configured(restore_file=str(last), save_dir=str(tmp_path)).checkpoint
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         restore_if_torn(last, named)
     assert last.read_bytes() == b"PK\3\4"
 
@@ -100,8 +100,8 @@ def test_a_finished_training_changes_nothing(tmp_path):
     save_dir = shutil.copytree(trained("causal_lm").save_dir, tmp_path / "checkpoints")
     before = {path.name: path.read_bytes() for path in save_dir.glob("*.pt")}
     done = train("causal_lm", "--max-update", EPOCHS, save_dir=save_dir).run
-    told = f"checkpoint_last.pt has made {EPOCHS} updates of --max-update {EPOCHS}"
-    assert f"{told}: the training is finished, and nothing was changed" in done.log
+    message = f"checkpoint_last.pt has made {EPOCHS} updates of --max-update {EPOCHS}"
+    assert f"{message}: the training is finished, and nothing was changed" in done.log
     assert "done training in" in done.log  # fairseq ended it, so that hydra's sweep goes on
     assert {path.name: path.read_bytes() for path in save_dir.glob("*.pt")} == before
     other = ["--restore-file", save_dir / "checkpoint_last.pt", "--max-update", EPOCHS - 1]
@@ -113,8 +113,8 @@ def test_a_second_training_in_a_save_dir_is_refused(tmp_path):
     settings = configured(save_dir=str(tmp_path))
     lock_save_dir(settings)
     second = train("masked_lm", "--max-update", 1, save_dir=tmp_path, fails=True)
-    told = rf"--save-dir {tmp_path}: process {os.getpid()} on .*, since 20.* is running there; wait"
-    assert re.match(told, second.run.error())
+    line = rf"--save-dir {tmp_path}: process {os.getpid()} on .*, since 20.* is running there; wait"
+    assert re.match(line, second.run.error())
     assert not list(tmp_path.glob("*.pt"))
     lock_save_dir(settings)  # the process that holds it may
     locks.release(preparation._held.pop(tmp_path))

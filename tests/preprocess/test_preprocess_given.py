@@ -92,9 +92,9 @@ def test_a_faulty_dictionary_is_refused_by_its_line_with_nothing_left(text, case
 def test_a_text_that_the_dictionary_does_not_know_is_told(text, content, said, capsys):
     text.with_name("dict.txt").write_text(content)
     binarize(text, "--dict", text.with_name("dict.txt"))
-    told = capsys.readouterr().err
-    assert said in told
-    assert ("warning" in told) == bool(said)
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert ("warning" in printed) == bool(said)
 
 
 @pytest.mark.parametrize("program", ["glue", "squad"])
@@ -108,8 +108,8 @@ def test_tasks_that_the_dictionary_does_not_know_are_told(tmp_path, program, cap
         squads = [write_squad(tmp_path / name, name[0]) for name in ("train.json", "dev.json")]
         files = ["--train", squads[0], "--valid", squads[1]]
         start(program, *files, *more, "--out", tmp_path / "n")
-    told = [line for line in capsys.readouterr().err.splitlines() if "tokens are <unk>" in line]
-    assert len(told) == {"glue": 3, "squad": 2}[program]
+    printed = [line for line in capsys.readouterr().err.splitlines() if "tokens are <unk>" in line]
+    assert len(printed) == {"glue": 3, "squad": 2}[program]
 
 
 SCRIPTS = {

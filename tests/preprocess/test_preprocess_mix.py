@@ -226,9 +226,9 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, cal
 def test_what_cannot_be_had_is_one_line_and_blocks_nothing(tmp_path, monkeypatch, words, message):
     make_text(tmp_path / "text")
     given = [tmp_path / "text" if word == "TEXT" else word for word in words]
-    with pytest.raises(UserError, match=message) as told:
+    with pytest.raises(UserError, match=message) as printed:
         run("--corpus", *given, "--out", tmp_path / "out")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(printed.value)
     run("--corpus", "plain", tmp_path / "text", "--out", tmp_path / "out")
     assert (tmp_path / "out").is_dir()
 

@@ -189,8 +189,8 @@ def test_text_that_changed_is_noticed_by_its_content(tmp_path, text):
 
 
 def test_two_runs_do_not_write_the_same_folder(tmp_path, text):
-    told = rf"bin.partial: process {os.getpid()} on .* is running there"
-    with folders.lock_folder(tmp_path / "bin.partial"), pytest.raises(UserError, match=told):
+    message = rf"bin.partial: process {os.getpid()} on .* is running there"
+    with folders.lock_folder(tmp_path / "bin.partial"), pytest.raises(UserError, match=message):
         run("--train", text, "--out", tmp_path / "bin")
     run("--train", text, "--out", tmp_path / "bin")
 

@@ -426,13 +426,13 @@ def test_pieces_joined_are_the_text(tmp_path):
 
 def test_vocabularies_that_the_text_cannot_have():
     french, _ = sentences(60, 0)
-    with pytest.raises(UserError, match=r"--vocab-size 4000: .* too high .*<= \d+") as told:
+    with pytest.raises(UserError, match=r"--vocab-size 4000: .* too high .*<= \d+") as printed:
         train_model(french, 4000, 1)
-    most = int(str(told.value).split("<= ")[1].rstrip("."))
+    most = int(str(printed.value).split("<= ")[1].rstrip("."))
     assert len(train_model(french, most, 1)) > 0
-    with pytest.raises(UserError, match=r"--vocab-size 9: .* smaller .* 9 vs \d+") as told:
+    with pytest.raises(UserError, match=r"--vocab-size 9: .* smaller .* 9 vs \d+") as printed:
         train_model(french, 9, 1)
-    least = int(str(told.value).split(" vs ")[1].split(".")[0])
+    least = int(str(printed.value).split(" vs ")[1].split(".")[0])
     assert len(train_model(french, least, 1)) > 0
 
 

@@ -1,6 +1,6 @@
 """The losses of twenty updates, with each encoding in each family, as they were written down.
 
-``python -m tests.transformer.test_golden_losses`` writes them anew: a change of numbers is a
+``python -m tests.transformer.test_golden_losses`` writes them again: a change of numbers is a
 choice, and a line in the changelog. Weights and tokens come from sines, not from a random
 generator, so that the losses are those of any machine and release of torch. They are of float64: in
 float32, sums in another order move them by up to 1 % in twenty updates, as Adam scales up gradients

@@ -33,8 +33,8 @@ def test_ctrl_c_is_one_line_in_every_command(name, where, monkeypatch, capsys):
     monkeypatch.setattr(cli.Command, "add_arguments", lambda *_: None)
     monkeypatch.setattr(cli.Command, where, interrupted)
     assert cli.main([name]) == STOPPED
-    told = "fairseq-posenc: stopped; the same command continues, or starts again\n"
-    assert capsys.readouterr() == ("", told)
+    message = "fairseq-posenc: stopped; the same command continues, or starts again\n"
+    assert capsys.readouterr() == ("", message)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_ctrl_c_is_one_line_in_every_command(name, where, monkeypatch, capsys):
         (UserError("wrong"), 2),
         (RunError("it failed"), 1),
         (OSError(errno.ENOSPC, "no room", "file"), 1),
-        (FileNotFoundError("what nobody told"), None),
+        (FileNotFoundError("not from a user"), None),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -95,12 +95,12 @@ def test_a_deleted_working_folder_is_a_line(tmp_path):
     code = "import os\nos.mkdir(sys.argv[1]); os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])\n"
     code += "from fairseq_posenc.workbench.cli import main\n"
     code += "def program(): return main(['count', 'rope'])"
-    told = "fairseq-posenc: error: the working folder has been deleted; change to another one\n"
-    assert python(code, tmp_path / "gone") == (2, told)
+    message = "fairseq-posenc: error: the working folder has been deleted; change to another one\n"
+    assert python(code, tmp_path / "gone") == (2, message)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["describe", "caf\udce9"], "is not UTF-8"),
         (["bleu", "--data", "a:b", "x=y"], "--data: 'a:b': fairseq splits names at ':'"),
@@ -108,9 +108,9 @@ def test_a_deleted_working_folder_is_a_line(tmp_path):
     ],
     ids=["half a character", "data", "out"],
 )
-def test_odd_arguments_are_refused_before_any_work(words, told, capsys, monkeypatch, tmp_path):
+def test_odd_arguments_are_refused_before_any_work(words, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert told in refused(capsys, *words)
+    assert message in refused(capsys, *words)
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
@@ -177,9 +177,9 @@ def test_the_help_lists_every_command_once(capsys):
 def test_the_help_of_preprocess_lists_its_programs(capsys):
     with pytest.raises(SystemExit):
         cli.main(["preprocess", "--help"])
-    told = capsys.readouterr().out
+    message = capsys.readouterr().out
     for path in preprocessing.FOLDER.glob("*.py"):
-        (line,) = (line for line in told.splitlines() if line.startswith(f"  {path.stem} "))
+        (line,) = (line for line in message.splitlines() if line.startswith(f"  {path.stem} "))
         assert line.endswith(path.read_text(encoding="utf-8").partition("\n")[0].lstrip('r"'))
 
 

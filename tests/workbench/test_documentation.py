@@ -177,8 +177,8 @@ def test_a_missing_marker_is_one_line(tmp_path, capsys):
 @pytest.mark.parametrize("option", ["--heads", "--embed-dim", "--max-positions", "--layers"])
 @pytest.mark.parametrize("size", ["0", "-1", "-8"])
 def test_counting_with_sizes_below_one_is_one_line(option, size, capsys):
-    told = refused(capsys, "count", "--encoding", "learned", option, size)
-    assert f"argument {option}: must be a whole number of at least 1, not '{size}'" in told
+    message = refused(capsys, "count", "--encoding", "learned", option, size)
+    assert f"argument {option}: must be a whole number of at least 1, not '{size}'" in message
 
 
 def test_counting_takes_no_memory(capsys):

@@ -1,4 +1,4 @@
-"""Examples that a command's help ends with can be given as they stand; the tests of each run it."""
+"""Examples that a command's help ends with can be given as they are; the tests of each run it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_the_help_ends_with_them(name, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([*name.split(), "--help"])
     assert ended.value.code == 0
-    told = capsys.readouterr()
-    assert told.out.endswith("\n  ".join(["\nexamples:", *EXAMPLES[name]]) + "\n")
-    assert not told.err
+    message = capsys.readouterr()
+    assert message.out.endswith("\n  ".join(["\nexamples:", *EXAMPLES[name]]) + "\n")
+    assert not message.err
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

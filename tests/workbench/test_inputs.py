@@ -46,15 +46,15 @@ NUMBERS = ["0", "-1", "1", "3", "8", "1e308", "nan", "inf", "-inf", "10" * 20, "
 
 @contextlib.contextmanager
 def result_or_line() -> Iterator[None]:
-    """Let a user's mistake pass, if it is told in a line that can be read."""
-    told = "something"
+    """Let a user's mistake pass, if it is one readable line."""
+    message = "something"
     try:
         yield
     except UserError as error:
-        told = str(error)
-    assert told
-    assert "\n" not in told
-    assert len(told) < 21_000
+        message = str(error)
+    assert message
+    assert "\n" not in message
+    assert len(message) < 21_000
 
 
 words = st.sampled_from([*registry.names(), "reset", "causal", "+", "(", ")", ",", "=", " ", "x"])
@@ -69,8 +69,8 @@ def written_specs(draw: Any) -> str:
         names = st.sampled_from([*registry.options(name), "bass"])
         values = st.sampled_from([*NUMBERS, "true", "false", "half", "yarn:4", "ntk:1e308"])
         given = draw(st.dictionaries(names, values, max_size=2))
-        told = ",".join(f"{key}={value}" for key, value in given.items())
-        parts.append(f"{name}({told})" if given else name)
+        message = ",".join(f"{key}={value}" for key, value in given.items())
+        parts.append(f"{name}({message})" if given else name)
     return "+".join(parts)
 
 

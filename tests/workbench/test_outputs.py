@@ -61,9 +61,9 @@ def test_a_full_disk_is_a_line_and_leaves_nothing(command, name, folder, mount, 
     small_disk = mount("16k")
     (small_disk / "others").write_bytes(bytes(16_384 - 8192))
     (small_disk / "more").write_bytes(bytes(4096))  # one block is left: a page of the system
-    told = refused(capsys, *command(), small_disk / name, code=1)
-    assert "could not be written (No space left on device)" in told
-    assert told.startswith(f"{small_disk}/out")
+    message = refused(capsys, *command(), small_disk / name, code=1)
+    assert "could not be written (No space left on device)" in message
+    assert message.startswith(f"{small_disk}/out")
     left = [path.name for path in small_disk.iterdir() if path.name not in ("others", "more")]
     assert left == ["out"] * (command()[0] == "learning-curves")
     assert not list(small_disk.rglob("*.posenc-*"))

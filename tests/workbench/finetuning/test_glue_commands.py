@@ -266,14 +266,14 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
 def test_what_stops_a_training_is_told_in_one_line(tmp_path, capsys):
     wrong = ["--out", tmp_path, *QUICK, *changed("+model.attention_directions=up")]
     assert main(arguments("m4m", *RATE, *wrong)) == 1
-    told = (
+    printed = (
         "1 of 1 runs failed; the same command tries them again: CoLA, learning rate 0.003, seed 1: "
         "fairseq-hydra-train: --attention-directions up: unknown direction 'up': choose "
         "both, lr or rl (its log: "
         f"{tmp_path}/CoLA/lr0.003-seed1/train.log)"
     )
     said = capsys.readouterr().err.splitlines()
-    assert said[-1] == f"fairseq-posenc: error: {told}"
+    assert said[-1] == f"fairseq-posenc: error: {printed}"
     assert not any("INFO" in line for line in said)
     # Nothing was trained, so that the folder takes other settings.
     assert main(arguments("m4m", *RATE, "--out", tmp_path, *SHORT)) == 0

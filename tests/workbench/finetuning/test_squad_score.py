@@ -144,8 +144,8 @@ def test_figures_of_2_0_are_the_official_ones(seed):
 def test_the_f1_of_1_1_is_that_of_every_python(monkeypatch):
     """The script adds score after score; the ``sum`` of Python 3.12 rounds but once, as fsum."""
     words = " ".join(f"w{index}" for index in range(13))
-    told = (Answer(words, 0),)
-    questions = [Question(f"q{number}", "?", "", told) for number in range(50)]
+    printed = (Answer(words, 0),)
+    questions = [Question(f"q{number}", "?", "", printed) for number in range(50)]
     predictions = {f"q{number}": " ".join(words.split()[: 1 + number % 12]) for number in range(50)}
     squad = Squad(Path("x.json"), "1.1", questions)
     expected = official_v1(squad, predictions)
@@ -185,8 +185,8 @@ def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, cap
     found = score(capsys, files["1.1"], predictions)
     assert found == (0, '{"exact_match": 100.0, "f1": 100.0}\n', "")
     found = score(capsys, files["1.1"], write(tmp_path / "none.json", {}))
-    told = "1 unanswered questions receive score 0; the first is q1\n"
-    assert found == (0, '{"exact_match": 0.0, "f1": 0.0}\n', told)
+    printed = "1 unanswered questions receive score 0; the first is q1\n"
+    assert found == (0, '{"exact_match": 0.0, "f1": 0.0}\n', printed)
     odds = write(tmp_path / "odds.json", {"q1": -1.5, "q2": 10**400})
     options = ["--na-prob-file", odds, "--na-prob-thresh", 0]
     status, out, _ = score(capsys, files["v2.0"], predictions, *options)
@@ -245,9 +245,9 @@ def test_whether_a_question_has_an_answer_is_said_once(tmp_path, version, entry,
     content = {"data": [{"paragraphs": [{"context": "the cat sat", "qas": [first, entry]}]}]}
     path = write(tmp_path / "dev.json", content | ({"version": version} if version else {}))
     if isinstance(message, str):
-        with pytest.raises(UserError, match=f"{path}.*question q2") as told:
+        with pytest.raises(UserError, match=f"{path}.*question q2") as printed:
             read_squad(path)
-        assert message in str(told.value)
+        assert message in str(printed.value)
     else:
         question = read_squad(path).questions[1]
         assert tuple(answer.text for answer in question.answers) == message

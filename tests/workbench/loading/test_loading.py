@@ -105,12 +105,12 @@ def test_a_state_without_updates_has_none(state):
 def test_what_cannot_be_built_is_one_line(error):
     match = r"^a\.pt: no model can be built from its settings: "
     with (
-        pytest.raises(UserError, match=match) as told,
+        pytest.raises(UserError, match=match) as printed,
         checkpoints.refuse_unusable_settings("a.pt"),
     ):
         raise error
-    assert "\n" not in str(told.value)
-    assert told.value.__cause__ is error
+    assert "\n" not in str(printed.value)
+    assert printed.value.__cause__ is error
 
 
 def test_lines_for_users_get_the_name_of_the_file():

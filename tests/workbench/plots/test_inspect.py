@@ -101,8 +101,8 @@ def test_a_number_is_within_half_a_step(size):
     assert ((back - values).abs() <= step * 0.5001)[seen.expand_as(values)].all()
     assert (found.codes.eq(0) == ~seen).all()
     assert found.codes.max() < 2**16
-    told = torch.where(seen, values, values[..., :1, :1])
-    spread = told.amax((2, 3)) - told.amin((2, 3))
+    message = torch.where(seen, values, values[..., :1, :1])
+    spread = message.amax((2, 3)) - message.amin((2, 3))
     bound = torch.clamp(spread / MIN_STEPS, max=MAX_STEP).maximum(spread / 65_000)
     torch.testing.assert_close(step[..., 0, 0], bound)
 
@@ -313,9 +313,9 @@ def refusal(capsys, checkpoint: Path, *more: object) -> str:
     """Return the one line of a command that fails."""
     out = new_directory() / "page.html"
     words = ["inspect", "--checkpoint", checkpoint, "--text", TEXT, "--out", out, *more]
-    told = refused(capsys, *words)
+    message = refused(capsys, *words)
     assert not out.exists()
-    return told
+    return message
 
 
 @slow

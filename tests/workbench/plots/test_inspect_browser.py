@@ -196,12 +196,12 @@ def test_the_curves_are_means_by_distance(shown, screen):
 
 def test_the_reading_of_a_pair_adds_up(shown, screen):
     shown(screen, "kind=decoder&layer=2&head=2&query=5&key=2")
-    told = screen.locator(".reading").inner_text()
-    weight, score, *parts = map(number, re.findall(r"(?<= )[−\d.]*\d(?=[, .+]|$)", told))
+    printed = screen.locator(".reading").inner_text()
+    weight, score, *parts = map(number, re.findall(r"(?<= )[−\d.]*\d(?=[, .+]|$)", printed))
     layer = shown.layer("decoder", 1)
     assert weight == pytest.approx(layer.weights[0, 1, 5, 2].item(), abs=1e-2)
     assert score == pytest.approx(sum(parts), abs=3e-2)
-    assert "“two” to “of”" in told
+    assert "“two” to “of”" in printed
     shown(screen, "kind=decoder&query=2&key=5")
     assert "not seen in this layer" in screen.locator(".reading").inner_text()
 
@@ -254,7 +254,7 @@ def test_the_address_restores_the_view(shown, screen):
 
 def test_an_address_that_asks_for_what_is_not_there_says_so(shown, screen):
     shown(screen, "layer=99&head=x&show=gain&kind=middle&query=-1")
-    told = screen.locator("#notice").inner_text()
+    printed = screen.locator("#notice").inner_text()
     for part in (
         "no layer 99, they are 1 to 2",
         "no head NaN",
@@ -262,7 +262,7 @@ def test_an_address_that_asks_for_what_is_not_there_says_so(shown, screen):
         "“middle”",
         "no query -1",
     ):
-        assert part in told
+        assert part in printed
     assert title(screen) == "encoder · layer 1 · head 1 · weight"
 
 
@@ -312,7 +312,7 @@ def test_the_colours_follow_the_system(shown, screen):
     screen.emulate_media(color_scheme="dark")
     screen.wait_for_function(f"{background} !== '{light}'")
     redrawn = "before => document.querySelector('.matrix').toDataURL() !== before"
-    screen.wait_for_function(redrawn, arg=drawn)  # after the page was told, a moment later
+    screen.wait_for_function(redrawn, arg=drawn)  # a moment after the event
 
 
 def test_a_narrow_window_shows_all_of_it(shown, screen):

@@ -148,7 +148,7 @@ class TestOptions:
         assert (self.parse().seeds, self.parse().lengths) == ((1, 2, 3), (8, 16))
 
     @pytest.mark.parametrize(
-        ("words", "told"),
+        ("words", "printed"),
         [
             ("--seeds 1,01", "argument --seeds: 1,01: a number occurs twice"),
             ("--jobs 0", "argument --jobs: must be a whole number of at least 1, not '0'"),
@@ -157,10 +157,10 @@ class TestOptions:
             ("--job 2 more", "unrecognized arguments: more"),
         ],
     )
-    def test_a_mistake_is_a_line(self, words, told):
+    def test_a_mistake_is_a_line(self, words, printed):
         with pytest.raises(UserError) as refused:
             self.parse(*words.split())
-        assert str(refused.value) == f"{told} (see ours --help)"
+        assert str(refused.value) == f"{printed} (see ours --help)"
 
     def test_names_may_be_specs(self):
         found = options.parse_named(["m4(max_distance=8)=a=b.pt", " x = y"], "NAME=FILE")

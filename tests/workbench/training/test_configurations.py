@@ -212,6 +212,7 @@ def test_a_model_of_the_users_own_is_accepted():
         ("laptop", "optimization.max_update=x", "the setting optimization.max_update: Value 'x'"),
         ("laptop", "optimization.lr=0.1", "optimization.lr is a list: write brackets"),
         ("laptop", "model.activation_fn=m4(b=2)", "\"model.activation_fn='m4(b=2)'\""),
+        ("laptop", "model.activation_fn=m4,rope", "\"model.activation_fn='m4,rope'\""),
         ("laptop", "+model.position_encodin=rope", "_decoder? roberta_none has no such setting"),
         ("laptop", "model._name=roberta_rop", "_name=roberta_rop: did you mean roberta_rope or"),
         ("laptop", "optimizer._name=adamm", "fairseq has no 'adamm': did you mean adam"),
