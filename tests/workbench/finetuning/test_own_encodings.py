@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 def pretrained() -> Path:
     """Train a masked LM with the positions ``root`` for two updates; return its checkpoint."""
     folder = new_directory() / "tiny"
-    model = ["--task", "masked_lm", "--criterion", "masked_lm", "--arch", "roberta_none_tiny"]
+    model: list[Any] = ["--task=masked_lm", "--criterion=masked_lm", "--arch", "roberta_none_tiny"]
     model += ["--tokens-per-sample", 40, "--sample-break-mode", "none", *TINY, *TRAINING]
     own = ["--user-dir", own_encodings(), "--position-encoding", "root", "--save-dir", folder]
     end = ["--max-update", 2, "--no-epoch-checkpoints"]
