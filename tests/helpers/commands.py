@@ -169,9 +169,7 @@ class Training(NamedTuple):
     def figures(self, group: str, key: str = "loss") -> list[float]:
         """Return a figure of the last batch of each epoch, in full; the log has three decimals.
 
-        Args:
-            group: ``train`` or ``valid``.
-            key: ``loss`` or ``gnorm``, the length of the gradient.
+        ``group`` is ``train`` or ``valid``; ``key``, ``loss`` or ``gnorm``, the gradient's length.
         """
         epochs = sorted(int(path.stem[10:]) for path in self.save_dir.glob("checkpoint?.pt"))
         states = [self.checkpoint(f"checkpoint{epoch}.pt") for epoch in epochs]
@@ -208,11 +206,7 @@ def new_directory() -> Path:
 
 
 def made_once(function: Callable[..., Made]) -> Callable[..., Made]:
-    """Have one worker make what a function returns, for all of a session; nobody changes it.
-
-    Args:
-        function: returns paths in new directories; its arguments are text.
-    """
+    """Have one worker make the paths that a function of texts returns, for all of a session."""
 
     @functools.cache
     @functools.wraps(function)

@@ -419,11 +419,7 @@ class Cell(NamedTuple):
         return all(torch.equal(line, lines[0]) for line in lines)
 
     def gradients(self, checkpointing: bool | None = None) -> dict[str, Tensor]:
-        """Compute the gradients of a loss, with one of the kinds of checkpointing.
-
-        Args:
-            checkpointing: reentrant or not; None for none.
-        """
+        """Compute the gradients of a loss; checkpointing is reentrant (True) or not, or None."""
         model = self.model.train()
         for module in model.modules():
             if isinstance(module, nn.Dropout):

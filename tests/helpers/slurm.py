@@ -75,11 +75,7 @@ def start_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 
 class Cluster:
-    """Slurm's daemons, until :meth:`stop`.
-
-    Args:
-        folder: new, for their files; its path is short, as one is a socket.
-    """
+    """Slurm's daemons, until :meth:`stop`; the path of their folder is short, for a socket."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

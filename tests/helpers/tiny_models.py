@@ -208,11 +208,8 @@ def assert_decoding_equals_full_pass(
     """Decode step by step, reordered after each as a beam search does; return the last state.
 
     Args:
-        model: of a family with a decoder.
-        family: its name.
         source: sentences, one for each of the beams.
         orders: for each step, the beams that go on.
-        tolerance: relative and absolute.
     """
     encoder_out = None
     if family == "translation":

@@ -179,6 +179,15 @@ def test_a_good_folder_is_read(command: str, folder: Path) -> None:
     assert run(command, folder) == 0
 
 
+def test_links_inside_a_cache_of_the_hub_are_followed(folder: Path) -> None:
+    blobs, snapshot = folder.parent / "blobs", folder.parent / "snapshots" / "main"
+    folder.rename(blobs)
+    snapshot.mkdir(parents=True)
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(path)
+    assert run("swap", snapshot) == 0
+
+
 REFUSED = [(x, row) for x in COMMANDS for row in ROWS | (TEXT_ROWS if x != "swap" else {})]
 
 

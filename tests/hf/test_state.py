@@ -150,6 +150,15 @@ def test_a_cache_of_earlier_windows_is_refused(spec: str) -> None:
 
 
 @torch.no_grad()
+def test_a_cache_without_forget_gates_is_refused() -> None:
+    model = Cell.build("llama", "none").model
+    cache = model(TOKENS[:, :6])[CACHE]
+    set_positions(model, "fox")
+    with pytest.raises(UserError, match="lacks the forget gates of its 6 tokens"):
+        model(TOKENS[:, 6:], **{CACHE: cache})
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("spec", ["alibi", "m4m", "learned+t5", "fox+alibi", "own+window(size=9)"])
 def test_tokens_after_a_cache_are_counted_or_refused(spec: str) -> None:
     model = Cell.build("llama", spec).model
