@@ -27,7 +27,7 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.backends.triton import attend
 from fairseq_posenc.encodings.runs import Runs
-from fairseq_posenc.encodings.term import NumbersByDistance, Product, RowsByDistance, Term
+from fairseq_posenc.encodings.term import NumbersByDistance, RowsByDistance, Term
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.workbench.results.markdown import table
 
@@ -48,12 +48,13 @@ def build_terms(form: str, clipped: bool) -> Terms:
     """Build the terms of an encoding."""
     runs = Runs(range(-15, 17), 1 - LENGTH, LENGTH - 1, torch.device("meta")) if clipped else None
     rows = leaf(1, 2 * LENGTH - 1 if runs is None else runs.num_rows, HEAD_DIM)
-    of_queries = RowsByDistance(rows, runs, of="query")
-    of_keys = RowsByDistance(rows if form == "m4m" else leaf(*rows.shape), runs, of="key")
+    is_product = form == "m4m"
+    of_queries = RowsByDistance(rows, runs, of="query", multiplies=is_product)
+    rows_of_keys = rows if is_product else leaf(*rows.shape)
+    of_keys = RowsByDistance(rows_of_keys, runs, of="key", multiplies=is_product)
     bias = NumbersByDistance(leaf(HEADS, 2 * LENGTH - 1, dtype=torch.float32).detach())
     terms: dict[str, list[Term]] = {"none": [], "alibi": [bias], "shaw": [of_queries]}
-    both = [of_queries, of_keys, *([Product()] if form == "m4m" else [])]
-    return Terms(terms.get(form, both))
+    return Terms(terms.get(form, [of_queries, of_keys]))
 
 
 def compile_kernels(terms: Terms) -> dict[str, tuple[int, Any]]:

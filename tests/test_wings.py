@@ -245,9 +245,9 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (29066, 27500),
-    "fairseq_posenc/encodings": (4049, 3800),
-    "fairseq_posenc/backends": (4063, 3600),
+    "fairseq_posenc": (28988, 27500),
+    "fairseq_posenc/encodings": (4036, 3800),
+    "fairseq_posenc/backends": (3998, 3600),
     "fairseq_posenc/backends/triton": (1200, 1200),
     "fairseq_posenc/modules": (1333, 1150),
     "fairseq_posenc/analysis": (266, 300),
@@ -271,7 +271,7 @@ LINES = {
     "fairseq_posenc/workbench/reports": (399, 400),
     "preprocess": (2588, 2600),
     "docs/generate": (434, 750),
-    "benchmarks": (3005, 3600),
+    "benchmarks": (3003, 3600),
     "tests": (31766, 32000),
 }
 LONGEST_FILE = 401  # outside tests/

@@ -12,7 +12,7 @@ import torch
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import available, choose
-from fairseq_posenc.backends.base import CallFeatures
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.planner import BACKENDS
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.terms import Terms
@@ -53,7 +53,7 @@ def backend_names(requested: list[str]) -> list[str]:
 
 
 def contenders(
-    encodings: Iterable[str], backends: Iterable[str], dims: Dims, call: CallFeatures
+    encodings: Iterable[str], backends: Iterable[str], dims: Dims, call: AttentionCall
 ) -> list[Contender]:
     """List the contenders of a benchmark, with ``none`` on every backend that is used.
 
@@ -61,14 +61,14 @@ def contenders(
         UserError: a spec cannot be read, or does not apply to such a layer.
     """
     listed = encoding_contenders(encodings, backends, dims, call)
-    none = _compute_terms_of_one_token("none", dims, torch.device(call.device))
+    call = call._replace(terms=_compute_terms_of_one_token("none", dims, call.query.device))
     used = [contender.backend for contender in listed]
-    plain = [Contender("none", name) for name in used if not BACKENDS[name].refuses(none, call)]
+    plain = [Contender("none", name) for name in used if not BACKENDS[name].refuses(call)]
     return list(dict.fromkeys([*plain, *listed]))
 
 
 def encoding_contenders(
-    encodings: Iterable[str], backends: Iterable[str], dims: Dims, call: CallFeatures
+    encodings: Iterable[str], backends: Iterable[str], dims: Dims, call: AttentionCall
 ) -> list[Contender]:
     """List the contenders of a benchmark, with ``none`` only if it is one of the encodings.
 
@@ -78,16 +78,17 @@ def encoding_contenders(
     Raises:
         UserError: a spec cannot be read, or does not apply to such a layer.
     """
-    device = torch.device(call.device)
     listed = []
     for spec in encodings:
-        terms = _compute_terms_of_one_token(spec, dims, device)
+        terms = _compute_terms_of_one_token(spec, dims, call.query.device)
+        of_spec = call._replace(terms=terms)
         # Some rotations (that of `pope`) make queries and keys wider than values.
-        widens = any(registry.get(item.name).widens for item in specs.parse(spec).items)
-        of_spec = call._replace(widened=widens)
+        if any(registry.get(item.name).widens for item in specs.parse(spec).items):
+            wider = torch.cat([call.query, call.query], -1)
+            of_spec = of_spec._replace(query=wider, key=wider)
         for backend in backends:
-            name = choose("auto", terms, of_spec)[0] if backend == "auto" else backend
-            if why_not := BACKENDS[name].refuses(terms, of_spec):
+            name = choose("auto", of_spec)[0] if backend == "auto" else backend
+            if why_not := BACKENDS[name].refuses(of_spec):
                 _say(f"no row for {spec} on {name}: {why_not}")
             else:
                 listed.append(Contender(spec, name))

@@ -14,8 +14,9 @@ from fairseq.tasks import setup_task
 from fairseq.trainer import Trainer
 
 from fairseq_posenc import registry
-from fairseq_posenc.backends.base import CallFeatures
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.user_dir import register
 from measuring.contenders import STOCK, Contender
 from measuring.timing import Pass
@@ -122,16 +123,11 @@ class Case(NamedTuple):
         return Dims(self.size.embed_dim, self.size.num_heads, self.length, self.causal)
 
     @property
-    def call(self) -> CallFeatures:
-        """The features that a backend is chosen by."""
-        return CallFeatures(
-            self.device.type,
-            self.dtype,
-            self.length,
-            self.length,
-            self.dims.head_dim,
-            dropout=self.dropout > 0,
-        )
+    def call(self) -> AttentionCall:
+        """A call of one head, by which a backend is chosen; it has no values."""
+        shape = (1, 1, self.length, self.dims.head_dim)
+        x = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return AttentionCall(x, x, x, Terms(), dropout=self.dropout)
 
 
 def train_options(contender: Contender, case: Case, lr: float) -> list[str]:

@@ -61,7 +61,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     exact = exact._replace(query=query, key=key, value=value, terms=exact.terms.map(_to_float64))
     expected, _ = attend_by_reference(exact)
     for name in backends:
-        if not BACKENDS[name].refuses(call.terms, call.features):  # a reason, or empty
+        if not BACKENDS[name].refuses(call):  # a reason, or empty
             attended, _ = BACKENDS[name].attend(call)
             errors[name] = float((attended.double().cpu() - expected).abs().max())
     return errors

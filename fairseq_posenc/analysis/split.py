@@ -6,6 +6,7 @@ reference backend computes with some of the terms. B batch, H heads, T queries, 
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.encodings.term import RowsByDistance
 from fairseq_posenc.encodings.terms import Terms
 
-# Names of terms that add to the scores; with `Product`, the tables multiply the dot product.
+# Names of terms that add to the scores; in a product, the tables multiply the dot product.
 _FACTORS = ("gain", "channel_gain", "query_table", "key_table")
 _PARTS = (*_FACTORS, "bias", "pair_bias", "state_table", "decay", "counted_table")
 
@@ -89,26 +91,24 @@ def split(
     """
     query, key = query.double(), key.double()
     terms = terms.map(lambda x: x.double() if x.is_floating_point() else x)
-    names = [term.name for term in terms]
+    summands = [replace(x, multiplies=False) if isinstance(x, RowsByDistance) else x for x in terms]
 
     def compute(*chosen: str) -> Tensor:
-        """Compute the scores with some of the terms; states and a reset belong to any table."""
+        """Add some of the terms to the content; states and a reset belong to any table."""
         chosen = (*chosen, "scale_factor", "reset", "states")
-        return reference.scores(query, key, Terms([x for x in terms if x.name in chosen]), mask)
+        return reference.scores(query, key, Terms([x for x in summands if x.name in chosen]), mask)
 
     content = compute()
     if rotation is not None:
         query, key = rotation.rotate_queries(query), (key_rotation or rotation).rotate_keys(key)
     rotated = compute()
-    added = {name: compute(name) - rotated for name in names if name in _PARTS}
+    added = {x.name: compute(x.name) - rotated for x in terms if x.name in _PARTS}
     # Terms of states are added after a product, so scores minus `position` stay a product.
     biases = ("bias", "pair_bias", "state_table") if terms.product else ("bias", "pair_bias")
     position = sum((added.pop(name) for name in biases if name in added), torch.zeros_like(content))
-    both = compute(*names) - content - position
-    if terms.product:  # `compute` adds a table alone, so a difference is its dot product
-        scale = terms.scale(query.size(-1))  # a gain has no factor here: `Terms` refuses it beside
-        factors = {"content": rotated} | {name: x for name, x in added.items() if name in _FACTORS}
-        details = {name: x / scale for name, x in factors.items()}
-    else:
-        details = added if rotation is None else {**added, "rotation": rotated - content}
+    both = reference.scores(query, key, terms, mask) - content - position
+    details = added if rotation is None else {**added, "rotation": rotated - content}
+    if terms.product:  # `compute` adds tables, so a difference is a dot product; there is no gain
+        products = {"content": rotated} | {x: added[x] for x in _FACTORS if x in added}
+        details = {name: x / terms.scale(query.size(-1)) for name, x in products.items()}
     return Split(content, position, both, details, terms.product)

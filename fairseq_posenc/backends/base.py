@@ -1,4 +1,4 @@
-"""The interface of all backends: a call of attention, and the features by which one is chosen.
+"""The interface of all backends, and the arguments of a call of attention.
 
 B batch, H heads, T queries, S keys, D head size; G is H, or 1 for all heads.
 """
@@ -18,24 +18,6 @@ from fairseq_posenc.errors import UserError
 
 # Why a backend that takes distances from the order of tokens refuses a call with other ids.
 NEEDS_CONSECUTIVE_IDS = "it needs position_ids that grow by one from token to token"
-
-
-class CallFeatures(NamedTuple):
-    """What the choice of a backend depends on, besides terms; the defaults are a usual call's."""
-
-    device: str = "cpu"  # `cpu`, `cuda`
-    dtype: torch.dtype = torch.float32  # of queries, keys and values
-    tgt_len: int = 512  # T
-    src_len: int = 512  # S
-    head_dim: int = 64  # D
-    padded: bool = False  # whether there is a padding mask
-    limited: bool = False  # whether a window or segments hide keys
-    first_keys: bool = False  # whether a window leaves some first keys visible
-    documents: bool = False  # whether each row has several documents, each with a first token
-    dropout: bool = False  # whether weights are dropped
-    need_weights: bool = False  # whether the attention weights are requested
-    direction: str = "both"  # or `lr`, without later keys, or `rl`, without earlier ones
-    widened: bool = False  # whether queries and keys are wider than values, as of PoPE
 
 
 class AttentionCall(NamedTuple):
@@ -92,25 +74,6 @@ class AttentionCall(NamedTuple):
         # `later` has the opposite sign: c_j - c_i is added.
         return (-later, None) if self.mask.direction == "rl" else (earlier, -later)
 
-    @property
-    def features(self) -> CallFeatures:
-        """The features of this call."""
-        return CallFeatures(
-            device=self.query.device.type,
-            dtype=self.query.dtype,
-            tgt_len=self.query.size(2),
-            src_len=self.key.size(2),
-            head_dim=self.query.size(3),
-            padded=self.mask.key_padding is not None,
-            limited=self.mask.locality.limits,
-            first_keys=self.mask.locality.first_keys is not None,
-            documents=self.mask.locality.documents,
-            dropout=self.dropout > 0,
-            need_weights=self.need_weights,
-            direction=self.mask.direction,
-            widened=self.query.size(3) != self.value.size(3),
-        )
-
 
 class Backend(Protocol):
     """A way to compute attention: a module's functions, which the planner calls in this order."""
@@ -118,8 +81,11 @@ class Backend(Protocol):
     def unavailable(self) -> str:
         """Explain why this backend cannot run on this machine; empty if it can."""
 
-    def refuses(self, terms: Terms, call: CallFeatures) -> str:
-        """Explain why this backend cannot compute such a call; empty if it can."""
+    def refuses(self, call: AttentionCall) -> str:
+        """Explain why this backend cannot compute such a call; empty if it can.
+
+        It reads no values: the tensors may be on "meta", which stands for any GPU.
+        """
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         """Compute attended values ``(B, H, T, D)`` and, on request, weights ``(B, H, T, S)``."""

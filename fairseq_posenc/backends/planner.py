@@ -1,8 +1,8 @@
 """Chooses the backend of a call, and gives the reason.
 
 Backends are ranked, and the first that can compute the call is taken. The orders were measured
-(``benchmarks/attention.py``). On a GPU, our kernels are chosen only where a benchmark on such a GPU
-is recorded, and none is at present; FlexAttention runs only where it is requested.
+(``benchmarks/attention.py``). On a GPU, our kernels and FlexAttention run only where they are
+requested: no benchmark has shown yet that they are faster there.
 """
 
 import logging
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import blocked, flex, reference, sdpa, triton
-from fairseq_posenc.backends.base import AttentionCall, Backend, CallFeatures, check_dropout
+from fairseq_posenc.backends.base import AttentionCall, Backend, check_dropout
 from fairseq_posenc.backends.forward_cache import is_exporting
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
@@ -34,13 +34,6 @@ SHORT = 48  # number of keys below which setting up blocks takes too long on a C
 SHORT_ON_GPU = 512
 _logged: set[str] = set()
 
-# Where `triton` won a benchmark of layers with dropout on a GPU (`make gpu`). Only earlier kernels
-# did, on an H100. Today's have not run on a GPU yet, so they are taken only where requested.
-RECORDED_CHIP = "sm_90"  # compute capability
-RECORDED_LENGTHS = range(2048, 8193)  # numbers of keys
-# The names of the terms of each benchmark, such as {"query_table"}; none: `triton` is never chosen.
-RECORDED_TERMS: tuple[set[str], ...] = ()
-
 
 def available() -> dict[str, str]:
     """Explain, for each backend, why it cannot run on this machine (empty: it can)."""
@@ -62,14 +55,9 @@ def check(requested: str, terms: Terms, head_dim: int, locality: Locality = NO_L
     if requested == "auto":
         return
     backend = _find_backend(requested)
-    call = CallFeatures(
-        "cuda" if torch.cuda.is_available() else "cpu",
-        head_dim=head_dim,
-        limited=locality.limits or locality.documents,  # `limits`: a window, or present segments
-        first_keys=locality.first_keys is not None,  # `triton` refuses them
-        documents=locality.documents,  # `blocked` refuses them beside resets
-    )
-    _refuse_if(backend.unavailable() or backend.refuses(terms, call), requested)
+    x = torch.empty(1, 1, SHORT, head_dim, dtype=torch.float32, device="meta")
+    call = AttentionCall(x, x, x, terms, Mask(locality=locality))
+    _refuse_if(backend.unavailable() or backend.refuses(call), requested)
 
 
 def _find_backend(name: str) -> Backend:
@@ -83,7 +71,7 @@ def _refuse_if(why_not: str, name: str) -> None:
         raise UserError(f"position backend {name} cannot compute this: {why_not}")
 
 
-def choose(requested: str, terms: Terms, call: CallFeatures) -> tuple[str, str]:
+def choose(requested: str, call: AttentionCall) -> tuple[str, str]:
     """Choose the fastest backend that can compute a call, or the one that was requested.
 
     The choice is logged, once for each kind of call.
@@ -91,8 +79,7 @@ def choose(requested: str, terms: Terms, call: CallFeatures) -> tuple[str, str]:
     Args:
         requested: ``auto``, or a backend that :func:`check` accepts. If the attention weights are
             requested, the reference takes its place, since no other backend returns them.
-        terms: of the encodings, added to the scores.
-        call: all other features.
+        call: the call, whose values do not matter; "meta" stands for a GPU.
 
     Returns:
         The name of the backend, and the reason for the choice.
@@ -101,15 +88,15 @@ def choose(requested: str, terms: Terms, call: CallFeatures) -> tuple[str, str]:
         UserError: the requested backend cannot compute the call.
     """
     if requested == "auto":
-        name, reason = _choose_fastest(terms, call)
+        name, reason = _choose_fastest(call)
     else:
         backend = _find_backend(requested)
-        _refuse_if(backend.refuses(terms, call._replace(need_weights=False)), requested)
+        _refuse_if(backend.refuses(call._replace(need_weights=False)), requested)
         name, reason = requested, "requested"
         if call.need_weights:
             name, reason = "reference", "the attention weights are requested"
     if not torch.compiler.is_compiling():  # logging would break the compiled graph
-        _log_once(name, reason, terms, call)
+        _log_once(name, reason, call)
     return name, reason
 
 
@@ -130,81 +117,63 @@ def attend(
     """
     mask = mask.without_needless_window(key.size(2))
     call = AttentionCall(query, key, value, terms, mask, check_dropout(dropout), need_weights)
-    name, _ = choose(requested, terms, call.features)
+    name, _ = choose(requested, call)
     return BACKENDS[name].attend(call)
 
 
-def _choose_fastest(terms: Terms, call: CallFeatures) -> tuple[str, str]:
-    order, reason = _rank(terms, call)
+def _choose_fastest(call: AttentionCall) -> tuple[str, str]:
+    order, reason = _rank(call)
     reasons = [reason]
     for name in order.split():
         if name == "blocked" and torch.compiler.is_compiling():
             continue  # torch.compile cannot trace its hand-written passes
-        why_not = BACKENDS[name].unavailable() or BACKENDS[name].refuses(terms, call)
+        why_not = BACKENDS[name].unavailable() or BACKENDS[name].refuses(call)
         if not why_not:
             return name, "; ".join(reasons)
         reasons.append(f"not {name}: {why_not}")
     raise AssertionError("the reference backend serves everything")
 
 
-def _rank(terms: Terms, call: CallFeatures) -> tuple[str, str]:
+def _rank(call: AttentionCall) -> tuple[str, str]:
     """Rank backends, separated by spaces, the fastest first; say why that is the fastest."""
+    terms, tgt_len, src_len = call.terms, call.query.size(2), call.key.size(2)
+    is_padded = call.mask.key_padding is not None
     plain = terms.is_biased_dot_product  # no gain, cap or sink, and no vectors by distance
     biases = Terms([x for x in terms if isinstance(x, (ByDistance, NumbersByPair))])  # of any kind
     fused, blocks = "sdpa reference" if plain else "reference", "blocked sdpa reference"
     if is_exporting():  # so the length cannot decide
         return "sdpa reference", "a graph for all lengths"
-    if call.device != "cpu":
+    if call.query.device.type != "cpu":
         if plain and not biases:
             return fused, "a plain dot product"
-        return _rank_on_gpu(terms, call)
+        if tgt_len == 1:
+            return "sdpa reference", "a single query"
+        others = "reference blocked" if src_len <= SHORT_ON_GPU else "blocked reference"
+        return f"sdpa {others}", "not triton, not flex: no benchmark shows them faster"
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in biases.tensors().values())
     cases = [  # condition, backends and reason; the first that holds counts
-        (call.tgt_len == 1, fused, "a single query"),
-        (call.src_len < SHORT, fused, f"fewer than {SHORT} keys"),
+        (tgt_len == 1, fused, "a single query"),
+        (src_len < SHORT, fused, f"fewer than {SHORT} keys"),
         (not plain, "blocked reference", "no matrix of scores by distance"),
-        (call.limited, blocks, "hidden keys are left out"),
-        (call.dropout, blocks, "torch's attention is slow to drop weights"),
+        (call.mask.locality.limits, blocks, "hidden keys are left out"),
+        (call.dropout > 0, blocks, "torch's attention is slow to drop weights"),
         (not biases, fused, "a plain dot product"),
         # `sdpa` needs gradients of all pairs, or a bias for each sentence.
-        (learns or call.padded, blocks, "no bias for each sentence, no matrix of gradients"),
+        (learns or is_padded, blocks, "no bias for each sentence, no matrix of gradients"),
     ]
     found = ((order, reason) for holds, order, reason in cases if holds)
     return next(found, (fused, "a dot product and a fixed bias"))
 
 
-def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[str, str]:
-    """Rank backends: `triton` only where it won a benchmark, `flex` nowhere."""
-    if call.tgt_len == 1:
-        return "sdpa reference", "a single query"
-    chip = find_chip()
-    is_recorded = chip == RECORDED_CHIP and {*_list_names(terms)} in RECORDED_TERMS
-    if is_recorded and call.src_len in RECORDED_LENGTHS and call.dropout and not call.limited:
-        return "triton sdpa blocked reference", f"the fastest in a benchmark on {chip}"
-    others = "reference blocked" if call.src_len <= SHORT_ON_GPU else "blocked reference"
-    reason = f"not triton, not flex: no recorded benchmark of such a call on {chip}"
-    return f"sdpa {others}", reason
-
-
-def find_chip() -> str:
-    """Find the compute capability of the GPU in use, such as ``sm_90``."""
-    if not torch.cuda.is_available():
-        return "a GPU that is not here"
-    return "sm_{}{}".format(*torch.cuda.get_device_capability())
-
-
-def _list_names(terms: Terms) -> list[str]:
-    """List the names of the terms, except the scale factor."""
-    return [term.name for term in terms.without(ScaleFactor)]
-
-
-def _log_once(name: str, reason: str, terms: Terms, call: CallFeatures) -> None:
+def _log_once(name: str, reason: str, call: AttentionCall) -> None:
     """Log a choice, unless it has been logged for a call of the same kind."""
     if not logger.isEnabledFor(logging.INFO):
         return
-    features = [call.device, str(call.dtype).removeprefix("torch.")]
-    features += [x for x, holds in (("dropout", call.dropout), ("padding", call.padded)) if holds]
-    names = ", ".join(_list_names(terms)).replace("_", " ") or "plain"
+    features = [call.query.device.type, str(call.query.dtype).removeprefix("torch.")]
+    features += ["dropout"] if call.dropout else []
+    features += ["padding"] if call.mask.key_padding is not None else []
+    listed = [term.name for term in call.terms.without(ScaleFactor)]
+    names = ", ".join(listed).replace("_", " ") or "plain"
     line = f"attention ({names}; {', '.join(features)}): {name}, {reason}"
     if line not in _logged:
         _logged.add(line)

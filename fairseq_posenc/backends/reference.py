@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc.backends import equation
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.by_distance import (
     expand_numbers,
     relative_shift,
@@ -37,7 +37,7 @@ def unavailable() -> str:
     return ""
 
 
-def refuses(terms: Terms, call: CallFeatures) -> str:
+def refuses(call: AttentionCall) -> str:
     """Return "" to the planner: it computes every call."""
     return ""
 

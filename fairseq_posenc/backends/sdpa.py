@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.by_distance import sum_biases
 from fairseq_posenc.backends.forward_cache import is_exporting
 from fairseq_posenc.backends.mask import Mask
@@ -34,8 +34,9 @@ def unavailable() -> str:
     return ""
 
 
-def refuses(terms: Terms, call: CallFeatures) -> str:
+def refuses(call: AttentionCall) -> str:
     """Explain why torch's fused attention cannot compute such terms; empty if it can."""
+    terms = call.terms
     decay = terms.find(Decay)
     if call.need_weights:
         return "it does not return the attention weights"
@@ -45,7 +46,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         return "the scores are more than a dot product and a bias"
     if terms.has(Temperature, CountTemperature) and _has_bias(terms):
         return "a temperature multiplies the bias as well"
-    if decay is not None and decay.later is not None and call.direction == "both":
+    if decay is not None and decay.later is not None and call.mask.direction == "both":
         return "decay in two directions is not a dot product"
     return ""
 

@@ -13,7 +13,6 @@ from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import (
     NumbersByDistance,
     NumbersByPair,
-    Product,
     Reset,
     RowsByDistance,
     RowsOf,
@@ -47,7 +46,7 @@ class DistanceEncoding(Encoding):
     acts_on = "scores"
     has_vectors: ClassVar[bool] = True  # whether a row has D numbers, not one
     rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # which vectors rows meet, a term for each
-    multiplies: ClassVar[bool] = False  # whether numbers multiply q_i.k_j
+    multiplies: ClassVar[bool] = False  # whether numbers, or products with rows, multiply q_i.k_j
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class DistanceEncoding(Encoding):
         """List the terms with the rows that ``terms`` selected, ``(G, R, D)`` or ``(G, R)``."""
         if not self.has_vectors:
             return [NumbersByDistance(rows, runs, multiplies=self.multiplies)]
-        return [RowsByDistance(rows, runs, of=of) for of in self.rows_of]
+        return [RowsByDistance(rows, runs, of=x, multiplies=self.multiplies) for x in self.rows_of]
 
     def terms(self, positions: Positions) -> list[Term]:
         """List the terms with the rows of the distances, and the reset that two more rows need."""
@@ -320,6 +319,4 @@ class M4M(M4):
         the options are those of ``m4``.
     """
 
-    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
-        """Multiply the dot product by those of the rows, ``(G, R, D)``."""
-        return [*super().use(rows, runs), Product()]
+    multiplies = True

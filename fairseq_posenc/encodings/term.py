@@ -162,7 +162,8 @@ class RowsByDistance(ByDistance):
     ``of`` says which: ``query``, q_i.Q_r is added to q_i.k_j; ``key``, k_j.K_r is; ``channel``,
     the sum of q_it k_jt a_rt over t replaces q_i.k_j; ``state``, s_i.P_r is added after scaling;
     ``value``, v_j + V_r replaces the value v_j. The rows of ``layer``, ``(1, R, C)``, are projected
-    by each layer like tokens: as keys they are Q, and as queries they are K.
+    by each layer like tokens: as keys they are Q, and as queries they are K. With ``multiplies``,
+    products with the rows of ``query`` and ``key`` multiply q_i.k_j, and are not added to it.
 
     >>> runs = Runs((0, 1), low=-4, high=4)  # of five tokens: r < 0, r = 0, r > 0
     >>> shaw = RowsByDistance(torch.ones(1, 3, 64), runs, of="query")
@@ -171,6 +172,7 @@ class RowsByDistance(ByDistance):
     """
 
     of: RowsOf = field(kw_only=True)
+    multiplies: bool = field(default=False, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -196,17 +198,6 @@ class ScaleFactor(Term):
                 f"{other.factor:g}): set scale_factor of one of them"
             )
         return self
-
-
-@dataclass(frozen=True, eq=False)
-class Product(Term):
-    """Products with rows of queries and keys multiply q_i.k_j, and are not added to it.
-
-    >>> table = torch.ones(1, 5, 64)
-    >>> m4m = *(RowsByDistance(table, of=of) for of in ("query", "key")), Product()
-    """
-
-    label = "product"
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,6 @@ from fairseq_posenc.encodings.term import (
     CountedRows,
     NumbersByDistance,
     NumbersByPair,
-    Product,
     Reset,
     RowsByDistance,
     RowsOf,
@@ -53,7 +52,7 @@ class Terms(tuple[Term, ...]):
     def __or__(self, other: Terms) -> Terms:
         """Combine the terms of two encodings; refuse incompatible ones."""
         # Encodings with these terms may have a reset; others, such as a temperature, have none.
-        both_resettable = all(x.has(ByDistance, NumbersByPair, Product) for x in (self, other))
+        both_resettable = all(x.has(ByDistance, NumbersByPair) for x in (self, other))
         if both_resettable and (self.first is None) != (other.first is None):
             raise UserError("reset must apply to every encoding of the scores, or to none")
         if self.multiplies and other.multiplies:
@@ -127,7 +126,7 @@ class Terms(tuple[Term, ...]):
     @property
     def product(self) -> bool:
         """Whether q_i.k_j and the products with rows are multiplied, not added."""
-        return self.has(Product)
+        return any(isinstance(x, RowsByDistance) and x.multiplies for x in self)
 
     @property
     def multiplies(self) -> bool:

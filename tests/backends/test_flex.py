@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.backends import choose, flex, reference
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.flex import build_block_mask
 from fairseq_posenc.backends.flex.scores import round_length
 from fairseq_posenc.backends.mask import Mask
@@ -19,6 +19,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.position_encoding import PositionEncoding
 from fairseq_posenc.registry import names
 from tests.helpers.products import product_of, some_of
+from tests.helpers.terms import draft_call
 from tests.helpers.tiny_models import needs_causal
 from tests.helpers.uncompiled_flex import attend_traced, run_uncompiled
 
@@ -184,19 +185,19 @@ def test_lengths_are_rounded_to_few():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dropout": True}, "FlexAttention has no dropout of weights"),
+        ({"dropout": 0.1}, "FlexAttention has no dropout of weights"),
         ({"device": "cpu"}, "it runs on a GPU, not on cpu"),
         ({"head_dim": 8}, "its heads are 16 wide or more, not 8"),
     ],
 )
 def test_what_it_cannot_do_is_said_in_a_line(changes, reason):
     with pytest.raises(UserError, match="position backend flex cannot compute this: " + reason):
-        choose("flex", Terms(), CallFeatures("cuda")._replace(**changes))
-    assert choose("flex", Terms(), CallFeatures("cuda", need_weights=True))[0] == "reference"
-    assert not flex.refuses(Terms(), CallFeatures("cuda", head_dim=16))
+        choose("flex", draft_call(**{"device": "meta", **changes}))
+    assert choose("flex", draft_call(device="meta", need_weights=True))[0] == "reference"
+    assert not flex.refuses(draft_call(device="meta", head_dim=16))
 
 
 @pytest.mark.parametrize("spec", REFUSED)
 def test_terms_that_it_cannot_compute_are_refused(spec):
     terms = _call(spec, 1, 3, True, False).terms
-    assert REFUSED[spec] in flex.refuses(terms, CallFeatures("cuda"))
+    assert REFUSED[spec] in flex.refuses(draft_call(terms, "meta"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fairseq_posenc.backends import BACKENDS, blocked, flex
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
@@ -18,7 +18,7 @@ from fairseq_posenc.encodings.runs import Runs, mirror
 from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.encodings.terms import Terms
 from tests.helpers.products import product_of
-from tests.helpers.terms import ROWS, TABLES, leaves_of, terms_of
+from tests.helpers.terms import ROWS, TABLES, draft_call, leaves_of, terms_of
 from tests.helpers.uncompiled_flex import attend_uncompiled
 
 B, H, T, D = 2, 2, 70, 4
@@ -116,7 +116,7 @@ def assert_same(name: str, terms: Terms, whole: Terms, mask: Mask, tgt_len: int)
 def test_equals_repeated_rows(name, starts, form, reset, tgt_len, direction, saved, monkeypatch):
     monkeypatch.setattr(blocked, "SAVED_BYTES", saved)
     terms, whole = make_terms(form, STARTS[starts], tgt_len, reset)
-    if not BACKENDS[name].refuses(terms, CallFeatures(tgt_len=tgt_len)):
+    if not BACKENDS[name].refuses(draft_call(terms, tgt_len=tgt_len)):
         assert_same(name, terms, whole, Mask(direction), tgt_len)
     else:
         assert form == "channels" or (form.startswith("values") and reset)

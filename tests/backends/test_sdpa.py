@@ -13,7 +13,7 @@ from fairseq_posenc import registry, specs
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import BACKENDS, blocked, reference, sdpa
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.base import Dims
@@ -21,7 +21,7 @@ from fairseq_posenc.encodings.term import ByDistance, NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions
 from tests.helpers.formulas import awake
-from tests.helpers.terms import terms_of
+from tests.helpers.terms import draft_call, terms_of
 from tests.helpers.tiny_models import needs_causal
 
 DIMS = Dims(embed_dim=32, num_heads=4, max_positions=64)
@@ -66,7 +66,7 @@ def error(backend: str, qkv: Inputs, terms: Terms, exact: torch.Tensor) -> float
 def test_a_bias_is_as_exact_as_on_blocked(name, dtype, autocast):
     torch.manual_seed(0)
     terms = terms_with(name)
-    assert not BACKENDS["sdpa"].refuses(terms, CallFeatures(dtype=dtype))
+    assert not BACKENDS["sdpa"].refuses(draft_call(terms, dtype=dtype))
     qkv = [torch.randn(3, 4, LENGTH, 8).to(dtype) for _ in range(3)]
     in_full = terms.map(lambda x: x.double() if x.is_floating_point() else x)
     exact, _ = BACKENDS["reference"].attend(

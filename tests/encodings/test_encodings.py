@@ -255,7 +255,7 @@ ONE = torch.ones(1)
 @pytest.mark.parametrize(
     ("left", "right", "message"),
     [
-        (terms_of(product=True), terms_of(gain=ONE), "multiply"),
+        (terms_of(query_table=ONE, product=True), terms_of(gain=ONE), "multiply"),
         (terms_of(query_table=ONE), terms_of(query_table=ONE), "query table"),
         (terms_of(scale_factor=1.0), terms_of(scale_factor=3.0), "factors .1 and 3."),
         (terms_of(bias=ONE, reset=ONE), terms_of(bias=ONE), "reset must apply"),

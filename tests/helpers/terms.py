@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import torch
 
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.encodings import term as kinds
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
@@ -15,14 +16,15 @@ TABLES = {"bias", "gain", *ROWS}
 OTHERS: dict[str, Any] = {x.label: x for x in kinds.Term.__subclasses__() if hasattr(x, "label")}
 
 
-def terms_of(runs: Runs | None = None, **given: Any) -> Terms:
+def terms_of(runs: Runs | None = None, product: bool = False, **given: Any) -> Terms:
     """Return the terms of tensors, numbers, or tuples of them; leave out None and False."""
     terms: list[kinds.Term] = []
     for name, x in given.items():
         if x is None or x is False:
             continue
         if name in ROWS:
-            terms.append(kinds.RowsByDistance(x, runs, of=ROWS[name]))
+            of, multiplies = ROWS[name], product and name in ("query_table", "key_table")
+            terms.append(kinds.RowsByDistance(x, runs, of=of, multiplies=multiplies))
         elif name in TABLES:
             terms.append(kinds.NumbersByDistance(x, runs, multiplies=name == "gain"))
         else:
@@ -45,6 +47,21 @@ def terms_of_groups(
             given[name] = leaf(groups, rows) if name in TABLES else groups
     rows_of = kinds.RowsByDistance
     return Terms(replace(x, runs=runs) if isinstance(x, rows_of) else x for x in terms_of(**given))
+
+
+def draft_call(
+    terms: Terms = Terms([]),  # noqa: B008  (immutable)
+    device: str = "cpu",
+    tgt_len: int = 512,
+    src_len: int = 512,
+    head_dim: int = 64,
+    dtype: torch.dtype = torch.float32,
+    **others: Any,
+) -> AttentionCall:
+    """Return a call without values, for which a backend is chosen; "meta" stands for a GPU."""
+    query = torch.empty(1, 1, tgt_len, head_dim, dtype=dtype, device=device)
+    key = query.new_empty(1, 1, src_len, head_dim)
+    return AttentionCall(query, key, key, terms, **others)
 
 
 def change_terms(terms: Terms, **changes: Any) -> Terms:

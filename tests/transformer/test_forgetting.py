@@ -10,12 +10,11 @@ import torch
 from fairseq_posenc import registry
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.backends import BACKENDS, check, flex
-from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
 from tests.helpers.formulas import awake, their_scores
 from tests.helpers.products import product_of
-from tests.helpers.terms import terms_of
+from tests.helpers.terms import draft_call, terms_of
 from tests.helpers.uncompiled_flex import run_uncompiled
 
 HEADS, WIDTH, HEAD_DIM, LENGTH = 2, 16, 8, 17
@@ -141,10 +140,10 @@ def test_refuses_what_has_no_meaning(spec, causal, message):
 
 def test_backends_say_what_they_do_not_serve():
     gates, table = torch.zeros(1, HEADS, 5), torch.zeros(4, HEAD_DIM)
-    assert not BACKENDS["reference"].refuses(terms_of(counted_table=table), None)
+    assert not BACKENDS["reference"].refuses(draft_call(terms_of(counted_table=table)))
     with pytest.raises(UserError, match="counted positions depend on all scores of a query"):
         check("blocked", terms_of(counted_table=table), HEAD_DIM)
-    assert flex.refuses(terms_of(decay=gates), CallFeatures("cuda")) == "it does not forget"
+    assert flex.refuses(draft_call(terms_of(decay=gates), "meta")) == "it does not forget"
     with pytest.raises(UserError, match="decay in two directions is not a dot product"):
         check("sdpa", terms_of(decay=(gates, gates)), HEAD_DIM)
     check("sdpa", terms_of(decay=gates), HEAD_DIM)

@@ -11,11 +11,10 @@ import torch
 
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.backends import check, triton
-from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.errors import UserError
 from tests.helpers.formulas import INPUTS, awake, their_scores
 from tests.helpers.products import product_of, some_of
-from tests.helpers.terms import terms_of
+from tests.helpers.terms import draft_call, terms_of
 from tests.helpers.tiny_models import (
     COMPANIONS,
     COMPOSITIONS,
@@ -272,6 +271,6 @@ def test_what_backends_cannot_do_is_one_line():
         check("sdpa", terms_of(bias=torch.ones(1, 1), count_temperature=torch.ones(2)), 8)
     with pytest.raises(UserError, match="triton cannot compute this"):
         check("triton", terms_of(sink=torch.ones(2)), 8)
-    assert "no temperature, cap" in triton.refuses(terms_of(softcap=50.0), CallFeatures("cuda"))
+    assert "no temperature, cap" in triton.refuses(draft_call(terms_of(softcap=50.0), "meta"))
     with pytest.raises(UserError, match="sdpa cannot compute this: torch's attention has no cap"):
         check("sdpa", terms_of(softcap=50.0), 8)

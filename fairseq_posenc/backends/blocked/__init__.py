@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall, CallFeatures
+from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall
 from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
 from fairseq_posenc.backends.blocked.geometry import find_near, split
@@ -28,7 +28,6 @@ from fairseq_posenc.encodings.term import (
     Reset,
     ScoreCap,
 )
-from fairseq_posenc.encodings.terms import Terms
 
 # Bytes that a call may save for its backward pass; a call that would save more computes its blocks
 # again. With every encoding, RoBERTa-base saves 8 sentences of 512 tokens (384 MiB for a product of
@@ -45,19 +44,21 @@ def unavailable() -> str:
     return ""
 
 
-def refuses(terms: Terms, call: CallFeatures) -> str:
+def refuses(call: AttentionCall) -> str:
     """Explain why this backend cannot compute such terms; empty if it can."""
+    terms, has_several = call.terms, call.query.size(2) > 1  # queries
     if call.need_weights:
         return "it does not keep the attention weights"
-    if terms.has(Reset) and call.documents:  # Reset: other rows for pairs with the first token
+    # Reset: other rows for pairs with the first token
+    if terms.has(Reset) and call.mask.locality.documents:
         return "it resets a single first token of each row, but each document has one"
-    if terms.has(Reset) and terms.rows("value") is not None and call.tgt_len > 1:
+    if terms.has(Reset) and terms.rows("value") is not None and has_several:
         return "it does not reset rows of values"
     if terms.by_ids:  # tables by differences of position ids, not of token indices
         return NEEDS_CONSECUTIVE_IDS
     if terms.has(CountedRows):
         return "counted positions depend on all scores of a query"
-    if terms.rows("channel") is not None and call.tgt_len > 1:  # 1: the reference computes it
+    if terms.rows("channel") is not None and has_several:  # 1: the reference computes it
         return "no matrix product computes a gain for each channel"
     return ""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.flex.scores import (
     TILE,
     ScoreMod,
@@ -26,7 +26,6 @@ from fairseq_posenc.backends.flex.scores import (
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import SinkScore
-from fairseq_posenc.encodings.terms import Terms
 
 MIN_HEAD_DIM = 16
 # With torch's own choice of stages, tiles of float32 did not fit into an H100's shared memory.
@@ -45,16 +44,15 @@ def unavailable() -> str:
     return "" if torch.cuda.is_available() else "there is no CUDA device"
 
 
-def refuses(terms: Terms, call: CallFeatures) -> str:
+def refuses(call: AttentionCall) -> str:
     """Explain why FlexAttention cannot compute such a call; empty if it can."""
+    device, head_dim = call.query.device.type, call.query.size(3)
     reasons = {
         "it does not return the attention weights": call.need_weights,
-        "FlexAttention has no dropout of weights": call.dropout,
-        f"it runs on a GPU, not on {call.device}": call.device == "cpu",
-        f"its heads are {MIN_HEAD_DIM} wide or more, not {call.head_dim}": (
-            call.head_dim < MIN_HEAD_DIM
-        ),
-        **{UNSERVED[term.name]: True for term in terms if term.name in UNSERVED},
+        "FlexAttention has no dropout of weights": call.dropout > 0,
+        f"it runs on a GPU, not on {device}": device == "cpu",
+        f"its heads are {MIN_HEAD_DIM} wide or more, not {head_dim}": head_dim < MIN_HEAD_DIM,
+        **{UNSERVED[term.name]: True for term in call.terms if term.name in UNSERVED},
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall, CallFeatures
+from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall
 from fairseq_posenc.encodings.precision import no_autocast
-from fairseq_posenc.encodings.terms import Terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 128  # tiles were chosen, and are tested, up to it; other backends take wider heads
@@ -52,20 +51,21 @@ def unavailable() -> str:
     return ""
 
 
-def refuses(terms: Terms, call: CallFeatures) -> str:
+def refuses(call: AttentionCall) -> str:
     """Explain why these kernels cannot compute such a call; empty if they can."""
-    on_gpu = call.device == "cuda" or is_interpreted()
-    wide = call.head_dim > MAX_HEAD_DIM
+    device, dtype, head_dim = call.query.device.type, call.query.dtype, call.query.size(3)
+    on_cpu = device == "cpu" and not is_interpreted()
     reasons = {
         "it does not keep the attention weights": call.need_weights,
         "torch.compile cannot trace its kernels": torch.compiler.is_compiling(),
-        f"it runs on a GPU, not on {call.device}": not on_gpu,
-        "its queries, keys and values have one width": call.widened,
-        f"its heads are at most {MAX_HEAD_DIM} wide, not {call.head_dim}": wide,
-        f"it computes in float32 at most, not in {call.dtype}": call.dtype not in DTYPES,
-        NEEDS_CONSECUTIVE_IDS: terms.by_ids,
-        "a window with first keys is not one range of keys": call.first_keys,
-        **{UNSERVED[term.name]: True for term in terms if term.name in UNSERVED},
+        f"it runs on a GPU, not on {device}": on_cpu,
+        "its queries, keys and values have one width": head_dim != call.value.size(3),
+        f"its heads are at most {MAX_HEAD_DIM} wide, not {head_dim}": head_dim > MAX_HEAD_DIM,
+        f"it computes in float32 at most, not in {dtype}": dtype not in DTYPES,
+        NEEDS_CONSECUTIVE_IDS: call.terms.by_ids,
+        "a window with first keys is not one range of keys": call.mask.locality.first_keys
+        is not None,
+        **{UNSERVED[term.name]: True for term in call.terms if term.name in UNSERVED},
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
