@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from copy import deepcopy
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from fairseq import options, tasks
 from fairseq.data.data_utils import collate_tokens
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf import OmegaConf
 
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.checkpoints import write_start_checkpoint
 from tests.helpers.commands import new_directory
-from tests.helpers.tiny_models import ARGS, COMPANIONS, COMPOSITIONS, NAMES, PATTERNS
+from tests.helpers.tiny_models import ARGS
 
-ENDS = 3.0  # what is added to the score of </s>
 WORDS = [f"w{number}" for number in range(40)]
 SIZES = {
     "masked_lm": ARGS["masked_lm"] | {"tokens_per_sample": 24},
@@ -35,10 +32,6 @@ SIZES = {
 }
 ARCH = {"masked_lm": "roberta_", "causal_lm": "transformer_lm_", "translation": "transformer_"}
 TASK = {"masked_lm": "masked_lm", "causal_lm": "language_modeling", "translation": "translation"}
-
-
-# One of each encoding, alone; each companion with rotations; compositions; layers that differ.
-SPECS = [*NAMES, *(f"rope+{name}" for name in COMPANIONS), *COMPOSITIONS, *PATTERNS]
 
 
 class Checkpoint(NamedTuple):
@@ -78,11 +71,11 @@ def checkpoint(
     words = ["--task", task or TASK[family], "--arch", arch]
     if family == "translation":
         words += ["--source-lang", "de", "--target-lang", "en"]
-    usual = tuple(words)
     for name, value in chosen.items():
         words.append(f"--{name.replace('_', '-')}")
         words += [] if value is True else [str(value)]
-    config = _read_settings(usual, [str(data), *words])
+    args = options.parse_args_and_arch(options.get_training_parser(), [str(data), *words])
+    config = convert_namespace_to_omegaconf(args)
     set_up = tasks.setup_task(config.task)
     torch.manual_seed(0)
     model = set_up.build_model(config.model).eval()
@@ -97,35 +90,10 @@ def checkpoint(
     return Checkpoint(path, data, model, set_up)
 
 
-def _read_settings(usual: tuple[str, ...], words: list[str]) -> Any:
-    """Return what a training has as its settings, by the usual ones and what differs from them.
-
-    Hydra takes 0.1 s to put settings together, and tests have hundreds of these models.
-    """
-    before, config = _read_usual_settings(usual)
-    config = deepcopy(config)
-    args = options.parse_args_and_arch(options.get_training_parser(), words)
-    for name, value in vars(args).items():
-        for section in config.values() if value != vars(before).get(name) else ():
-            if isinstance(section, DictConfig) and name in section:
-                section[name] = value
-    if isinstance(config.model, Namespace):  # of an architecture without settings of its own
-        args._name = config.model._name
-        with flag_override(config, "allow_objects", True):
-            config.model = args
-    return config
-
-
-@cache
-def _read_usual_settings(words: tuple[str, ...]) -> tuple[Namespace, Any]:
-    args = options.parse_args_and_arch(options.get_training_parser(), ["", *words])
-    return args, convert_namespace_to_omegaconf(args)
-
-
 def _let_sentences_end(decoder: Any) -> None:
     """Give ``</s>`` a score that the last layer norm's bias makes high, in every sentence."""
     bias = decoder.layers[-1].final_layer_norm.bias.data
-    decoder.output_projection.weight.data[2] += ENDS * bias / bias.square().sum()
+    decoder.output_projection.weight.data[2] += 3.0 * bias / bias.square().sum()
 
 
 def export_to(trained: Checkpoint, *more: object, tokens: str = "words") -> Path:
@@ -151,3 +119,12 @@ def padded(side: str, rows: int = 4, longest: int = 20) -> tuple[torch.Tensor, t
     ]
     tokens = collate_tokens(sentences, 1, left_pad=side == "left")
     return tokens, tokens.ne(1)
+
+
+def refuse_export(capsys: pytest.CaptureFixture[str], trained: Checkpoint, *more: object) -> str:
+    """Return the line in which an export is refused, which leaves nothing behind."""
+    out = new_directory() / "out"
+    words = ["--checkpoint", trained.path, "--out", out, "--tokens", "words", *more]
+    assert main(["export", *map(str, words)]) == 2
+    assert list(out.parent.iterdir()) == []
+    return capsys.readouterr().err.splitlines()[-1]

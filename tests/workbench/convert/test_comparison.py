@@ -1,4 +1,4 @@
-"""The comparison by which exports and imports check their results."""
+"""Exports and imports notice NaN, and errors beside padding, which no mistake in a model makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Models carried to CTranslate2 score and write there what they do in fairseq."""
+"""Models carried to CTranslate2 score and write there what they do in fairseq.
+
+Nothing else runs the engine: a vector, bias or limit that it reads otherwise is found here alone.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,9 @@ import torch
 from fairseq.dataclass.configs import GenerationConfig
 from tokenizers import Tokenizer
 
-from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.translation import Translator
 from tests.helpers.commands import new_directory
-from tests.helpers.exchanged import WORDS, checkpoint, data_bin, export_to
+from tests.helpers.exchanged import WORDS, checkpoint, data_bin, export_to, refuse_export
 from tests.helpers.preprocess import write_pieces
 from tests.helpers.products import product_of, some_of
 
@@ -82,19 +84,9 @@ REFUSED = [
 ]
 
 
-def export(trained, *more):
+def export(trained, *more, **tokens):
     """Return the folder of an export."""
-    return export_to(trained, "--to", "ctranslate2", *more)
-
-
-def refuse(trained, capsys):
-    """Return the one line in which an export is refused."""
-    out = new_directory() / "out"
-    words = ["--checkpoint", trained.path, "--to", "ctranslate2", "--out", out, "--tokens", "words"]
-    assert main(["export", *map(str, words)]) == 2
-    assert list(out.parent.iterdir()) == []
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
-    return line
+    return export_to(trained, "--to", "ctranslate2", *more, **tokens)
 
 
 def sentences(*lengths):
@@ -204,20 +196,15 @@ def test_continuations_are_the_most_probable_words_of_fairseqs_model(spec):
 
 @pytest.mark.parametrize(("family", "spec", "more", "why"), REFUSED)
 def test_what_has_no_place_is_refused_in_a_line(family, spec, more, why, capsys):
-    assert why in refuse(checkpoint(family, spec, **more), capsys)
+    assert why in refuse_export(capsys, checkpoint(family, spec, **more), "--to", "ctranslate2")
 
 
 def test_the_page_lists_the_encodings_that_have_a_place():
     text = (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8")
-    section = text.partition("## To CTranslate2")[2].partition("\n## ")[0]
-    listed = {
-        family: set(re.findall(r"`(\w+)`", row))
-        for family, row in re.findall(r"^\| (translation|causal_lm) \| (.*) \|$", section, re.M)
-    }
-    assert listed == {
-        "translation": to_ctranslate2.FOR_TRANSLATION,
-        "causal_lm": to_ctranslate2.FOR_CAUSAL_LMS,
-    }
+    families = {"translation": to_ctranslate2.FOR_TRANSLATION}
+    families["causal_lm"] = to_ctranslate2.FOR_CAUSAL_LMS
+    for family, names in families.items():
+        assert f"\n| {family} | `{'`, `'.join(sorted(names))}` |\n" in text
 
 
 def test_weights_are_quantized():
@@ -228,30 +215,6 @@ def test_weights_are_quantized():
         sizes[quantization] = (folder / "model.bin").stat().st_size
     assert ctranslate2.Translator(str(folder)).compute_type.startswith("int8")
     assert sizes["int8"] < sizes["float16"] < sizes["float32"]
-
-
-def test_the_comparison_would_notice(monkeypatch, capsys):
-    def wrong(*given):
-        spec = right(*given)
-        spec.encoder.scale_embeddings.array *= 2
-        return spec
-
-    right = to_ctranslate2.build_specification
-    monkeypatch.setattr(to_ctranslate2, "build_specification", wrong)
-    error = refuse(checkpoint("translation", "rope"), capsys)
-    assert "log probabilities differ by" in error
-
-
-def run_alone(code, *names):
-    """Run Python in a process that finds the standard library and these packages alone."""
-    folder, installed = new_directory(), Path(ctranslate2.__file__).parents[1]
-    for found in (each for name in names for each in installed.glob(f"{name}*")):
-        (folder / found.name).symlink_to(found)  # with its .libs
-    add = f"import sys\nsys.path.append({str(folder)!r})\n"
-    command = [sys.executable, "-I", "-S", "-c", add + code]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -267,13 +230,16 @@ def test_the_example_of_a_card_needs_the_two_libraries_alone(family, cuts):
     data = data_bin(family, symbols)
     if cuts == "sentencepiece":
         shutil.copy(model, data / "sentencepiece.model")
-    trained = checkpoint(family, "rope", data)
-    steady_ends(trained)
-    tokens = "words" if cuts == "tokenizers" else str(data)
-    out = export_to(trained, "--to", "ctranslate2", tokens=tokens)
+    trained = steady_ends(checkpoint(family, "rope", data))
+    out = export(trained, tokens="words" if cuts == "tokenizers" else str(data))
     (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.S)
-    code = f"import os\nos.chdir({str(out)!r})\n{code}"
-    printed = run_alone(code, "ctranslate2", "numpy", "yaml", "tokenizers", "huggingface_hub")
+    installed = Path(ctranslate2.__file__).parents[1]
+    for name in ("ctranslate2", "numpy", "yaml", "tokenizers", "huggingface_hub"):
+        for found in installed.glob(f"{name}*"):
+            (folder / found.name).symlink_to(found)  # with its .libs
+    code = f"import os, sys\nsys.path.append({str(folder)!r})\nos.chdir({str(out)!r})\n{code}"
+    command = [sys.executable, "-I", "-S", "-c", code]  # which find the standard library alone
+    printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     assert printed
     if (family, cuts) == ("translation", "sentencepiece"):
         translator = Translator.load(trained.path)
