@@ -106,27 +106,22 @@ def begin_pass(cosines: tuple[Any, Any]) -> Iterator[None]:
         _pass.cosines = before
 
 
-def _read_cosines() -> tuple[Any, Any]:
-    """Return the cosines of the pass; refuse parts that are called outside of one."""
-    if (cosines := getattr(_pass, "cosines", None)) is None:
-        raise UserError(CALLED_BY_ITSELF)
-    return cosines
-
-
 class NoRotation(nn.Module):
     """Replaces a model's rotary module; attentions take the stack's state, users read this."""
 
-    def forward(self, *args: Any, **named: Any) -> tuple[Any, Any]:
+    def forward(self, *args: Any, **named: Any) -> Any:
         """Return the cosines and sines of all layers; None, None where they differ."""
-        return _read_cosines()
+        if (cosines := getattr(_pass, "cosines", None)) is None:
+            raise UserError(CALLED_BY_ITSELF)
+        return cosines
 
 
-class NoPositions(nn.Module):
+class NoPositions(NoRotation):
     """Replaces a table of positions by zero."""
 
     def forward(self, *args: Any, **named: Any) -> Tensor:
         """Return a scalar zero, which can be added to vectors of any dtype and device."""
-        _read_cosines()  # refuses a call outside of a pass
+        super().forward()  # refuses a call outside of a pass
         return torch.zeros(())
 
 

@@ -212,16 +212,22 @@ class Stack(NamedTuple):
         kinds = [spec.layer_kinds[spec.layer_kind(i)] for i in range(len(self.attentions))]
         return [any(item.encoding.acts_on == "rotation" for item in kind) for kind in kinds]
 
-    def check_rotations(self, spec: Spec) -> None:
-        """Refuse a spec read from the configuration, if other layers rotate than in the model.
+    def check_layers(self, spec: Spec) -> None:
+        """Refuse a spec that was read from the model, if it gives layers what others have.
 
-        Layers may have been removed from a model whose layers differ.
+        Layers may have been removed from a model whose layers differ, or added to it.
         """
-        rotates = [self.family.applies_cosines(attention) for attention in self.attentions]
-        if self.family.rotates and any(rotates) and rotates != self.list_rotated(spec):
+        has: list[Any] = [self.family.applies_cosines(attention) for attention in self.attentions]
+        stated: list[Any] = self.list_rotated(spec)
+        if hasattr(self.module, POSITIONS):
+            has = [getattr(attention, POSITIONS).kind for attention in self.attentions]
+            stated = [spec.layer_kind(index) for index in range(len(has))]
+        elif not (self.family.rotates and any(has)):  # its layers do not differ
+            return
+        if has != stated:
             raise UserError(
-                "own: the configuration of this model states rotations of other layers than it "
-                "has: write the positions of each layer"
+                "layers of this model were removed or added, so its positions are stated of other "
+                "layers than have them: write the positions of each layer in set_positions"
             )
 
     def list_weights(self, owner: nn.Module) -> dict[str, str]:

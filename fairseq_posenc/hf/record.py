@@ -14,6 +14,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,7 +22,6 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.hf.derived import Derived, derive
 from fairseq_posenc.hf.families import Family, find_family
 from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELDS
 from fairseq_posenc.identity import STATE_KEY, Identity, is_identity
@@ -101,35 +101,6 @@ def refuse_other_weights(
             raise UserError(f"the weights {problem} {shortened(listed)}")
 
 
-class RecordedAdapter(Derived):
-    """The part of a configuration of PEFT that records the positions of its base model.
-
-    Attributes:
-        positions: specs by their keys in adapter_config.json.
-        left_out: a parameter of the positions that no file has; empty if there is none.
-    """
-
-    positions: dict[str, str]
-    left_out: str
-
-    def save_pretrained(self, save_directory: Any, **options: Any) -> None:
-        """Save an adapter_config.json as PEFT does, with the positions in ``auto_mapping``."""
-        stock = options.pop("auto_mapping_dict", None) or {}
-        self.auto_mapping = {**stock, **self.positions}
-        written: Any = copy.copy(self)
-        if not getattr(self, "exclude_modules", True):  # a field of most kinds
-            written.exclude_modules = _EXCLUDED
-        self.stock.save_pretrained(written, save_directory, **options)  # PEFT's class (`Derived`)
-        if self.left_out:
-            warnings.warn(
-                "an adapter does not contain the parameters of these positions, such as "
-                f"{self.left_out}: train them with it, by "
-                "LoraConfig(modules_to_save=['positions']), or save the model before the adapter "
-                "is added",
-                stacklevel=3,
-            )
-
-
 def record_adapters(model: PreTrainedModel, *, is_saved: bool) -> None:
     """Let the adapters of a model record its positions when PEFT saves them.
 
@@ -138,13 +109,37 @@ def record_adapters(model: PreTrainedModel, *, is_saved: bool) -> None:
         is_saved: whether a file has the model as it was before the adapters.
     """
     for config in (getattr(model, "peft_config", None) or {}).values():
-        if not isinstance(config, RecordedAdapter):
-            stock: Any = type(config)
-            config.__class__ = derive(stock, (RecordedAdapter,))
-        config.positions = {key: spec.full() for key, spec in _read_specs(model).items()}
+        positions = {key: spec.full() for key, spec in _read_specs(model).items()}
         names = [name for name, _ in model.named_parameters() if is_of_positions(name)]
         is_whole = is_saved or any("modules_to_save" in name for name in names)  # trained copies
-        config.left_out = names[0] if names and not is_whole else ""
+        left_out = names[0] if names and not is_whole else ""
+        config.save_pretrained = partial(_save_adapter, config, positions, left_out)
+
+
+def _save_adapter(
+    config: Any, positions: dict[str, str], left_out: str, save_directory: Any, **options: Any
+) -> None:
+    """Save an adapter_config.json as PEFT does, with the positions in ``auto_mapping``.
+
+    Args:
+        config: the configuration of the adapter.
+        positions: specs of its base model, by their keys in the file.
+        left_out: a parameter of the positions that no file has; empty if there is none.
+        save_directory: the folder.
+        **options: those of PEFT's method.
+    """
+    config.auto_mapping = {**(options.pop("auto_mapping_dict", None) or {}), **positions}
+    written = copy.copy(config)
+    if not getattr(config, "exclude_modules", True):  # a field of most kinds
+        written.exclude_modules = _EXCLUDED
+    type(config).save_pretrained(written, save_directory, **options)
+    if left_out:
+        warnings.warn(
+            "an adapter does not contain the parameters of these positions, such as "
+            f"{left_out}: train them with it, by LoraConfig(modules_to_save=['positions']), or "
+            "save the model before the adapter is added",
+            stacklevel=3,
+        )
 
 
 def compare_loaded_adapters(model: PreTrainedModel, weights: dict[str, Any]) -> None:

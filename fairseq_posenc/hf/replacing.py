@@ -115,19 +115,17 @@ def _find_supported_family(model: PreTrainedModel) -> Family:
 
 def _read_specs(model: PreTrainedModel, stack: Stack, text: str) -> tuple[Spec | None, Spec]:
     """Read the present spec of a stack, None if no spec describes it, and parse the new one."""
-    needs_own = names_own(text)
-    if (earlier := getattr(stack.module, POSITIONS, None)) is not None:  # positions were set
-        old_spec = earlier.spec
-    else:
-        try:
-            old_spec = read_spec(model)
-        except UserError:
-            if needs_own:
-                raise
-            return None, parse(text)
-        if needs_own:
-            stack.check_rotations(old_spec)  # refuses it if other layers rotate: some were removed
-    return old_spec, expand_own(text, old_spec, len(stack.attentions)) if needs_own else parse(text)
+    earlier = getattr(stack.module, POSITIONS, None)  # if positions were set
+    try:
+        old_spec = read_spec(model) if earlier is None else earlier.spec
+    except UserError:
+        if names_own(text):
+            raise
+        return None, parse(text)
+    if not names_own(text):
+        return old_spec, parse(text)
+    stack.check_layers(old_spec)
+    return old_spec, expand_own(text, old_spec, len(stack.attentions))
 
 
 class StackPlan(NamedTuple):

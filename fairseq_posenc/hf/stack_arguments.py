@@ -204,12 +204,7 @@ class StackArguments:
             ids = ids.permute(2, 0, 1)
         return tokens._replace(ids=ids, is_uncounted=is_uncounted)
 
-    def may_have_packed_ids(self) -> bool:
-        """Check whether ids count several documents in a row; True where they may not be read."""
-        packed = self._find_packed_ids()
-        return packed is not None and (not may_sync(packed.device) or bool(packed))
-
-    def _find_packed_ids(self) -> Tensor | None:
+    def find_packed_ids(self) -> Tensor | None:
         """Check whether ids count several documents in a row, as a bool tensor ``()``.
 
         None without ids of the text alone, with a mask, or if tokens are cached.
@@ -230,7 +225,7 @@ class StackArguments:
         signs = [] if self.mask is None else [self.mask.gt(1).any()]  # a mask that counts documents
         if not separates_by_ids:
             signs += [_find_changes(numbers).any() for numbers in self._list_numbers()]
-            signs += [] if (packs := self._find_packed_ids()) is None else [packs]
+            signs += [] if (packs := self.find_packed_ids()) is None else [packs]
         for is_packed in signs:
             _refuse_if(
                 is_packed,

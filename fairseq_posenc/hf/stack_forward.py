@@ -11,12 +11,12 @@ Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import Cache, PretrainedConfig
+from transformers import Cache, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc import assembly
 from fairseq_posenc.encodings.rope import Rope
@@ -118,14 +118,21 @@ class HFStackPositions(RecordedPositions, StackPositions):
         self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
         self.cosine_widths = {*map(stack.find_cosine_width, stack.attentions)} - {0}
         rotates_alone = self.is_rotated == stack.list_rotated(spec)  # exactly the spec's layers
-        self.is_native = rotates_alone and stack.attends_plainly and self._is_plain()
+        drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind of layer
+        limits = assembly.find_limits(spec, self.dims)
+        is_plain = not (
+            any(drafts)  # terms, which change the scores
+            or (limits.limits or limits.documents or self.directions)  # which hide keys
+            # Such an encoding draws random numbers, which replace the counted positions.
+            or any(item.encoding.acts_on == "positions" for item in spec.items)
+        )
+        self.is_native = rotates_alone and stack.attends_plainly and is_plain
         before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
         attention = stack.config._attn_implementation
         self.stock = before.stock if before and attention == OUR_ATTENTION else attention
         self.backend = "flex" if self.stock == "flex_attention" else "auto"
-        # Terms that the backend lacks are refused here; native attention uses none of ours.
-        backend = "auto" if self.is_native else self.backend
-        drafts = assembly.draft_terms(spec, self.dims, backend)
+        if not self.is_native:  # else no backend of ours is used
+            assembly.draft_terms(spec, self.dims, self.backend)  # refuses terms that it lacks
         gates = [any(term.name == "decay" for term in terms) for terms in drafts]
         self.gated_kinds = {kind for kind, is_gated in enumerate(gates) if is_gated}
         self._refuse_layers_that_differ(stack, rotates_alone)
@@ -154,17 +161,6 @@ class HFStackPositions(RecordedPositions, StackPositions):
                 "use own, or encodings without rotations and tables of this width, such as alibi"
             )
 
-    def _is_plain(self) -> bool:
-        """Check whether the spec needs plain attention, after rotations by the model's code."""
-        limits = assembly.find_limits(self.spec, self.dims)
-        drafts = assembly.draft_terms(self.spec, self.dims, backend="auto")
-        return (
-            not any(drafts)  # no kind of layer has terms, which would change its scores
-            and not (limits.limits or limits.documents or self.directions)  # no key is hidden
-            # Such an encoding draws random numbers, which replace the counted positions.
-            and not any(x.encoding.acts_on == "positions" for x in self.spec.items)
-        )
-
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[dict[str, Any], PassState]:
@@ -189,7 +185,9 @@ class HFStackPositions(RecordedPositions, StackPositions):
         separates_by_ids = has_flash and not stack.is_hybrid
         if arguments.mask is None or arguments.real is not None:  # none, or of padding, (B, S)
             arguments.refuse_packed(separates_by_ids)  # other masks may keep texts apart
-        if arguments.ids is not None and not (separates_by_ids and arguments.may_have_packed_ids()):
+        packed = arguments.find_packed_ids() if separates_by_ids else None
+        may_be_packed = packed is not None and (not may_sync(packed.device) or bool(packed))
+        if arguments.ids is not None and not may_be_packed:
             # Else transformers' masks would begin a document at each gap of ids. Packed ids stay.
             named = {**named, "position_ids": None}
         if self.is_native and self.input is None:  # `places`: ids of the caller, or counted
@@ -392,6 +390,8 @@ class StackWithPositions(Derived):
 
         ``ModelWithPositions`` undoes this in its own; in other models around the stack it stays.
         """
+        if (positions := getattr(self, POSITIONS, None)) is not None:
+            Stack(positions.family, cast(PreTrainedModel, self)).check_layers(positions.spec)
         state: dict[str, Any] = super().state_dict(*args, **kwargs)  # type: ignore[misc]
         exchange_names(state, type(self.config), saving=True)
         return state

@@ -38,7 +38,7 @@ def read(model: PreTrainedModel) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("old", "new"),
     [
         ("shaw", "shaw"),
         ("m4m", "m4m"),
@@ -48,8 +48,7 @@ def read(model: PreTrainedModel) -> Tensor:
         ("inkling(extent=4)", "inkling(extent=7)"),
     ],
 )
-def test_tables_by_distance_grow_without_changing_the_model(change: tuple[str, str]) -> None:
-    old, new = change
+def test_tables_by_distance_grow_without_changing_the_model(old: str, new: str) -> None:
     model = build("llama", old)
     logits = read(model)
     set_positions(model, new, 4 * LENGTH)
@@ -159,8 +158,7 @@ def test_every_encoding_stays_what_it_is_as_own(name: str) -> None:
 def test_the_configuration_states_the_number_of_positions(name: str) -> None:
     """Other programs read it; the length of the training, on which scalings depend, is kept."""
     model = MODELS[name].build()
-    before = model.config.max_position_embeddings
-    trained = read_trained_length(model)
+    before, trained = model.config.max_position_embeddings, read_trained_length(model)
     set_positions(model, "alibi", max_positions=trained + 10)
     assert model.config.max_position_embeddings == before + 10
     assert read_trained_length(model) == trained
@@ -169,11 +167,15 @@ def test_the_configuration_states_the_number_of_positions(name: str) -> None:
 def test_layers_that_were_removed_are_noticed() -> None:
     model = MODELS["smollm3"].build()  # its last layer does not rotate
     model.model.layers = model.model.layers[1:]
-    with pytest.raises(UserError, match="rotations of other layers than it has"):
+    with pytest.raises(UserError, match="layers of this model were removed or added"):
         set_positions(model, "own,none")
     plain = MODELS["llama"].build()
     plain.model.layers = plain.model.layers[1:]
     assert read_positions(set_positions(plain, "own,none")) == "rope(layout=half),none"
+    plain.model.layers = plain.model.layers[1:]  # now the first one has no positions
+    for use in (plain.state_dict, lambda: set_positions(plain, "own,own")):
+        with pytest.raises(UserError, match="layers of this model were removed or added"):
+            use()
 
 
 def test_unknown_rules_are_refused() -> None:
