@@ -11,6 +11,7 @@ from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.encodings.term import ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import AttentionPositions, attend_with_positions, plain_queries
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions
@@ -24,6 +25,9 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         model: a model whose positions were set, in evaluation mode.
         inputs: inputs of the model; without padding if it has an encoder and a decoder, because
             the weights of attention to the encoder's output are computed without a mask.
+
+    Raises:
+        UserError: the model's code does more after the rotation, which ours cannot repeat.
     """
     captured: list[CapturedAttention] = []
     encoder = {*model.get_encoder().modules()} if model.config.is_encoder_decoder else set()
@@ -64,13 +68,20 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         for module in model.modules()
         if isinstance(module, (HFStackPositions, AttentionPositions))
     ]
+    usual = model(**inputs, use_cache=False)[0]
     before = model.config._attn_implementation
     AttentionInterface.register(OUR_ATTENTION, attend)  # for all models, until the end
     model.set_attn_implementation(OUR_ATTENTION)
     try:
         with with_attributes(changes):  # restores them at the end
-            model(**inputs, use_cache=False)
+            shown = model(**inputs, use_cache=False)[0]
     finally:
         model.set_attn_implementation(before)
         AttentionInterface.register(OUR_ATTENTION, attend_with_positions)
+    rounding = max(1e-4, 16 * torch.finfo(model.dtype).eps) * usual.abs().max()
+    if (shown - usual).abs().max() > rounding:  # HunYuan normalizes what it has rotated
+        raise UserError(
+            f"{type(model).__name__} changes queries and keys after it rotates them, so its "
+            "attention cannot be shown"
+        )
     return sorted(captured, key=lambda x: (x.stack == "decoder", x.cross, x.layer))

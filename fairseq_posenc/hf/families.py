@@ -217,14 +217,14 @@ class Stack(NamedTuple):
 
         Layers may have been removed from a model whose layers differ, or added to it.
         """
-        has: list[Any] = [self.family.applies_cosines(attention) for attention in self.attentions]
-        stated: list[Any] = self.list_rotated(spec)
         if hasattr(self.module, POSITIONS):
-            has = [getattr(attention, POSITIONS).kind for attention in self.attentions]
-            stated = [spec.layer_kind(index) for index in range(len(has))]
-        elif not (self.family.rotates and any(has)):  # its layers do not differ
-            return
-        if has != stated:
+            kinds = [getattr(attention, POSITIONS).kind for attention in self.attentions]
+            fits = kinds == [spec.layer_kind(index) for index in range(len(kinds))]
+        else:  # if the layers of its family do not differ, all rotate
+            rotates = [self.family.applies_cosines(attention) for attention in self.attentions]
+            differ = self.family.rotates and any(rotates)
+            fits = not differ or rotates == self.list_rotated(spec)
+        if not fits:
             raise UserError(
                 "layers of this model were removed or added, so its positions are stated of other "
                 "layers than have them: write the positions of each layer in set_positions"

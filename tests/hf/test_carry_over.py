@@ -21,6 +21,7 @@ from tests.helpers.hf_models import (
 
 pytestmark = pytest.mark.filterwarnings("error:set_positions.*untrained:UserWarning")
 LENGTH = 8
+TABLE = "model.positions.input.learned.table.weight"
 
 
 def build(name: str, spec: str) -> PreTrainedModel:
@@ -40,10 +41,7 @@ def read(model: PreTrainedModel) -> Tensor:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("shaw", "shaw"),
-        ("m4m", "m4m"),
-        ("deberta", "deberta"),
-        ("raffel", "raffel"),
+        *((name, name) for name in ("shaw", "m4m", "deberta", "raffel")),
         ("shaw(max_distance=2)", "shaw(max_distance=5)"),
         ("inkling(extent=4)", "inkling(extent=7)"),
     ],
@@ -67,9 +65,7 @@ def test_a_table_by_distance_is_not_cut_as_if_its_rows_were_positions() -> None:
 @pytest.mark.parametrize("name", ["marian", "pegasus"])
 def test_sinusoids_are_no_trained_table(name: str) -> None:
     """Both are an ``nn.Embedding`` in transformers, but hold nothing that was trained."""
-    sizes = {
-        f"{side}_{size}": 2 for side in ("encoder", "decoder") for size in ("ffn_dim", "layers")
-    }
+    sizes = {f"{x}_{y}": 2 for x in ("encoder", "decoder") for y in ("ffn_dim", "layers")}
     config = AutoConfig.for_model(
         name, d_model=32, vocab_size=20, pad_token_id=0, decoder_start_token_id=0, **sizes
     )
@@ -82,10 +78,9 @@ def test_sinusoids_are_no_trained_table(name: str) -> None:
 @pytest.mark.parametrize("rule", ["copy", "interpolate"])
 def test_tables_by_position_grow_by_a_rule(rule: LengthRule, axes: int) -> None:
     model = build("llama", f"learned(axes={axes})")
-    name = "model.positions.input.learned.table.weight"
-    old = model.get_parameter(name).clone().view(axes, LENGTH, -1)
+    old = model.get_parameter(TABLE).clone().view(axes, LENGTH, -1)
     set_positions(model, "own", 2 * LENGTH, extend=rule)
-    new = model.get_parameter(name).view(axes, 2 * LENGTH, -1)
+    new = model.get_parameter(TABLE).view(axes, 2 * LENGTH, -1)
     for row in range(2 * LENGTH):
         if rule == "copy":
             expected = old[:, row % LENGTH]
@@ -96,7 +91,7 @@ def test_tables_by_position_grow_by_a_rule(rule: LengthRule, axes: int) -> None:
             expected = (1 - share) * old[:, int(place)] + share * after
         assert torch.allclose(new[:, row], expected, atol=1e-5), row
     set_positions(model, "own", LENGTH)
-    kept = model.get_parameter(name).view(axes, LENGTH, -1)
+    kept = model.get_parameter(TABLE).view(axes, LENGTH, -1)
     assert torch.equal(kept, new[:, :LENGTH])
 
 
@@ -104,9 +99,7 @@ def test_rows_without_a_rule_are_new_and_reported() -> None:
     model = build("llama", "tupe")
     name = "model.layers.1.self_attn.positions.encodings.tupe.positions"
     old = model.get_parameter(name).clone()
-    with pytest.warns(
-        UserWarning, match=r"tupe\.positions: 8 of 16 rows are new .*\(extend='copy'"
-    ):
+    with pytest.warns(UserWarning, match=r"tupe\.positions: 8 of 16 rows are new .*extend='copy'"):
         set_positions(model, "tupe", 2 * LENGTH)
     assert torch.equal(model.get_parameter(name)[:LENGTH], old)
     with pytest.warns(UserWarning, match=r"tupe\.table.*: untrained"):
@@ -115,9 +108,7 @@ def test_rows_without_a_rule_are_new_and_reported() -> None:
 
 
 def test_the_models_own_table_grows() -> None:
-    tiny = MODELS["gpt2"]
-    model = tiny.build()
-    inputs = make_inputs(tiny)
+    model, inputs = MODELS["gpt2"].build(), make_inputs(MODELS["gpt2"])
     logits = compute_logits(model, inputs)
     set_positions(model, "own", 2 * POSITIONS, extend="copy")
     assert torch.allclose(compute_logits(model, inputs), logits, atol=1e-5)
@@ -127,12 +118,11 @@ def test_the_models_own_table_grows() -> None:
 
 def test_weights_of_other_meaning_are_not_taken() -> None:
     model = build("llama", "learned(axes=2)")
-    name = "model.positions.input.learned.table.weight"
-    old = model.get_parameter(name).clone()
+    old = model.get_parameter(TABLE).clone()
     with pytest.warns(UserWarning, match=r"learned\.table\.weight: untrained, .* options: axes"):
         set_positions(model, "learned", 2 * LENGTH)
-    assert model.get_parameter(name).shape == old.shape
-    assert not torch.equal(model.get_parameter(name), old)
+    assert model.get_parameter(TABLE).shape == old.shape
+    assert not torch.equal(model.get_parameter(TABLE), old)
 
 
 def test_trained_weights_that_are_taken_away_are_named_and_again_when_they_are_missed() -> None:

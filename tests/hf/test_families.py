@@ -18,6 +18,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import families, read_positions, set_positions
 from fairseq_posenc.hf.attention import AttentionPositions
+from fairseq_posenc.hf.capture_attention import capture_attention
 from tests.helpers.hf_models import (
     CACHE,
     MODELS,
@@ -137,6 +138,13 @@ def test_own_is_what_the_stock_model_computes(kind):
         for x in (model, own)
     ]
     assert torch.equal(*texts)
+
+
+def test_attention_that_ours_cannot_repeat_is_not_shown():
+    model, inputs = build("hunyuan_v1_dense")
+    torch.nn.init.uniform_(model.model.layers[0].self_attn.query_layernorm.weight)
+    with pytest.raises(UserError, match="changes queries and keys after it rotates them"):
+        capture_attention(set_positions(model, "own"), inputs)
 
 
 @pytest.mark.parametrize("kind", [*ROTATED, *ALIKE])
