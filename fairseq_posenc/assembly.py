@@ -193,7 +193,7 @@ def count_parameters(spec: Spec, dims: Dims, layers: int) -> dict[str, int]:
 
     >>> dims = Dims(embed_dim=8, num_heads=2, max_positions=4)
     >>> count_parameters(Spec((), ((Item("m1"),),)), dims, layers=6)
-    {'layers.*.self_attn.encodings.m1.table': 24}
+    {'layers.*.self_attn.encodings.m1.table.weight': 24}
     """
     modules = [("embed_positions.", name_modules(spec.input_items)), ("", spec.shared_modules)]
     modules += [("layers.*.self_attn.", spec.layer_modules(i)) for i in range(layers)]

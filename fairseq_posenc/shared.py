@@ -74,7 +74,7 @@ class Shared(NamedTuple):
     def rotation_of_last(self, count: int) -> Rotation | None:
         """Select the rotation of the last ``count`` tokens: T, or all if keys are cached unrotated.
 
-        A trained one is computed again by reentrant checkpointing, as in :meth:`layer_terms`.
+        It is computed again by reentrant checkpointing, as in :meth:`layer_terms`.
         """
         if self.rotate_ids is None:
             return self.rotation
@@ -82,8 +82,7 @@ class Shared(NamedTuple):
         if count != positions.tgt_len:  # computed by the first layer that needs it
             compute = partial(self.rotate_ids, positions.places[:, -count:])
             return self.cache.get("last", (positions.places, count), compute)
-        is_trained = self.rotation is not None and self.rotation.is_trained
-        if is_trained and is_reentrant_recomputation():
+        if self.rotation is not None and is_reentrant_recomputation():
             return self.rotate_ids(positions.query_places)
         return self.rotation
 

@@ -22,18 +22,17 @@ changes none of them.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
-from types import NoneType
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple, get_args
 
 from fairseq_posenc import registry
-from fairseq_posenc.encodings.base import Encoding, Place, Signed
+from fairseq_posenc.encodings.base import Encoding, Place
 from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.errors import UserError, shortened, suggest
+from fairseq_posenc.option_values import format_value, parse_value
 from fairseq_posenc.registry import module_owner
 
 # A name with options; it may have letters and signs that no name has, which are then reported.
@@ -44,9 +43,6 @@ _PLUS = re.compile(r"\+(?![^(]*\))")  # outside brackets
 # Of a spec; enough for the full form of 100 different layers.
 _MAX_CHARACTERS = 20_000
 _MAX_LAYERS = 1000
-# Ranges of options: larger tables would not fit into memory, and larger scores would overflow.
-_INT_RANGE = (1, 1_000_000)
-_FLOAT_RANGE = (1e-6, 1e12)
 _PLACES_FOR_SEVERAL = ("scores", "softmax", "mask")  # on which several encodings may act
 
 
@@ -82,7 +78,7 @@ class Item(NamedTuple):
         return self._replace(options=tuple(values.items()))
 
     def __str__(self) -> str:
-        values = ",".join(f"{key}={_format_value(value)}" for key, value in self.options)
+        values = ",".join(f"{key}={format_value(value)}" for key, value in self.options)
         return f"{self.name}({values})" if values else self.name
 
 
@@ -160,7 +156,7 @@ class Spec(NamedTuple):
         """Write the spec with all options, also those that have their default.
 
         >>> parse("window+alibi").full()
-        'alibi(mode=auto,scale_factor=1,axes=1)+window(size=512,first=none,prefill=false)'
+        'alibi(mode=symmetric,scale_factor=1,axes=1)+window(size=512,first=none,prefill=false)'
         """
         whole = tuple(item.fill_defaults() for item in self.whole_stack)
         layers = tuple(tuple(item.fill_defaults() for item in layer) for layer in self.layers)
@@ -304,47 +300,11 @@ def _parse_options(name: str, text: str) -> dict[str, object]:
             raise UserError(f"{name} has no option {shortened(part)!r}: {near}{listed}")
         if key in parsed:
             raise UserError(f"{name}({shortened(text)}): {key} is set twice")
-        parsed[key] = _parse_value(name, key, value, known[key].annotation)
+        try:
+            parsed[key] = parse_value(key, value, known[key].annotation)
+        except UserError as error:
+            raise UserError(f"{name}({key}={shortened(value)}): {error}") from None
     return parsed
-
-
-def _parse_value(name: str, key: str, value: str, option_type: Any) -> Any:
-    """Convert the text of an option to its type."""
-    if NoneType in get_args(option_type):  # Optional[X], X | None or None | X: parse an X
-        if value == "none":
-            return None
-        option_type = next(x for x in get_args(option_type) if x is not NoneType)
-    try:
-        if get_origin(option_type) is Literal:
-            if value not in get_args(option_type):
-                raise UserError(f"choose one of {', '.join(get_args(option_type))}")
-            return value
-        if option_type is bool:
-            if value.lower() not in ("true", "false"):
-                raise UserError("write true or false")
-            return value.lower() == "true"
-        if option_type in (int, float, Signed):
-            return _parse_number(key, value, option_type)
-        return option_type.parse(value)  # `Scaling`, `Sections`: refuses by a UserError
-    except UserError as error:
-        raise UserError(f"{name}({key}={shortened(value)}): {error}") from None
-
-
-def _parse_number(key: str, text: str, option_type: type) -> float:
-    """Parse a number, which must be above 0 unless its type is :class:`Signed`."""
-    expected = {int: "a whole number", Signed: "a finite number"}.get(option_type, "a number")
-    try:
-        number: float = option_type(text)
-    except ValueError:
-        raise UserError(f"expected {expected}") from None
-    if option_type is Signed:
-        if not math.isfinite(number):
-            raise UserError(f"expected {expected}")
-        return number
-    least, most = _INT_RANGE if option_type is int else _FLOAT_RANGE
-    if not least <= number <= most:  # so that NaN fails
-        raise UserError(f"{key} must be from {least:g} to {most:,.0f}, not {shortened(text)}")
-    return number
 
 
 def _refuse_conflicts(items: Sequence[Item]) -> None:
@@ -362,10 +322,3 @@ def _refuse_conflicts(items: Sequence[Item]) -> None:
                 "choose one of them"
             )
         others.append(item.name)
-
-
-def _format_value(value: Any) -> str:
-    """Format the value of an option as a spec has it: ``true`` for True, ``2`` for 2.0."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -11,7 +11,8 @@ from typing import Literal, cast, get_args, get_origin
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import count_parameters
-from fairseq_posenc.encodings.base import Dims, Signed
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.option_values import Signed
 
 HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
 BASE = Dims(embed_dim=768, num_heads=12, max_positions=512)  # RoBERTa-base
@@ -66,9 +67,8 @@ def format_options(name: str) -> str:
         if type(None) in get_args(annotation):  # Optional[X], whose members are X and None
             annotation = get_args(annotation)[0]
         choices = get_args(annotation) if get_origin(annotation) is Literal else ()
-        others = [f"`{choice}`" for choice in choices if choice != default]
         value = str(default).lower() if isinstance(default, bool) else default
         type_name = _TYPE_NAMES.get(annotation, "text")
         shown = f"`{key}` ({type_name})" if default is None else f"`{key}={value}`"
-        formatted.append(" or ".join([shown, *others]))
+        formatted.append(" or ".join([shown, *(f"`{x}`" for x in choices if x != default)]))
     return ", ".join(formatted) or "none"

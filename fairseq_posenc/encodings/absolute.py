@@ -94,8 +94,7 @@ class SentenceLearned(Learned):
     Parameters:
         n * C
     Source:
-        Huang et al. (2021), "Multiplicative Position-aware Transformer Models for Language
-        Understanding", arXiv:2109.12788, section 5.2 ("real absolute positions").
+        Huang et al. (2021), arXiv:2109.12788, section 5.2 ("real absolute positions").
     Differs:
         the input marks the ends of sentences. A masked ``</s>`` (about one in eight) counts only
         with ``include_target_tokens``, as in the recipe ``a_none``. In a row without ``<s>``, such
@@ -172,18 +171,13 @@ class Sinusoidal(Encoding):
 
         On several axes, ids are ``(B or 1, T, axes)``. Distances ``(R,)`` give ``(R, C)``.
         """
-        if ids.dim() == 3:
-            return torch.cat([self._axis_vectors(x) for x in ids.unbind(-1)], -1)
-        return torch.cat([self._axis_vectors(ids)] * self.axes, -1)  # a token's id is for all axes
-
-    def _axis_vectors(self, ids: Tensor) -> Tensor:
-        """Compute the part of an axis, ``(*ids.shape, P)`` where P = C / axes."""
+        if ids.dim() < 3:  # a token's only id is for all axes
+            ids = ids[..., None].expand(*ids.shape, self.axes)
         half = self.dims.embed_dim // (2 * self.axes)
         steps = half - 1 if self.layout == "fairseq" else half
         exponents = torch.arange(half, dtype=torch.float32, device=ids.device) / max(steps, 1)
         # In float32 in every model: half precision would round large angles.
         frequencies = torch.exp(exponents * -math.log(10000.0))
-        angles = ids.float().unsqueeze(-1) * frequencies  # [..., P/2]
-        if self.layout != "interleaved":
-            return torch.cat([angles.sin(), angles.cos()], dim=-1)
-        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)  # [..., P]
+        angles = ids.float().unsqueeze(-1) * frequencies  # [..., axes, C / axes / 2]
+        dim = -1 if self.layout == "interleaved" else -2  # of sine and cosine
+        return torch.stack([angles.sin(), angles.cos()], dim).flatten(-3)  # [..., C]

@@ -37,15 +37,8 @@ INIT_STD = 0.02  # the standard deviation of all of BERT's initial weights
 Place = Literal["input", "rotation", "scores", "softmax", "mask", "positions"]
 
 
-class Signed(float):
-    """The type of an option that may be any finite number; a ``float`` must be above 0."""
-
-
 class Dims(NamedTuple):
     """The sizes of a stack of layers that an encoding is built for.
-
-    >>> Dims(embed_dim=768, num_heads=12, max_positions=512).head_dim  # of RoBERTa-base
-    64
 
     Attributes:
         embed_dim: C.
@@ -90,7 +83,7 @@ class Encoding(nn.Module):
 
     Options are the keyword-only arguments of the subclass's constructor, with types and defaults:
     the command line, the documentation and the error messages are made from them. Specs refuse
-    numbers that are not above 0, unless the type is :class:`Signed`.
+    numbers that are not above 0, unless the type is ``Signed``.
     """
 
     name: ClassVar[str]  # set by `register`
@@ -140,9 +133,9 @@ class Encoding(nn.Module):
                     setattr(self, name, value.to(device))
         return self
 
-    def trained_at(self, length: int) -> None:
-        """Set the length that the weights were trained at; called once a checkpoint tells it."""
-        self.dims = self.dims._replace(trained_on=length)
+    def set_dims(self, dims: Dims) -> None:
+        """Change the lengths in ``dims``, and what depends on them; the other sizes must stay."""
+        self.dims = dims
         self.compute_constants()
 
     def make_room(self, length: int) -> None:
@@ -153,13 +146,13 @@ class Encoding(nn.Module):
         """
         if not self.has_position_table:
             trained = self.dims.trained_length
-            self.dims = self.dims._replace(max_positions=max(length, trained), trained_on=trained)
-            self.compute_constants()
+            longest = max(length, trained)
+            self.set_dims(self.dims._replace(max_positions=longest, trained_on=trained))
 
     def compute_constants(self) -> None:
         """Compute the constants that depend on the lengths in ``dims``; by default there are none.
 
-        Called whenever these lengths change; constructors of subclasses with constants call it.
+        :meth:`set_dims` calls it, and so do constructors of subclasses with constants.
         """
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
@@ -185,31 +178,20 @@ class Encoding(nn.Module):
     def forget_gates(self, x: Tensor) -> Tensor | None:
         """Compute the logits of how much each token keeps of the tokens before it, or None.
 
-        Args:
-            x: the input of the layer, ``(B, T, C)``.
-
-        Returns:
-            ``(B, T, H)``; in an encoder ``(B, T, 2 H)``, the second half for later keys.
+        The input of the layer, ``(B, T, C)``, gives ``(B, T, H)``; in an encoder ``(B, T, 2 H)``,
+        the second half for later keys.
         """
         return None
 
     def states(self, x: Tensor) -> Tensor | None:
-        """Project the queries' tokens to the states that multiply the rows of ``state``.
+        """Project the input of the layer, ``(B, T, C)``, to states ``(B, H, T, W)``, or None.
 
-        Args:
-            x: the input of the layer, ``(B, T, C)``.
-
-        Returns:
-            The states ``(B, H, T, W)``, or None.
+        They multiply the rows by distance of :class:`RowsByDistance` whose ``of`` is ``state``.
         """
         return None
 
     def terms(self, positions: Positions) -> list[Term]:
-        """List the terms that are added to the scores.
-
-        Args:
-            positions: the tokens' positions; tables must hold rows for all of their distances.
-        """
+        """List the terms that are added to the scores, with rows for all distances of a call."""
         return []
 
     def combined_terms(self, positions: Positions) -> Terms:
@@ -308,12 +290,7 @@ class Encodings(nn.ModuleDict):
         return find_first(encoding.states(x) for encoding in self.as_list())
 
     def input_terms(self, x: Tensor, positions: Positions) -> Terms:
-        """List decay and states, which are computed from the input of a layer.
-
-        Args:
-            x: the input of the layer for all S tokens, ``(B, S, C)``.
-            positions: the positions of the tokens.
-        """
+        """List decay and states, computed from a layer's input of all S tokens, ``(B, S, C)``."""
         terms: list[Term] = []
         if (decay := self.decay(x, positions)) is not None:
             terms.append(Decay.split_heads(decay, self.as_list()[0].dims.num_heads))

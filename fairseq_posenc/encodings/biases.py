@@ -33,7 +33,8 @@ class Bias(Encoding, ABC):
         """Add the function by distance, ``(H, R)``, or by pair, ``(B or 1, H, T, S)``."""
         if positions.consecutive:  # distances are those of indices, and the same on all axes
             return [NumbersByDistance(self.axes * self.bias(positions.distances()))]
-        distances = subtract_ids(positions.ids, positions.tgt_len)  # [B or 1, T, S] or [..., axes]
+        # Positions of the keys minus those of the queries, the last T: [B or 1, T, S (, axes)]
+        distances = subtract_ids(positions.ids, positions.tgt_len)
         pairs = self.bias(distances.flatten()).unflatten(1, distances.shape).transpose(0, 1)
         # One id stands for all axes.
         return [NumbersByPair(pairs.sum(-1) if positions.has_axes else self.axes * pairs)]
@@ -54,10 +55,9 @@ class Alibi(Bias):
         Press et al. (2022), "Train Short, Test Long", arXiv:2108.12409, section 3; slopes as in
         the authors' code, even where the number of heads is not a power of two.
     Differs:
-        the paper is about causal models. ``mode=symmetric`` (default in encoders) penalises later
-        keys like earlier ones; ``mode=asymmetric`` gives them the slopes of the heads in
-        reverse order; ``mode=causal`` (default in decoders) computes the same as ``symmetric``, but
-        insists on a causal model. On several ``axes`` the penalties of all are added.
+        the paper is about causal models. In encoders, ``mode=symmetric`` penalises later keys like
+        earlier ones; ``mode=asymmetric`` gives them the slopes of the heads in reverse order. On
+        several ``axes`` the penalties of all are added.
     """
 
     takes_real_ids = True  # positions may be numbers such as 0.5
@@ -67,14 +67,12 @@ class Alibi(Bias):
         self,
         dims: Dims,
         *,
-        mode: Literal["auto", "causal", "symmetric", "asymmetric"] = "auto",
+        mode: Literal["symmetric", "asymmetric"] = "symmetric",
         scale_factor: float = 1.0,
         axes: int = 1,
     ) -> None:
         super().__init__(dims, scale_factor)
         self.axes = axes
-        if mode == "causal" and not dims.causal:
-            raise UserError("alibi(mode=causal) needs a causal model; an encoder sees later keys")
         self.mode = mode
 
     def terms(self, positions: Positions) -> list[Term]:
@@ -111,20 +109,17 @@ class Alibi(Bias):
         return Decay(compute_decay(slopes), later)
 
     def _make_slopes(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Make the slopes of the heads for earlier and for later keys, ``(H,)`` each."""
-        slopes = make_constant(head_slopes(self.dims.num_heads), device)
+        """Make the slopes of the heads for earlier and for later keys, ``(H,)`` each.
+
+        They are 2^(-8/p), 2^(-16/p), ... for p heads, a power of two. Other numbers of heads take
+        the slopes of the power of two below, then every second slope of the power above.
+        """
+        heads = self.dims.num_heads
+        power = 2 ** int(math.log2(heads))
+        numbers = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+        numbers += [2 ** (-4 * (2 * head + 1) / power) for head in range(heads - power)]
+        slopes = make_constant(numbers, device)
         return slopes, slopes.flip(0) if self.mode == "asymmetric" else slopes
-
-
-def head_slopes(heads: int) -> list[float]:
-    """Compute each head's slope: 2^(-8/p), 2^(-16/p), ... for p heads, a power of two.
-
-    Other numbers of heads take the slopes of the power of two below, then every second slope of
-    the power above.
-    """
-    power = 2 ** int(math.log2(heads))
-    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    return slopes + [2 ** (-4 * (2 * head + 1) / power) for head in range(heads - power)]
 
 
 @register("kerple")
@@ -139,8 +134,7 @@ class Kerple(Bias):
     Parameters:
         m * 2 * h
     Source:
-        Chi et al. (2022), "KERPLE: Kernelized Relative Positional Embedding for Length
-        Extrapolation", arXiv:2205.09921, the logarithmic variant.
+        Chi et al. (2022), "KERPLE", arXiv:2205.09921, the logarithmic variant.
     Differs:
         r1 starts uniform in (0, 2), r2 in (0, 1); both are kept at 0.01 or more.
     """
@@ -177,8 +171,7 @@ class Sandwich(Bias):
     Parameters:
         0
     Source:
-        Chi et al. (2023), "Dissecting Transformer Length Extrapolation via the Lens of Receptive
-        Field Analysis", arXiv:2212.10356.
+        Chi et al. (2023), "Sandwich", arXiv:2212.10356.
     Differs:
         w is ``width``, not the head's size. The constant -w/2, which the softmax ignores, keeps the
         bias at 0 for distance 0. Not compared with the authors' code.
@@ -218,8 +211,7 @@ class Fire(Encoding):
     Parameters:
         m * (2 * width + h * width + h + 2)
     Source:
-        Li et al. (2024), "Functional Interpolation for Relative Positions Improves Long Context
-        Transformers", arXiv:2310.04418, equation 7; starting values as there.
+        Li et al. (2024), "FIRE", arXiv:2310.04418, equation 7; starting values as there.
     Differs:
         for causal models only, as in the paper. The absolute values of a and L are taken.
     """

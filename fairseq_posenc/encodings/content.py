@@ -28,8 +28,7 @@ class Cope(Encoding):
     Parameters:
         m * P * d
     Source:
-        Golovneva et al. (2024), "Contextual Position Encoding", arXiv:2405.18719, section 4 and
-        appendix B.
+        Golovneva et al. (2024), "CoPE", arXiv:2405.18719, section 4 and appendix B.
     Differs:
         a starts at 0. With ``window(first=F)``, hidden keys between the first ones and the window
         do not count.

@@ -24,8 +24,7 @@ class Window(Encoding):
     Source:
         Beltagy et al. (2020), "Longformer", arXiv:2004.05150, section 3.1; the bounds are those of
         Mistral (causal) and of ModernBERT (encoders); ``first`` as in Xiao et al. (2024),
-        "Efficient Streaming Language Models with Attention Sinks", arXiv:2309.17453; ``prefill`` as
-        in "Sliding Window Attention Adaptation", arXiv:2512.10411.
+        arXiv:2309.17453; ``prefill`` as in "Sliding Window Attention Adaptation", arXiv:2512.10411.
     Differs:
         a layer with a direction in an encoder sees W keys on that side, including its own. With
         ``first``, positions are those of the text, not those in the cache.
@@ -100,8 +99,7 @@ class Documents(Encoding):
     Parameters:
         0
     Source:
-        Krell et al. (2021), "Efficient Sequence Packing without Cross-contamination",
-        arXiv:2107.02027, sections 3.2.2 and 3.2.3.
+        Krell et al. (2021), arXiv:2107.02027, sections 3.2.2 and 3.2.3.
     Differs:
         tokens mark the ends of documents: every ``</s>`` with ``end=eos``; with ``end=empty`` a
         ``</s>`` that follows another one (an empty line). In an encoder, the end is the last token

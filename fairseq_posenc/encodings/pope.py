@@ -26,11 +26,6 @@ class PolarRotation(NamedTuple):
     angles: Tensor
     offsets: Tensor
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether the rotation needs gradients."""
-        return self.offsets.requires_grad
-
     def rotate_queries(self, query: Tensor) -> Tensor:
         """Lift queries ``(B, H, T, D)`` to ``(B, H, T, 2 D)``."""
         # Attention divides by the root of the lifted width, sqrt(2 d), and the paper by sqrt(d).
@@ -60,8 +55,7 @@ class Pope(Encoding):
     Parameters:
         m * h * d
     Source:
-        Gopalakrishnan et al. (2025), "Decoupling the What and Where With Polar Coordinate
-        Positional Embeddings", arXiv:2509.10534.
+        Gopalakrishnan et al. (2025), "PoPE", arXiv:2509.10534.
     Differs:
         nothing. a starts at 0.
     """

@@ -13,13 +13,11 @@ from torch.nn import functional as F
 from fairseq_posenc.encodings.absolute import Sinusoidal
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.relative_positions import DistanceEncoding, make_projections
-from fairseq_posenc.encodings.runs import Runs, mirror
-from fairseq_posenc.encodings.t5 import Buckets, find_firsts
+from fairseq_posenc.encodings.runs import Runs
+from fairseq_posenc.encodings.t5 import Buckets, find_starts
 from fairseq_posenc.encodings.term import NumbersByDistance, RowsByDistance, Term
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
-
-EPSILON = 1e-7  # the layer norm's, as in DebertaV2
 
 
 @register("deberta")
@@ -40,6 +38,8 @@ class Deberta(DistanceEncoding):
         Huang et al. count one projection; ``tie_projections`` (W_T = W_R) gives their number. With
         ``reset``, pairs with the first token have two rows of their own in the table.
     """
+
+    rows_of = ("query", "key")
 
     def __init__(
         self, dims: Dims, *, scale_factor: float = 3.0, tie_projections: bool = False, **others: Any
@@ -94,9 +94,8 @@ class DebertaV2(Encoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Compute the normalised rows for each layer to project, ``(1, R, C)``."""
         index, runs = self.bucket_rule.select(positions)  # rows `(R,)`, and the distances of each
-        normed = F.layer_norm(
-            self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
-        )
+        norm = self.norm_weight, self.norm_bias, 1e-7  # epsilon as in DebertaV2
+        normed = F.layer_norm(self.table, self.table.shape[1:], *norm)
         return [RowsByDistance(normed[None, index], runs, of="layer")]  # which each layer projects
 
     def compute_constants(self) -> None:
@@ -110,18 +109,17 @@ class DebertaV2(Encoding):
         longest = max(self.dims.trained_length, exact + 2) - 1
 
         def find_bucket(distance: int) -> int:
+            if distance <= exact:
+                return distance
             share = math.log(distance / exact) / math.log(longest / exact)
-            return math.ceil(share * (exact - 1))
+            return exact + math.ceil(share * (exact - 1))
 
-        first_distances = find_firsts(find_bucket, start=exact, count=self.buckets - exact)
-        # On either side of 0, buckets begin at 1, 2, ... `exact`, then at `first_distances`.
-        starts = mirror((*range(1, exact + 1), *first_distances))
-        farthest, last_row = exact + len(first_distances), 2 * self.buckets - 1
+        starts = find_starts(find_bucket, last=self.buckets)
         # The first rows are those of later keys. The farthest earlier keys share the last row, as
         # the one of their number does not exist.
-        numbers = range(farthest, -farthest - 1, -1)
-        rows = tuple(min(self.buckets + number, last_row) for number in numbers)
-        self.bucket_rule = Buckets(starts, rows)
+        last, last_row = len(starts) // 2, 2 * self.buckets - 1
+        rows = [min(self.buckets + bucket, last_row) for bucket in range(last, -last - 1, -1)]
+        self.bucket_rule = Buckets(starts, tuple(rows))
 
 
 @register("transformer_xl")

@@ -22,8 +22,7 @@ class Randomized(Encoding):
     Parameters:
         0
     Source:
-        Ruoss et al. (2023), "Randomized Positional Encodings Boost Length Generalization of
-        Transformers", arXiv:2305.16843, section 3.
+        Ruoss et al. (2023), "Randomized Positional Encodings", arXiv:2305.16843, section 3.
     Differs:
         n is the model's limit, not the length of an input, so neither other sentences nor padding
         change a result, and decoding equals the full pass. Each training batch draws new numbers;

@@ -12,14 +12,14 @@ from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import (
     NumbersByDistance,
-    NumbersByPair,
     Reset,
     RowsByDistance,
     RowsOf,
     Term,
+    sum_over_axes,
 )
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, subtract_ids
+from fairseq_posenc.positions import Positions
 
 
 class DistanceEncoding(Encoding):
@@ -44,8 +44,8 @@ class DistanceEncoding(Encoding):
     """
 
     acts_on = "scores"
-    has_vectors: ClassVar[bool] = True  # whether a row has D numbers, not one
-    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # which vectors rows meet, a term for each
+    is_signed: ClassVar[bool] = True  # False: the table has K + 1 rows, one for both r and -r
+    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # which vectors rows meet; empty: one number a row
     multiplies: ClassVar[bool] = False  # whether numbers, or products with rows, multiply q_i.k_j
 
     def __init__(
@@ -67,47 +67,43 @@ class DistanceEncoding(Encoding):
             )
         self.has_reset = reset
         groups = tables * (dims.num_heads if per_head else 1)
-        row_shape = (dims.head_dim,) if self.has_vectors else ()
+        rows = (2 if self.is_signed else 1) * self.max_distance + 1
+        row_shape = (dims.head_dim,) if self.rows_of else ()
         self.table = nn.ParameterDict()  # `reset_parameters` sets the values
-        self.table["weight"] = torch.empty(groups, 2 * self.max_distance + 1, *row_shape)
+        self.table["weight"] = torch.empty(groups, rows, *row_shape)
         if reset:  # not in `weight`, which would be longer than that of a checkpoint without it
             self.table["reset"] = torch.empty(groups, 2, *row_shape)
 
-    def select_rows(self, positions: Positions) -> tuple[Tensor, Runs]:
-        """Select the rows for the distances of a call.
-
-        Returns:
-            The rows, ``(G, R, D)`` or ``(G, R)``, with the two rows of a reset at the end, and the
-            runs of distances that share them.
-        """
-        limit = self.max_distance
-        kept, runs = Runs.select(range(1 - limit, limit + 1), positions)  # row 0: up to -limit
-        rows = self.table["weight"][:, kept]  # [G, R, ...]
-        return torch.cat([rows, self.table["reset"]], 1) if self.has_reset else rows, runs
-
-    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
-        """List the terms with the rows that ``terms`` selected, ``(G, R, D)`` or ``(G, R)``."""
-        if not self.has_vectors:
-            return [NumbersByDistance(rows, runs, multiplies=self.multiplies)]
-        return [RowsByDistance(rows, runs, of=x, multiplies=self.multiplies) for x in self.rows_of]
-
     def terms(self, positions: Positions) -> list[Term]:
         """List the terms with the rows of the distances, and the reset that two more rows need."""
-        reset = [Reset(positions.is_first())] if self.has_reset else []
-        return [*self.use(*self.select_rows(positions)), *reset]
+        limit, rows = self.max_distance, self.table["weight"]
+        if not self.is_signed:
+            rows = torch.cat([rows[:, 1:].flip(1), rows], 1)  # K ... 2 1 0 1 2 ... K
+        kept, runs = Runs.select(range(1 - limit, limit + 1), positions)  # row 0: up to -limit
+        rows = rows[:, kept]  # [G, R, ...]
+        if not self.has_reset:
+            return self.use(rows, runs)
+        rows = torch.cat([rows, self.table["reset"]], 1)  # [G, R + 2, ...]
+        return [*self.use(rows, runs), Reset(positions.is_first())]
+
+    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
+        """List the terms with the rows of a call, ``(G, R, D)`` or ``(G, R)``, and their runs."""
+        if not self.rows_of:
+            return [NumbersByDistance(rows, runs, multiplies=self.multiplies)]
+        return [RowsByDistance(rows, runs, of=x, multiplies=self.multiplies) for x in self.rows_of]
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend a loaded table to the distances of this one; return any other unchanged.
 
         Distances beyond the ends of a table are clipped, so the rows at its ends are repeated.
         """
-        missing = self.table["weight"].size(1) - weight.size(1)  # half of them at either end
+        missing = self.table["weight"].size(1) - weight.size(1)  # if signed, half at either end
         other = name != "table.weight" or weight.shape[2:] != self.table["weight"].shape[2:]
-        if other or missing <= 0 or missing % 2:
+        if other or missing <= 0 or (self.is_signed and missing % 2):
             return weight
-        before = weight[:, :1].repeat_interleave(missing // 2, dim=1)
-        after = weight[:, -1:].repeat_interleave(missing // 2, dim=1)
-        return torch.cat([before, weight, after], dim=1)  # [G, 2K+1, ...]
+        earlier = missing // 2 if self.is_signed else 0
+        rows = torch.arange(-earlier, weight.size(1) + missing - earlier, device=weight.device)
+        return weight[:, rows.clamp(0, weight.size(1) - 1)]  # [G, 2K+1, ...]
 
 
 def make_projections(width: int, tied: bool) -> tuple[nn.Parameter, nn.Parameter]:
@@ -127,8 +123,7 @@ class Shaw(DistanceEncoding):
     Parameters:
         m * (2K+1) * d
     Source:
-        Shaw et al. (2018), "Self-Attention with Relative Position Representations",
-        arXiv:1803.02155, equation 4; ``relative_key`` in Hugging Face's BERT.
+        Shaw et al. (2018), arXiv:1803.02155, equation 4; ``relative_key`` in Hugging Face's BERT.
     Differs:
         the vectors that Shaw et al. also add to the values are in ``shaw_values``.
     """
@@ -148,8 +143,7 @@ class ShawValues(DistanceEncoding):
     Parameters:
         m * (2K+1) * d
     Source:
-        Shaw et al. (2018), "Self-Attention with Relative Position Representations",
-        arXiv:1803.02155, equation 3. The paper's model is ``shaw+shaw_values``.
+        Shaw et al. (2018), arXiv:1803.02155, equation 3; the paper's model is ``shaw+shaw_values``.
     Differs:
         nothing with the default options.
     """
@@ -175,8 +169,6 @@ class Raffel(DistanceEncoding):
         no buckets and a table in each layer; ``t5`` is Raffel's own form.
     """
 
-    has_vectors = False
-
     def __init__(self, dims: Dims, *, axes: int = 1, **others: Any) -> None:
         super().__init__(dims, axes, **others)  # the options of `DistanceEncoding`
         self.axes = axes
@@ -186,14 +178,11 @@ class Raffel(DistanceEncoding):
     def use(self, rows: Tensor, runs: Runs) -> list[Term]:
         """Scale the numbers, ``(axes * G, R)``, which are added to scaled scores."""
         tables = rows.unflatten(0, (self.axes, -1)) * self.dims.scale(self.scale_factor)
-        if runs.ids is not None and runs.ids.dim() == 3:  # positions on several axes
-            distances = subtract_ids(runs.ids, runs.tgt_len)
-            return [NumbersByPair.of_axes(distances, tables, runs.find)]
-        return [NumbersByDistance(tables.sum(0), runs)]  # a distance is the same on all axes
+        return [sum_over_axes(tables, runs)]
 
 
 @register("m1")
-class M1(Encoding):
+class M1(DistanceEncoding):
     """The dot product is multiplied by a trained number for each unsigned distance.
 
     Equation:
@@ -203,39 +192,15 @@ class M1(Encoding):
     Parameters:
         m * (K+1)
     Source:
-        Huang et al. (2020), "Improve Transformer Models with Better Relative Position Embeddings",
-        arXiv:2009.13658, method 1.
+        Huang et al. (2020), arXiv:2009.13658, method 1.
     Differs:
         the numbers start at 1, which is plain attention; the paper gives no initial values.
     """
 
-    acts_on = "scores"
-    ones = ("table",)  # parameters that start at 1, which is plain attention
-
-    def __init__(
-        self,
-        dims: Dims,
-        *,
-        max_distance: int | None = None,
-        per_head: bool = False,
-        scale_factor: float = 1.0,
-    ) -> None:
-        super().__init__(dims, scale_factor)
-        self.max_distance = dims.max_positions - 1 if max_distance is None else max_distance
-        groups = dims.num_heads if per_head else 1
-        self.table = nn.Parameter(torch.empty(groups, self.max_distance + 1))
-
-    def extend(self, name: str, weight: Tensor) -> Tensor:
-        """Extend the loaded table, the only parameter, by repeating the number at its end."""
-        missing = max(self.table.size(1) - weight.size(1), 0)
-        return torch.cat([weight, weight[:, -1:].expand(-1, missing)], dim=1)
-
-    def terms(self, positions: Positions) -> list[Term]:
-        """Multiply the dot product by the numbers of unsigned distances, ``(G, R)``."""
-        limit = self.max_distance
-        kept, runs = Runs.select(range(1 - limit, limit + 1), positions)  # signed: two share a row
-        unsigned = torch.arange(-limit, limit + 1, device=positions.device)[kept].abs()  # [R]
-        return [NumbersByDistance(self.table[:, unsigned], runs, multiplies=True)]
+    is_signed = False
+    multiplies = True
+    ones = ("table.weight",)  # parameters that start at 1, which is plain attention
+    without_options = ("reset",)  # specs refuse it: the paper defines none for this method
 
 
 @register("m2")
@@ -249,15 +214,13 @@ class M2(DistanceEncoding):
     Parameters:
         m * (2K+1)
     Source:
-        Huang et al. (2020), "Improve Transformer Models with Better Relative Position Embeddings",
-        arXiv:2009.13658, method 2.
+        Huang et al. (2020), arXiv:2009.13658, method 2.
     Differs:
         the numbers start at 1, which is plain attention; the paper gives no initial values.
     """
 
-    has_vectors = False
     multiplies = True
-    ones = ("table.weight", "table.reset")  # the parameters that start at 1
+    ones = ("table.weight", "table.reset")
 
 
 @register("m3")
@@ -271,8 +234,7 @@ class M3(DistanceEncoding):
     Parameters:
         m * (2K+1) * d
     Source:
-        Huang et al. (2020), "Improve Transformer Models with Better Relative Position Embeddings",
-        arXiv:2009.13658, method 3.
+        Huang et al. (2020), arXiv:2009.13658, method 3.
     Differs:
         the vectors start at 1, which is plain attention; the paper gives no initial values. No
         matrix product computes this form, so it costs D passes over the scores.
@@ -293,8 +255,7 @@ class M4(DistanceEncoding):
     Parameters:
         m * (2K+1) * d
     Source:
-        Huang et al. (2020), "Improve Transformer Models with Better Relative Position Embeddings",
-        arXiv:2009.13658, method 4; ``relative_key_query`` in Hugging Face's BERT.
+        Huang et al. (2020), arXiv:2009.13658, method 4; Hugging Face's ``relative_key_query``.
     Differs:
         nothing with the default options.
     """
@@ -313,8 +274,7 @@ class M4M(M4):
     Parameters:
         m * (2K+1) * d
     Source:
-        Huang et al. (2021), "Multiplicative Position-aware Transformer Models for Language
-        Understanding", arXiv:2109.12788, equation 20.
+        Huang et al. (2021), "M4M", arXiv:2109.12788, equation 20.
     Differs:
         the options are those of ``m4``.
     """

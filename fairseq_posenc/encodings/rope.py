@@ -19,35 +19,17 @@ from fairseq_posenc.encodings.rope_scaling import (
     KINDS,
     TRAINED_LENGTH,
     HFParameters,
+    Linear,
     Ntk,
     Scaling,
-    plain_frequencies,
 )
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.option_values import format_value
 from fairseq_posenc.positions import reading_waits
 
 GAMMA = 0.4  # xPos: g in the equation
 _OPTIONS_OF_ROPE_ALONE = ("cross_attention", "axes", "sections", "pairs")  # refused in subclasses
-
-
-class Sections(tuple[int, ...]):
-    """The number of pairs of coordinates that each axis rotates, written ``16/24/24``."""
-
-    @classmethod
-    def parse(cls, text: str) -> Sections:
-        """Parse numbers separated by slashes.
-
-        Raises:
-            UserError: a part is not a whole number of at least 1.
-        """
-        parts = text.split("/")
-        if not all(part.isdecimal() and int(part) > 0 for part in parts):
-            raise UserError("write the pairs of each axis as 16/24/24")
-        return cls(map(int, parts))
-
-    def __str__(self) -> str:
-        return "/".join(map(str, self))
 
 
 @register("rope")
@@ -97,7 +79,7 @@ class Rope(Encoding):
         scaling: Optional[Scaling] = None,
         cross_attention: bool = False,  # read by the decoder's layers, which build that attention
         axes: Optional[int] = None,
-        sections: Optional[Sections] = None,
+        sections: Optional[tuple[int, ...]] = None,  # pairs of each axis, written 16/24/24
         pairs: Literal["blocks", "interleaved", "alternating"] = "blocks",
     ) -> None:
         super().__init__(dims)
@@ -130,16 +112,12 @@ class Rope(Encoding):
             UserError: the pairs cannot be divided in this way.
         """
         pairs, axes = self.rotated // 2, self.axes
-        if self.sections is None and pairs % axes:
-            raise UserError(
-                f"{self.name}(axes={axes}): {pairs} pairs of coordinates cannot be divided among "
-                f"{axes} axes; give the pairs of each axis, such as sections=16/24/24"
-            )
-        sections = self.sections or Sections([pairs // axes] * axes)
+        sections = self.sections or (pairs // axes,) * axes
+        written = format_value(sections)
         if len(sections) != axes or sum(sections) != pairs:
             raise UserError(
-                f"{self.name}(axes={axes},sections={sections}): there must be {axes} sections with "
-                f"the sum {pairs}, the pairs of coordinates that are rotated"
+                f"{self.name}(axes={axes}): {pairs} pairs of coordinates cannot be divided among "
+                f"{axes} axes as {written}; give the pairs of each axis, such as sections=16/24/24"
             )
         if self.pairs != "interleaved":
             return [axis for axis, count in enumerate(sections) for _ in range(count)]
@@ -147,7 +125,7 @@ class Rope(Encoding):
         assigned = [t % axes if t // axes < sections[t % axes] else 0 for t in range(pairs)]
         if any(assigned.count(axis) < count for axis, count in enumerate(sections)):
             raise UserError(
-                f"{self.name}(sections={sections},pairs=interleaved): only the first section may "
+                f"{self.name}(sections={written},pairs=interleaved): only the first section may "
                 "be more than an equal part"
             )
         return assigned
@@ -158,10 +136,8 @@ class Rope(Encoding):
         Positions on several axes are ``(B or 1, T, axes)``; a token with one number has it on all.
         """
         frequencies = self.angles_per_position().to(ids.device, non_blocking=True)
-        if ids.dim() == 3:  # each pair takes the position on its axis
-            ids = ids[..., self.pair_axes.to(ids.device, non_blocking=True)]
-        else:
-            ids = ids[..., None]
+        pair_axes = self.pair_axes.to(ids.device, non_blocking=True)  # of each pair
+        ids = ids[..., pair_axes] if ids.dim() == 3 else ids[..., None]
         angles = ids[:, None] * frequencies  # [B or 1, 1, T, rotated/2]
         phases = torch.complex(self.gain * angles.cos(), self.gain * angles.sin())
         return PairRotation(phases, half=self.layout == "half")
@@ -172,13 +148,12 @@ class Rope(Encoding):
 
     def compute_constants(self) -> None:
         """Compute frequencies and gain, as some scalings depend on the lengths in ``dims``."""
-        scaling, each_axis_has_all = self.scaling, self.pairs == "blocks" and self.sections is None
+        scaling = self.scaling or Linear(1.0)  # which changes nothing
+        each_axis_has_all = self.pairs == "blocks" and self.sections is None
         # The number of coordinates over which frequencies fall from 1 to 1 / base.
         width = self.rotated // self.axes if each_axis_has_all else self.rotated
-        self.gain = 1.0 if scaling is None else scaling.gain(self.dims)
-        frequencies = plain_frequencies(self.base, width)
-        if scaling is not None:
-            frequencies = scaling.frequencies(self.base, width, self.dims)
+        self.gain = scaling.gain(self.dims)
+        frequencies = scaling.frequencies(self.base, width, self.dims)
         if width < self.rotated:  # each axis has all frequencies of this range
             frequencies = frequencies.repeat(self.axes)
         elif self.pairs == "alternating":  # axis a has the frequencies a, a + axes, ...
@@ -306,7 +281,8 @@ def read_rope(parameters: HFParameters, max_positions: int, layout: str) -> str:
     if rope_type != "proportional":  # there the fraction is a setting of the scaling
         options["fraction"] = parameters.get("partial_rotary_factor", 1.0)
     if "pairs" in parameters:
-        options |= {"sections": _format(parameters["mrope_section"]), "pairs": parameters["pairs"]}
+        options |= {"sections": format_value(parameters["mrope_section"])}
+        options["pairs"] = parameters["pairs"]
     if rope_type != "default":
         options["scaling"] = _read_scaling(rope_type, parameters, max_positions)
     return f"rope({','.join(f'{name}={value}' for name, value in options.items())})"
@@ -333,10 +309,5 @@ def _read_scaling(rope_type: str, parameters: HFParameters, max_positions: int) 
     for name, hf_name in KINDS[rope_type].hf_names().items():
         value = parameters.get(hf_name)
         if value is not None and hf_name not in skipped:
-            written.append(f"{name}={_format(value)}")
+            written.append(f"{name}={format_value(value)}")
     return ":".join(written)
-
-
-def _format(value: Any) -> str:
-    """Format a setting of a scaling as specs write it."""
-    return "/".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value).lower()

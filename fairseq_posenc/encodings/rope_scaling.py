@@ -8,7 +8,7 @@ written by ``str()``. F is the factor; a frequency is the angle by which a pair 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Optional, get_type_hints
 
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.option_values import format_value, parse_value
 
 _MAX_FACTOR = 1_000_000  # no input is so many times as long as those of the training
 _MAX_LENGTH = 1_000_000_000  # tokens
@@ -31,18 +31,14 @@ def _named_in_hf(name: str, default: Any = MISSING) -> Any:
 
 
 def plain_frequencies(base: float, width: int) -> Tensor:
-    """Compute the frequency of each pair without a scaling, ``(width / 2,)``, in float32.
-
-    >>> plain_frequencies(10000.0, width=4)
-    tensor([1.0000, 0.0100])
-    """
+    """Compute the frequency of each pair without a scaling, ``(width / 2,)``, in float32."""
     # On the CPU, where it is the same on every machine.
     exponents = torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width
     return base**-exponents
 
 
 @dataclass(frozen=True)
-class Scaling:
+class Scaling(ABC):
     """Base class of the kinds of scaling; their first setting is the factor F.
 
     The trained length L is the setting ``length``, by default that of the model. The length n of
@@ -68,64 +64,52 @@ class Scaling:
         'longrope:4:short=1/1:long=1.5/4'
         """
         kind, _, rest = text.partition(":")
-        written_factor, *settings = rest.split(":")
-        factor = _read_number(written_factor)
-        if kind not in KINDS or factor is None:
+        factor, *written = rest.split(":")
+        if kind not in KINDS or not factor:
             raise UserError(_FORM)
-        scaling = KINDS[kind](factor, **KINDS[kind].parse_settings(settings))
-        return None if scaling in _CHANGING_NOTHING else scaling
-
-    @classmethod
-    def parse_settings(cls, written: list[str]) -> dict[str, Any]:
-        """Parse settings, written ``NAME=VALUE``, by the types of the fields."""
-        defaults = {setting.name: setting.default for setting in fields(cls)[1:]}  # [0]: the factor
-        settings: dict[str, object] = {}
-        for assignment in written:
+        cls = KINDS[kind]
+        types = get_type_hints(cls)
+        defaults = {setting.name: setting.default for setting in fields(cls)}
+        settings: dict[str, Any] = {}
+        for assignment in (f"factor={factor}", *written):
             name, _, value = assignment.partition("=")
             if name not in defaults:
                 raise UserError(
-                    f"{cls.kind} has no setting {shortened(assignment)!r}; its settings: "
-                    f"{', '.join(defaults) or 'none'}"
+                    f"{kind} has no setting {shortened(assignment)!r}; its settings: "
+                    f"{', '.join([*defaults][1:]) or 'none'}"  # all but the factor
                 )
             if name in settings:
                 raise UserError(f"{name} is set twice")
-            read, message = _READERS[get_type_hints(cls)[name]]  # by the type of the field
-            settings[name] = read(value)
-            if settings[name] is None:
-                raise UserError(message.format(name=name, setting=shortened(assignment)))
+            try:
+                settings[name] = parse_value(name, value, types[name], _MAX_LENGTH)
+            except UserError as error:
+                message = _FORM if name == "factor" else f"{shortened(assignment)}: {error}"
+                raise UserError(message) from None
         for name, default in defaults.items():
             if default is MISSING and name not in settings:
-                raise UserError(f"{cls.kind} needs {name}")
-        return settings
+                raise UserError(f"{kind} needs {name}")
+        scaling = cls(**settings)
+        return None if scaling in _CHANGING_NOTHING else scaling
 
     def write(self, with_defaults: bool) -> str:
         """Write the text of the scaling, with or without settings that have their default."""
-        parts = [self.kind, _format_setting(self.factor)]
+        parts = [self.kind, format_value(self.factor)]
         for setting in fields(self)[1:]:
             value = getattr(self, setting.name)
             if value is not None and (with_defaults or value != setting.default):
-                parts.append(f"{setting.name}={_format_setting(value)}")
+                parts.append(f"{setting.name}={format_value(value)}")
         return ":".join(parts)
 
     def __str__(self) -> str:
         return self.write(with_defaults=False)
 
+    @abstractmethod
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
-        """Compute the frequency of each pair, ``(width / 2,)``, in float32 on the CPU.
+        """Compute each pair's frequency, ``(width / 2,)``, in float32 on the CPU.
 
         Raises:
             UserError: this kind cannot scale so few coordinates, or has other numbers of them.
         """
-        base = self.scaled_base(base, width, dims)
-        return self._scale(plain_frequencies(base, width), base, dims)
-
-    def scaled_base(self, base: float, width: int, dims: Dims) -> float:
-        """Compute the base of the frequencies."""
-        return base
-
-    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
-        """Scale the frequencies, ``(width / 2,)``, that a base gives."""
-        return frequencies
 
     def gain(self, dims: Dims) -> float:
         """Compute the factor of cosines and sines."""
@@ -154,8 +138,9 @@ class Linear(Scaling):
 
     kind = "linear"
 
-    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
-        return frequencies / self.factor
+    def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
+        """See :class:`Scaling`."""
+        return plain_frequencies(base, width) / self.factor
 
 
 @dataclass(frozen=True)
@@ -168,8 +153,12 @@ class Ntk(Scaling):
         """Compute how many times as slowly the slowest pair turns."""
         return self.factor
 
-    def scaled_base(self, base: float, width: int, dims: Dims) -> float:
+    def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
         """See :class:`Scaling`."""
+        return plain_frequencies(self.scaled_base(base, width, dims), width)
+
+    def scaled_base(self, base: float, width: int, dims: Dims) -> float:
+        """Compute the base that gives the scaled frequencies."""
         if width == 2:
             raise UserError(
                 f"scaling={self.kind}:{self.factor:g} slows all pairs of coordinates but the "
@@ -219,8 +208,8 @@ class Yarn(Scaling):
                 f"beta_fast={self.beta_fast:g} must be at least beta_slow={self.beta_slow:g}"
             )
 
-    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
-        width = 2 * frequencies.numel()
+    def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
+        """See :class:`Scaling`."""
         length = self.length or dims.trained_length
 
         def find_pair(turns: float) -> float:
@@ -232,9 +221,9 @@ class Yarn(Scaling):
             low, high = math.floor(low), math.ceil(high)
         # As in transformers, though there are only width / 2 pairs; 0.001 avoids a division by 0.
         low, high = max(low, 0), min(high, width - 1)
-        pairs = torch.arange(width // 2, dtype=torch.float32, device=frequencies.device)
+        pairs = torch.arange(width // 2, dtype=torch.float32, device="cpu")
         ramp = (pairs - low) / max(high - low, 0.001)
-        return _interpolate(frequencies, self.factor, 1 - ramp.clamp(0, 1))
+        return _interpolate(plain_frequencies(base, width), self.factor, 1 - ramp.clamp(0, 1))
 
     def gain(self, dims: Dims) -> float:
         """See :class:`Scaling`."""
@@ -263,7 +252,9 @@ class Llama3(Scaling):
         if self.low >= self.high:
             raise UserError(f"low={self.low:g} must be below high={self.high:g}")
 
-    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
+    def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
+        """See :class:`Scaling`."""
+        frequencies = plain_frequencies(base, width)
         turns = frequencies * (self.length or dims.trained_length) / (2 * math.pi)
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return _interpolate(frequencies, self.factor, kept)
@@ -283,16 +274,19 @@ class LongRope(Scaling):
     attention_factor: Optional[float] = None
     length: Optional[int] = _named_in_hf(TRAINED_LENGTH, default=None)
 
-    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
+    def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
+        """See :class:`Scaling`."""
         for setting, numbers in (("short", self.short), ("long", self.long)):
-            if len(numbers) != frequencies.numel():
+            if len(numbers) != width // 2:
                 raise UserError(
                     f"scaling=longrope: {setting} has {len(numbers)} numbers, and there are "
-                    f"{frequencies.numel()} frequencies"
+                    f"{width // 2} frequencies"
                 )
         longer = dims.max_positions > (self.length or dims.trained_length)
         divisors = self.long if longer else self.short
-        return frequencies / make_constant(divisors, frequencies.device)
+        return plain_frequencies(base, width) / torch.tensor(
+            divisors, dtype=torch.float32, device="cpu"
+        )
 
     def gain(self, dims: Dims) -> float:
         """See :class:`Scaling`."""
@@ -319,9 +313,10 @@ class Proportional(Scaling):
         if self.part > 1:
             raise UserError("part must be at most 1")
 
-    def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
-        scaled = frequencies / self.factor
-        scaled[int(self.part * frequencies.numel()) :] = 0
+    def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
+        """See :class:`Scaling`."""
+        scaled = plain_frequencies(base, width) / self.factor
+        scaled[int(self.part * scaled.numel()) :] = 0
         return scaled
 
 
@@ -339,40 +334,3 @@ _CHANGING_NOTHING = (Linear(1.0), Ntk(1.0), Yarn(1.0), Llama3(1.0), Proportional
 def _interpolate(frequencies: Tensor, factor: float, kept: Tensor) -> Tensor:
     """Mix a share ``kept`` of the frequencies with the rest of them divided by a factor."""
     return frequencies * kept + frequencies / factor * (1 - kept)
-
-
-def _read_number(text: str) -> float | None:
-    """Read a finite number above 0, rounded to the 15 digits that are written."""
-    try:
-        number = float(f"{float(text):.15g}")
-    except ValueError:
-        return None
-    return number if 0 < number < math.inf else None
-
-
-def _read_numbers(text: str) -> tuple[float | None, ...] | None:
-    numbers = tuple(_read_number(number) for number in text.split("/"))
-    return None if None in numbers else numbers
-
-
-def _read_length(text: str) -> int | None:
-    number = _read_number(text) or 0.5  # no number is refused as 0.5 is
-    return int(number) if number.is_integer() and number <= _MAX_LENGTH else None
-
-
-_NUMBER = "{setting!r} is not a number above 0"
-# By type: a reader, which returns None for other text, and the message for such text.
-_READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
-    float: (_read_number, _NUMBER),
-    Optional[float]: (_read_number, _NUMBER),
-    tuple[float, ...]: (_read_numbers, _NUMBER),
-    Optional[int]: (_read_length, "{name} must be a whole number, at least 1"),
-    bool: ({"true": True, "false": False}.get, "{name} is true or false"),
-}
-
-
-def _format_setting(value: Any) -> str:
-    """Format a flag, a number, or a list of numbers as it is written in a scaling."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "/".join(map(_format_setting, value)) if isinstance(value, tuple) else f"{value:.15g}"

@@ -24,10 +24,6 @@ class Rotation(Protocol):
     def rotate_keys(self, key: Tensor) -> Tensor:
         """Map keys ``(B, H, T, D)``; see :meth:`rotate_queries`."""
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether the rotation needs gradients."""
-
 
 class PairRotation(NamedTuple):
     """A rotation of pairs of coordinates.
@@ -50,11 +46,6 @@ class PairRotation(NamedTuple):
     half: bool = False
     decay: Tensor | None = None
     decay_bits: float = 0.0
-
-    @property
-    def is_trained(self) -> bool:
-        """See :class:`Rotation`."""
-        return self.phases.requires_grad  # the decay is a constant
 
     def rotate_queries(self, query: Tensor) -> Tensor:
         """See :class:`Rotation`.
@@ -81,11 +72,7 @@ class PairRotation(NamedTuple):
         return rotated if self.decay is None else _clamp_as(rotated / self.decay, key)
 
     def select_sentences(self, batch: int) -> PairRotation:
-        """Select the rotation of each sentence, whose rows (a beam) are adjacent and equal.
-
-        Args:
-            batch: the number of sentences, a divisor of the number of rows.
-        """
+        """Select the rotation of each of ``batch`` sentences, whose rows (a beam) are adjacent."""
         if self.phases.size(0) in (1, batch):
             return self
         return self._replace(
@@ -97,9 +84,13 @@ class PairRotation(NamedTuple):
         """Rotate the first W of the coordinates of ``(B, H, T, D)``."""
         width = 2 * self.phases.size(-1)  # W
         exact = at_least_fp32(x[..., :width])
-        # Complex products are faster on CPUs, several times so for neighbouring pairs.
         if torch.compiler.is_compiling():  # a compiler, or ONNX, may lack complex numbers
-            rotated = self._rotate_real(exact)
+            cos, sin = torch.view_as_real(self.phases).unbind(-1)  # each [B or 1, 1, T, W/2]
+            dim = -2 if self.half else -1  # of size 2, for the two coordinates of a pair
+            first, second = exact.unflatten(-1, (2, -1) if self.half else (-1, 2)).unbind(dim)
+            turned = (first * cos - second * sin, first * sin + second * cos)
+            rotated = torch.stack(turned, dim).flatten(-2)  # [B, H, T, W]
+        # Complex products are faster on CPUs, several times so for neighbouring pairs.
         elif self.half:
             first, second = exact.chunk(2, dim=-1)
             pairs = torch.complex(first, second) * self.phases  # [B, H, T, W/2]
@@ -109,14 +100,6 @@ class PairRotation(NamedTuple):
             rotated = torch.view_as_real(pairs).flatten(-2)  # [B, H, T, W]
         rotated = rotated.to(x.dtype)
         return rotated if width == x.size(-1) else torch.cat([rotated, x[..., width:]], dim=-1)
-
-    def _rotate_real(self, x: Tensor) -> Tensor:
-        """Multiply by the phases, without complex numbers."""
-        cos, sin = torch.view_as_real(self.phases).unbind(-1)  # each [B or 1, 1, T, W/2]
-        dim = -2 if self.half else -1  # of size 2, for the two coordinates of a pair
-        first, second = x.unflatten(-1, (2, -1) if self.half else (-1, 2)).unbind(dim)
-        pairs = (first * cos - second * sin, first * sin + second * cos)
-        return torch.stack(pairs, dim).flatten(-2)  # [B, H, T, W]
 
 
 def _split_pairs(x: Tensor) -> Tensor:

@@ -94,6 +94,8 @@ class Runs(NamedTuple):
     def find_pairs(self, first: Tensor | None) -> Tensor:
         """Find the row of each pair of query and key by the ids, ``(B or 1, T, S)``.
 
+        Ids on several axes give rows for each axis, ``(B or 1, T, S, axes)``.
+
         Args:
             first: ``(B or 1, S)`` of bool, the first real token of each row, whose pairs have two
                 rows after all others (a *reset*): as the query, and as the key. None: no reset.
@@ -139,17 +141,3 @@ class Runs(NamedTuple):
             return 0, self._replace(ids=self.ids[:, count:])
         kept, runs = self._replace(low=self.low + count).trim()
         return kept.start or 0, runs  # while torch compiles, the start is None: all rows are kept
-
-
-def mirror(starts: Sequence[int], both_sides: bool = True) -> tuple[int, ...]:
-    """Compute :attr:`Runs.starts` of signed distances from the runs of unsigned distances.
-
-    >>> mirror((1, 4))  # 0, 1 to 3, and 4 or more: up to -4, -3 to -1, 0, 1 to 3, 4 or more
-    (-3, 0, 1, 4)
-
-    Args:
-        starts: the distances of at least 1 at which runs begin, ascending.
-        both_sides: whether later keys have such runs, too; otherwise they count as distance 0.
-    """
-    earlier = tuple(1 - start for start in reversed(starts))
-    return (*earlier, *starts) if both_sides else earlier

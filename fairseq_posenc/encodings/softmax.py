@@ -1,8 +1,7 @@
 """Changes of the softmax: temperatures (factors of all scores of a query), a cap, and sinks.
 
-They change the scores e_ij of other encodings of a layer, as in ``rope+llama4``. The options of an
-encoding are the keyword-only arguments of its constructor: specs read names, types and defaults
-from its signature, and refuse numbers that are not above 0, unless their type is ``Signed``.
+They change the scores e_ij of other encodings of a layer, as in ``rope+llama4``. Specs refuse
+options that are not above 0, unless their type is ``Signed``.
 
 B batch, T queries, H heads; in formulas m layers, h heads.
 """
@@ -14,10 +13,11 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from fairseq_posenc.encodings.base import Dims, Encoding, Signed, register
+from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.term import CountTemperature, ScoreCap, SinkScore, Temperature, Term
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.option_values import Signed
 from fairseq_posenc.positions import Positions
 
 
@@ -29,12 +29,12 @@ class ByPosition(Encoding, ABC):
     shared_by_layers = True  # one module, which all layers use
 
     @abstractmethod
-    def factors(self, ids: Tensor) -> Tensor:
+    def _factors(self, ids: Tensor) -> Tensor:
         """Compute the factors at positions ``ids``, ``(B or 1, T)``, from 0, in float32."""
 
     def terms(self, positions: Positions) -> list[Term]:
-        """Multiply all scores of a query."""
-        factors = self.factors(positions.queries(positions.ids).float())  # never random ones
+        """Multiply all scores of a query; `ids` are not the random numbers of `randomized`."""
+        factors = self._factors(positions.queries(positions.ids).float())  # of the last T tokens
         return [Temperature(factors.unsqueeze(1))]  # [B or 1, 1, T]
 
 
@@ -61,8 +61,7 @@ class Llama4(ByPosition):
         self.beta = beta
         self.length = length
 
-    def factors(self, ids: Tensor) -> Tensor:
-        """Compute the factors at positions ``ids``, ``(B or 1, T)``."""
+    def _factors(self, ids: Tensor) -> Tensor:
         return 1 + self.beta * ((ids + 1) / self.length).floor().log1p()
 
 
@@ -89,8 +88,7 @@ class Ministral3(ByPosition):
         self.beta = beta
         self.length = length
 
-    def factors(self, ids: Tensor) -> Tensor:
-        """Compute the factors at positions ``ids``, ``(B or 1, T)``."""
+    def _factors(self, ids: Tensor) -> Tensor:
         length = self.length or self.dims.trained_length
         return 1 + self.beta * (ids / length).floor().log1p()
 
@@ -123,8 +121,7 @@ class Logn(ByPosition):
         self.factor = factor
         self.length = length
 
-    def factors(self, ids: Tensor) -> Tensor:
-        """Compute the factors at positions ``ids``, ``(B or 1, T)``."""
+    def _factors(self, ids: Tensor) -> Tensor:
         length = self.length or self.dims.trained_length
         if self.factor is not None:
             return 1 + self.factor * ((ids + 1) / length).clamp(min=1.0).log()
@@ -144,8 +141,7 @@ class Drope(ByPosition):
     Parameters:
         0
     Source:
-        Gelberg et al. (2025), "Extending the Context of Pretrained LLMs by Dropping Their
-        Positional Embeddings", arXiv:2512.12167, appendix C.
+        Gelberg et al. (2025), "DroPE", arXiv:2512.12167, appendix C.
     Differs:
         n is the model's limit, not the length of an input, so neither other sentences nor padding
         change a result, and decoding equals the full pass.
@@ -155,8 +151,7 @@ class Drope(ByPosition):
         super().__init__(dims)
         self.b = b
 
-    def factors(self, ids: Tensor) -> Tensor:
-        """Repeat the factor for all positions ``ids``, ``(B or 1, T)``."""
+    def _factors(self, ids: Tensor) -> Tensor:
         growth = math.log(max(self.dims.max_positions / self.dims.trained_length, 1))
         return torch.full_like(ids, 1 + self.b * growth)
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import make_constant
-from fairseq_posenc.encodings.runs import Runs, mirror
-from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Term
+from fairseq_posenc.encodings.runs import Runs
+from fairseq_posenc.encodings.term import Term, sum_over_axes
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, subtract_ids
+from fairseq_posenc.positions import Positions
 
 _FARTHEST = 2**40  # tokens: no input is so long
 
@@ -36,8 +36,7 @@ class T5(Encoding):
     Parameters:
         axes * buckets * h
     Source:
-        Raffel et al. (2020), "Exploring the Limits of Transfer Learning", arXiv:1910.10683,
-        section 2.1; buckets as in the authors' code.
+        Raffel et al. (2020), "T5", arXiv:1910.10683, section 2.1; buckets as in the authors' code.
     Differs:
         the scores keep their scale (``scale_factor``), which T5 folds into its initialisation.
         Encoders give half of the buckets to each direction, decoders all to the past. On several
@@ -64,21 +63,16 @@ class T5(Encoding):
         self.table = nn.Parameter(torch.empty(axes * dims.num_heads, num_buckets))
 
     def terms(self, positions: Positions) -> list[Term]:
-        """Add the buckets' numbers, ``(H, R)``, or by pair on several axes."""
-        tables = self.table.view(self.axes, self.dims.num_heads, -1)
-        if positions.has_axes:
-            distances = subtract_ids(positions.ids, positions.tgt_len)
-            return [NumbersByPair.of_axes(distances, tables, self.buckets.find)]
+        """Add the buckets' numbers, by distance or, on several axes, by pair."""
         index, runs = self.buckets.select(positions)
-        return [NumbersByDistance(tables.sum(0)[:, index], runs)]  # all axes have the same distance
+        tables = self.table.view(self.axes, self.dims.num_heads, -1)[..., index]  # [axes, H, R]
+        return [sum_over_axes(tables, runs)]
 
 
 class Buckets(NamedTuple):
     """Buckets of signed distances j - i, each with a row of a table.
 
     >>> past = Buckets(starts=(-2, -1, 0), rows=(3, 2, 1, 0))  # up to -3; -2; -1; 0 and more
-    >>> past.find(torch.tensor([-9, -2, 0, 5]))
-    tensor([3, 2, 0, 0])
 
     Attributes:
         starts: the first distance of each bucket but the first, ascending (:class:`Runs`).
@@ -109,13 +103,14 @@ class Buckets(NamedTuple):
                 f"multiple of 4, and max_distance more than the {exact} exact distances"
             )
 
-        def find_bucket(distance: int) -> int:  # among the shared ones; 0 begins at `exact`
+        def find_bucket(distance: int) -> int:
+            if distance < exact:
+                return distance
             share = math.log(distance / exact) / math.log(max_distance / exact)
             # Where a bucket begins exactly, another library's logarithm may be a little less.
-            return int(share * (side - exact) + 1e-6)
+            return exact + int(share * (side - exact) + 1e-6)
 
-        firsts = find_firsts(find_bucket, exact, side - exact - 1)  # inputs reach all buckets
-        starts = mirror((*range(1, exact + 1), *firsts), both_sides)
+        starts = find_starts(find_bucket, side - 1, both_sides)  # inputs reach all buckets
         # Later keys have the rows from `side` on, the first unused: with `side` 4, 3 2 1 0 5 6 7.
         later = range(side + 1, 2 * side) if both_sides else ()
         return cls(starts, (*range(side - 1, -1, -1), *later))
@@ -125,23 +120,25 @@ class Buckets(NamedTuple):
         kept, runs = Runs.select(self.starts, positions)
         return make_constant(self.rows[kept], positions.device, torch.long), runs
 
-    def find(self, distances: Tensor) -> Tensor:
-        """Find the row of each distance, int64 of any shape."""
-        starts, rows = (make_constant(x, distances.device, torch.long) for x in self)
-        return rows[torch.bucketize(distances.contiguous(), starts, right=True)]
 
+def find_starts(
+    find_bucket: Callable[[int], int], last: int, both_sides: bool = True
+) -> tuple[int, ...]:
+    """Find :attr:`Runs.starts` of signed distances from the buckets of unsigned ones.
 
-def find_firsts(find_bucket: Callable[[int], int], start: int, count: int) -> tuple[int, ...]:
-    """Find the first distance of each of the buckets 1 to ``count``; ``start`` is in bucket 0.
+    >>> find_starts(lambda distance: min(distance, 2), last=2)  # up to -2, -1, 0, 1, 2 and more
+    (-1, 0, 1, 2)
 
     They are found once, on the CPU, so that a device's rounding cannot move a bucket. A bucket that
     is skipped begins where the next one does; buckets that no input reaches are left out.
+
+    Args:
+        find_bucket: returns the bucket of a distance; 0 for distance 0, and it never falls.
+        last: the last bucket.
+        both_sides: whether later keys have such buckets, too; otherwise they count as distance 0.
     """
     distances = range(_FARTHEST)
-    firsts: list[int] = []
-    for bucket in range(1, count + 1):
-        start = bisect_left(distances, bucket, lo=start, key=find_bucket)
-        if start == _FARTHEST:
-            break
-        firsts.append(start)
-    return tuple(firsts)
+    firsts = [bisect_left(distances, bucket, key=find_bucket) for bucket in range(1, last + 1)]
+    firsts = [distance for distance in firsts if distance < _FARTHEST]  # those reached
+    earlier = tuple(1 - distance for distance in reversed(firsts))
+    return (*earlier, *firsts) if both_sides else earlier

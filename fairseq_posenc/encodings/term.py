@@ -116,10 +116,9 @@ class ByDistance(Term):
 
         A query's rows are neighbours, in the order of its keys; those of the query before it begin
         one row later. So the last query's rows are kept, and T - 1 more: with S = 8, T = 2 and the
-        places 0 1 2 5 6 7 those of the distances -7 -6 -5 -2 -1 0 and 1. For the query before the
-        last one, row -6 is that of key 0, row -5 that of key 1, but row -2 is that of key 2, which
-        is 4 away: the T - 1 last places of each run are those of hidden keys
-        (:meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
+        places 0 1 2 5 6 7, those of the distances -7 -6 -5 -2 -1 0 and 1. For the query before the
+        last one, row -2 would be that of key 2, which is 4 away: so the T - 1 last places of each
+        run must be those of hidden keys (:meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
         """
         if self.runs is not None and self.runs.ids is not None:
             return replace(self, runs=self.runs._replace(ids=self.runs.ids[:, places]))
@@ -182,10 +181,7 @@ class RowsByDistance(ByDistance):
 
 @dataclass(frozen=True, eq=False)
 class ScaleFactor(Term):
-    """The factor c of the scale 1 / sqrt(c * D); without this term it is 1.
-
-    >>> shaw_and_content = ScaleFactor(2.0)
-    """
+    """The factor c of the scale 1 / sqrt(c * D); without this term it is 1."""
 
     factor: float
     label = "scale_factor"
@@ -205,8 +201,6 @@ class Reset(Term):
     """Two more rows at the end of each table, for the pairs of the first token.
 
     One is for the first token as a query, one for it as a key that another query sees.
-
-    >>> reset = Reset(torch.tensor([[False, True, False]]))  # of tokens that begin with padding
     """
 
     first: Tensor  # (B or 1, S) of bool: True for the first real token
@@ -220,39 +214,29 @@ class Reset(Term):
 
 @dataclass(frozen=True, eq=False)
 class NumbersByPair(Term):
-    """A number for each query and key: b_ij is added after scaling.
-
-    >>> step = NumbersByPair(torch.eye(4)[None, None, -1:])  # of the last of four tokens
-    """
+    """A number for each query and key: b_ij is added after scaling."""
 
     numbers: Tensor  # (B or 1, G, T, S)
     label = "pair_bias"
     letters = "BGTS"
-
-    @classmethod
-    def of_axes(cls, distances: Tensor, tables: Tensor, find: Callable[[Tensor], Tensor]) -> Self:
-        """Look up a number by the distance on each axis, and add up those of all axes.
-
-        Args:
-            distances: the distances on each axis, ``(B or 1, T, S, axes)``.
-            tables: the numbers of each axis, ``(axes, G, R)``.
-            find: finds the row of each distance, for distances of any shape.
-        """
-        of_axes = zip(tables, distances.unbind(-1))
-        numbers = [table[:, find(x)] for table, x in of_axes]  # each [G, B or 1, T, S]
-        return cls(torch.stack(numbers).sum(0).transpose(0, 1))
 
     def add(self, other: Self) -> Self:
         """Add up the numbers."""
         return replace(self, numbers=self.numbers + other.numbers)
 
 
+def sum_over_axes(tables: Tensor, runs: Runs) -> NumbersByDistance | NumbersByPair:
+    """Add up the numbers of the distances on each axis of the positions, ``(axes, G, R)``."""
+    if runs.ids is None or runs.ids.dim() == 2:  # a single distance, which holds for all axes
+        return NumbersByDistance(tables.sum(0), runs)
+    rows = runs.find_pairs(first=None)  # [B or 1, T, S, axes]
+    numbers = [table[:, x] for table, x in zip(tables, rows.unbind(-1))]  # [G, B or 1, T, S] each
+    return NumbersByPair(torch.stack(numbers).sum(0).transpose(0, 1))
+
+
 @dataclass(frozen=True, eq=False)
 class States(Term):
-    """The vectors s of the queries, which are multiplied with rows of ``state``.
-
-    >>> inkling = States(torch.zeros(2, 8, 5, 16))  # of 2 sentences, 8 heads and 5 queries
-    """
+    """The vectors s of the queries, which are multiplied with rows of ``state`` (``inkling``)."""
 
     vectors: Tensor  # (B, H, T, W)
     label = "states"
@@ -294,10 +278,7 @@ class Decay(Term):
 
 @dataclass(frozen=True, eq=False)
 class Temperature(Term):
-    """A factor of all scores of a query: tau_i.
-
-    >>> log = Temperature(1 + torch.arange(4.0).log1p()[None, None])  # sharper from query to query
-    """
+    """A factor of all scores of a query: tau_i."""
 
     factors: Tensor  # (B or 1, G, T)
     label = "temperature"
@@ -322,20 +303,15 @@ class CountedRows(Term):
 
     The position p of key j is the sum of sigmoid(scale * gain * q_i.k_t) over the keys t from j to
     i; a_p is interpolated between the rows of the whole numbers around p. For causal models.
-
-    >>> cope = CountedRows(torch.zeros(64, 32))  # positions 0 to 63 of heads of width 32
     """
 
-    rows: Tensor  # (P, D)
+    rows: Tensor  # (P, D): of the positions 0 to P - 1
     label = "counted_table"
 
 
 @dataclass(frozen=True, eq=False)
 class SinkScore(Term):
-    """One more score in the softmax of a query, whose weight is dropped.
-
-    >>> sink = SinkScore(torch.zeros(8))  # of 8 heads: softmax of the scores and of a 0
-    """
+    """One more score in the softmax of a query, whose weight is dropped."""
 
     score: Tensor  # (G,)
     label = "sink"
@@ -343,10 +319,7 @@ class SinkScore(Term):
 
 @dataclass(frozen=True, eq=False)
 class ScoreCap(Term):
-    """A limit C of the scores: e_ij becomes C * tanh(e_ij / C).
-
-    >>> softcap = ScoreCap(50.0)  # a score of 100 becomes 48.2
-    """
+    """A limit C of the scores: e_ij becomes C * tanh(e_ij / C); with C = 50, 100 becomes 48.2."""
 
     limit: float
     label = "softcap"

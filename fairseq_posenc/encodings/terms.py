@@ -151,23 +151,17 @@ class Terms(tuple[Term, ...]):
         """Repeat rows of tables along their runs, so that each distance has a row.
 
         Where distances are differences of ids, a bias becomes a number for each pair; other tables
-        are left unchanged.
-
-        Args:
-            select: chooses the terms to expand; by default all.
+        are left unchanged, and so are terms that ``select`` does not choose.
         """
         expanded: list[Term] = []
-        tables: list[tuple[ByDistance, Tensor]] = []  # a table that two terms hold is expanded once
+        tables: dict[tuple[int, int], Tensor] = {}  # a table that two terms hold is expanded once
         for term in self:
             if not isinstance(term, ByDistance) or term.runs is None or not select(term):
                 expanded.append(term)
             elif term.runs.ids is None:
-                known = (x for y, x in tables if y.table is term.table and y.runs is term.runs)
-                table = next(known, None)
-                if table is None:
-                    table = term.expand()
-                    tables.append((term, table))
-                expanded.append(replace(term, table=table, runs=None))
+                key = id(term.table), id(term.runs)
+                tables[key] = tables[key] if key in tables else term.expand()
+                expanded.append(replace(term, table=tables[key], runs=None))
             elif term is self.bias:
                 pairs = term.table[:, term.runs.find_pairs(self.first)]  # [G, B or 1, T, S]
                 expanded.append(NumbersByPair(pairs.transpose(0, 1)))

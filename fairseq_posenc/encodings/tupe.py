@@ -29,27 +29,20 @@ class Tupe(DistanceEncoding):
     Parameters:
         m * (n * d + 2 * d^2 + 2K+1)
     Source:
-        Ke et al. (2021), "Rethinking Positional Encoding in Language Pre-training",
-        arXiv:2006.15595, in the form of Huang et al. (2021), arXiv:2109.12788, equation 14;
-        ``tupe+reset`` is equation 15, which they trained.
+        Ke et al. (2021), "TUPE", arXiv:2006.15595, in the form of Huang et al. (2021),
+        arXiv:2109.12788, equation 14; ``tupe+reset`` is equation 15, which they trained.
     Differs:
         Huang et al. count one projection; ``tie_projections`` (U_K = U_Q) gives their number. With
         ``reset`` the first token's numbers replace the whole positional part. ``tupe_shared`` is
         the form of Ke et al.
     """
 
-    has_vectors = False  # a row of the table by distance is one number
     has_position_table = True  # a row for each position: longer models need new rows
 
     def __init__(
-        self,
-        dims: Dims,
-        *,
-        scale_factor: float = 2.0,
-        tie_projections: bool = False,
-        **others: Any,  # max_distance, per_head and reset: see `DistanceEncoding`
+        self, dims: Dims, *, scale_factor: float = 2.0, tie_projections: bool = False, **others: Any
     ) -> None:
-        super().__init__(dims, scale_factor=scale_factor, **others)
+        super().__init__(dims, scale_factor=scale_factor, **others)  # of `DistanceEncoding`
         self.positions = nn.Parameter(torch.empty(dims.max_positions, dims.head_dim))
         projections = make_projections(dims.head_dim, tied=tie_projections)
         self.query_projection, self.key_projection = projections
@@ -83,8 +76,7 @@ class TupeShared(Encoding):
     Parameters:
         (n+1) * C + 2 * C + 2 * (C^2 + C) + (buckets+1) * h
     Source:
-        Ke et al. (2021), "Rethinking Positional Encoding in Language Pre-training",
-        arXiv:2006.15595; ``tupe_shared+reset`` is their TUPE-R.
+        Ke et al. (2021), arXiv:2006.15595; ``tupe_shared+reset`` is their TUPE-R.
     Differs:
         written from the published description, not compared with the authors' code. Row 0 of the
         positions serves the reset only; the first token is at row 1.
@@ -160,8 +152,9 @@ class TupeShared(Encoding):
             at_least_fp32(self.norm_weight),
             at_least_fp32(self.norm_bias),
         )
-        queries = F.linear(normed, at_least_fp32(self.query_weight), at_least_fp32(self.query_bias))
-        keys = F.linear(normed, at_least_fp32(self.key_weight), at_least_fp32(self.key_bias))
-        heads = (self.dims.num_heads, self.dims.head_dim)
-        queries, keys = queries.unflatten(-1, heads), keys.unflatten(-1, heads)  # [rows, H, D]
-        return queries.transpose(0, 1), keys.transpose(0, 1)
+
+        def project(weight: Tensor, bias: Tensor) -> Tensor:
+            projected = F.linear(normed, at_least_fp32(weight), at_least_fp32(bias))
+            return projected.unflatten(-1, (self.dims.num_heads, -1)).transpose(0, 1)
+
+        return project(self.query_weight, self.query_bias), project(self.key_weight, self.key_bias)

@@ -101,14 +101,14 @@ class HFStackPositions(RecordedPositions, StackPositions):
         self.dims = self.dims._replace(trained_on=length)  # for the layers, which are built later
         for encodings in filter(None, (self.input, self.shared)):  # which the base class has built
             for encoding in encodings.as_list():
-                encoding.trained_at(length)  # in place
+                encoding.set_dims(encoding.dims._replace(trained_on=length))
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
         self.boundary_id = boundary_id
         self.directions = _read_directions(directions, stack)
         self.is_decoder = stack.is_decoder  # its own attention was built for causal masks
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
-        with torch.enable_grad():  # else `is_trained` would be False for trained rotations, too
+        with torch.enable_grad():  # else trained rotations would seem fixed
             # Any position shows the form of a rotation.
             rotations = self._rotations(torch.zeros(1, 1, dtype=torch.long))
         self.is_rotated = [
@@ -272,8 +272,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if ids is not None and may_sync(ids.device):
             src_len = int(ids.max()) + 1
         for rope in ropes:
-            rope.dims = rope.dims._replace(max_positions=src_len)  # which these scalings read
-            rope.compute_constants()
+            rope.set_dims(rope.dims._replace(max_positions=src_len))  # which these scalings read
 
     def _embed(self, stack: Stack, inputs: Tensor) -> tuple[Tensor, float]:
         """Multiply the embeddings of tokens as the model's code does: ``(B, T, C)``, the factor.
@@ -322,13 +321,13 @@ def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | N
     It knows no decay (xPos), and cannot apply a trained one: the first layer's backward pass would
     free its autograd graph, which other layers need if they are checkpointed.
     """
-    if not isinstance(rotation, PairRotation) or rotation.decay is not None or rotation.is_trained:
+    if not isinstance(rotation, PairRotation) or rotation.decay is not None:
         return False
     form, width = stack.family.cosines, stack.find_cosine_width(attention)
     pairs_halves = "pairs" not in form  # a head's first half with its second, not adjacent ones
     pairs = width if form == "half" else width // 2  # only `half` has a cosine of a pair once
     fits = rotation.half == pairs_halves and rotation.phases.size(-1) == pairs
-    return fits and stack.family.applies_cosines(attention)
+    return fits and not rotation.phases.requires_grad and stack.family.applies_cosines(attention)
 
 
 def _make_cosines(rotation: PairRotation, form: str, like: Tensor) -> Cosines:

@@ -65,7 +65,7 @@ def inject_context(
         raise UserError("a layer was called outside its stack's forward, so it has no positions")
     shared = _context.stack[cast(Any, layer).self_attn.kind]  # one for equal encodings
     tensors = {f"shared_{name}": tensor for name, tensor in shared.terms.tensors().items()}
-    if isinstance(shared.rotation, PairRotation) and shared.rotation.is_trained:
+    if isinstance(shared.rotation, PairRotation) and shared.rotation.phases.requires_grad:
         tensors["shared_phases"] = shared.rotation.phases  # its only tensor with a gradient
     # A layer that is run again must use the tensors of its arguments, and not compute others.
     shared = shared._replace(recompute_terms=None, rotate_ids=None)

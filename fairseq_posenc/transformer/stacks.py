@@ -122,7 +122,7 @@ class _PositionalStack:
         self.dims = self.dims._replace(trained_on=length)
         for module in cast(nn.Module, self).modules():
             if isinstance(module, Encoding):
-                module.trained_at(length)
+                module.set_dims(module.dims._replace(trained_on=length))
 
     def at_positions(self, tokens: Tensor, ids: Tensor | None) -> AbstractContextManager[None]:
         """Run the forward passes in a ``with`` block at a caller's positions.

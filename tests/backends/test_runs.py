@@ -14,7 +14,7 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
-from fairseq_posenc.encodings.runs import Runs, mirror
+from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.encodings.terms import Terms
 from tests.helpers.products import product_of
@@ -27,8 +27,8 @@ STARTS: dict[str, Sequence[int]] = {
     "clipped": range(-4, 6),
     "clipped close": range(0, 2),
     "clipped within the last block": range(-60, 61),
-    "buckets": mirror((1, 2, 3, 4, 6, 9, 14, 22, 35)),
-    "buckets of the past": mirror((1, 2, 4, 8, 30), both_sides=False),
+    "buckets": (-34, -21, -13, -8, -5, -3, -2, -1, 0, 1, 2, 3, 4, 6, 9, 14, 22, 35),
+    "buckets of the past": (-29, -7, -3, -1, 0),
     "two rows": (1,),
     "one row": (),
     "a run in the middle": (-50, -2, 3),

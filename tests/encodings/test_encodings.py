@@ -18,6 +18,7 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.relative_positions import M4
+from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, ScaleFactor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
@@ -110,7 +111,7 @@ def test_initial_parameters_are_small_and_not_zero(spec):
         *(("fire", f"output_{kind}", -(32**-0.5), 32**-0.5) for kind in ("weight", "bias")),
         *(("kerple", "r1", 0.0, 2.0), ("kerple", "r2", 0.0, 1.0)),
         ("fox", "gate.weight", -0.1, 0.1),
-        *(("m1", "table", 1, 1), ("m2", "table.weight", 1, 1), ("m3", "table.weight", 1, 1)),
+        *(("m1", "table.weight", 1, 1), ("m2", "table.weight", 1, 1), ("m3", "table.weight", 1, 1)),
         *(("cope", "table", 0, 0), ("pope", "delta", 0, 0)),
     ],
 )
@@ -229,14 +230,14 @@ def test_longer_than_the_table_is_an_error_that_names_limit_and_option(name):
 def test_table_rows_are_clipped(tgt_len, src_len, reset):
     encoding = M4(Dims(6, 3, 5), per_head=True, reset=reset)
     encoding.reset_parameters()
-    rows, runs = encoding.select_rows(positions_of(tgt_len, src_len))
+    rows = encoding.terms(positions_of(tgt_len, src_len))[0]
     table, low, high = encoding.table, 1 - src_len, tgt_len - 1
     expected = [table.weight[:, max(-4, min(4, r)) + 4] for r in range(low, high + 1)]
     if reset:
         expected += [table.reset[:, 0], table.reset[:, 1]]
-    torch.testing.assert_close(runs.expand(rows), torch.stack(expected, dim=1))
+    torch.testing.assert_close(rows.expand(), torch.stack(expected, dim=1))
     distinct = min(high, 4) - max(low, -4) + 1
-    assert rows.size(1) == max(distinct, 1) + 2 * reset
+    assert rows.table.size(1) == max(distinct, 1) + 2 * reset
 
 
 def test_reset_applies_to_the_first_real_token_of_each_row():
@@ -492,14 +493,13 @@ def test_each_distance_has_the_row_of_its_bucket(spec, causal):
     for tgt_len, src_len in [(4, 6), (1, 41), (71, 71)]:
         terms = encoding.combined_terms(positions_of(tgt_len, src_len))
         distances = torch.arange(1 - src_len, tgt_len)
+        starts, rows = encoding.buckets if spec.startswith("t5") else encoding.bucket_rule
+        index = torch.tensor(rows)[Runs(starts, 0, 0).find(distances)]
         if spec.startswith("t5"):
-            expected = encoding.table[:, encoding.buckets.find(distances)]
-            found = terms.bias.expand()
+            expected, found = encoding.table[:, index], terms.bias.expand()
         else:
-            index = encoding.bucket_rule.find(distances)
             normed = torch.nn.functional.layer_norm(encoding.table, (16,), eps=1e-7)
-            expected = normed[None, index]
-            found = terms.rows("layer").expand()
+            expected, found = normed[None, index], terms.rows("layer").expand()
         torch.testing.assert_close(found, expected)
     (distinct,) = (x.table.size(1) for x in terms if isinstance(x, ByDistance))
     assert distinct <= 17

@@ -25,6 +25,7 @@ from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.projected_distances import DebertaV2
+from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.t5 import Buckets
 from fairseq_posenc.positions import Positions
 from tests.encodings import their_modules as hf
@@ -226,7 +227,8 @@ def test_ours_equals_the_example_of_a_class_that_has_gone(name):
 @pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 30), (64, 512)])
 def test_t5_buckets_equal_theirs_at_every_distance(both_sides, buckets, reach):
     distances = torch.arange(-2000, 2001)
-    ours = Buckets.of_t5("t5", buckets, reach, both_sides).find(distances)
+    starts, rows = Buckets.of_t5("t5", buckets, reach, both_sides)
+    ours = torch.tensor(rows)[Runs(starts, 0, 0).find(distances)]
     theirs = modeling_t5.T5Attention._relative_position_bucket(
         distances, both_sides, buckets, reach
     )
@@ -236,7 +238,8 @@ def test_t5_buckets_equal_theirs_at_every_distance(both_sides, buckets, reach):
 @pytest.mark.parametrize(("buckets", "positions"), [(256, 512), (32, 128), (8, 24), (4, 2000)])
 def test_deberta_v2_buckets_equal_theirs_at_every_distance(buckets, positions):
     distances = torch.arange(-2000, 2001)
-    ours = DebertaV2(Dims(8, 2, positions), buckets=buckets).bucket_rule.find(-distances)
+    starts, rows = DebertaV2(Dims(8, 2, positions), buckets=buckets).bucket_rule
+    ours = torch.tensor(rows)[Runs(starts, 0, 0).find(-distances)]
     theirs = modeling_deberta_v2.make_log_bucket_position(distances, buckets, positions)
     # Beyond the ends of the table, all distances have the same row.
     assert torch.equal(ours, (theirs.long() + buckets).clamp(0, 2 * buckets - 1))

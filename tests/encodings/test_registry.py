@@ -120,7 +120,7 @@ def test_options_of_a_base_class_come_first_and_may_be_left_out(monkeypatch):
             dims: Dims,
             *,
             kind: str = "a",
-            mode: Literal["causal", "symmetric"] = "causal",
+            mode: Literal["asymmetric", "symmetric"] = "asymmetric",
             **others: Any,
         ) -> None:
             super().__init__(dims, mode=mode, **others)
@@ -128,7 +128,7 @@ def test_options_of_a_base_class_come_first_and_may_be_left_out(monkeypatch):
     monkeypatch.setitem(base.ENCODINGS, "made_up", MadeUp)
     options = registry.options("made_up")
     assert [*options] == ["mode", "scale_factor", "kind"]
-    assert options["mode"].default == "causal"
+    assert options["mode"].default == "asymmetric"
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,6 @@ def oracle_options(item, dims: Dims = DIMS) -> dict:
     if "max_distance" in registry.options(item.name):
         default = registry.options(item.name)["max_distance"].default
         options["max_distance"] = options["max_distance"] if default is None else default
-    if item.name == "alibi" and own.get("mode") == "auto":
-        return {**options, **own, "mode": "symmetric"}
     return {**options, **own}
 
 

@@ -183,13 +183,12 @@ def alibi_slopes(heads: int) -> list[float]:
 def alibi(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = q_i.k_j / sqrt(c d) - slope_h |j - i|, c = 1 (Press et al. 2022).
 
-    options["mode"]: "symmetric" and "causal" give the same numbers (what a causal model may not see
-    is the business of the mask); "asymmetric" gives later keys the slopes of the heads in reverse
-    order. The distance is not clipped.
+    options["mode"]: "asymmetric" gives later keys the slopes of the heads in reverse order. The
+    distance is not clipped.
     """
     mode = options.get("mode", "symmetric")
-    if mode not in ("symmetric", "causal", "asymmetric"):
-        raise ValueError(f"mode {mode!r} is none of 'symmetric', 'causal', 'asymmetric'")
+    if mode not in ("symmetric", "asymmetric"):
+        raise ValueError(f"mode {mode!r} is neither 'symmetric' nor 'asymmetric'")
     heads, _, head_dim = q.shape
     slopes = alibi_slopes(heads)
     scores = zeros(q, k)

@@ -56,7 +56,7 @@ def test_adapters_have_records_in_their_configuration(
     peft.get_peft_model(copy.deepcopy(base), config).save_pretrained(tmp_path)
     assert not getattr(config, "exclude_modules", None)
     written = json.loads((tmp_path / "adapter_config.json").read_text())["auto_mapping"]
-    full = "alibi(mode=auto,scale_factor=1,axes=1)+window(size=512,first=none,prefill=false)"
+    full = "alibi(mode=symmetric,scale_factor=1,axes=1)+window(size=512,first=none,prefill=false)"
     assert written["position_encoding"] == full
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "You have passed")

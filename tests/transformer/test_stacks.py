@@ -412,7 +412,7 @@ BAD_OPTIONS = [
     ("translation", {"no_token_positional_embeddings": True}, "--position-encoding none"),
     ("causal_lm", {"base_layers": 1}, "base-layers"),
     ("translation", {"position_encoding": "fire"}, "fire is for causal models"),
-    ("masked_lm", {"position_encoding": "alibi(mode=causal)"}, "needs a causal model"),
+    ("masked_lm", {"position_encoding": "alibi(mode=causal)"}, "choose one of symmetric"),
     ("masked_lm", {"position_encoding": "m2+m4m"}, "multiply the scores cannot be combined"),
     ("masked_lm", {"position_encoding": "raffel+deberta"}, "set scale_factor of one of them"),
 ]
