@@ -1,4 +1,4 @@
-"""What ``make gpu`` measures, in which time, and what becomes of a section that fails."""
+"""``make gpu``: a section that is missing, too long, or stops the others when it fails."""
 
 from __future__ import annotations
 
@@ -23,11 +23,8 @@ pytestmark = [
 ]
 
 
-def test_a_gpu_is_needed_for_seven_minutes():
+def test_what_needs_a_gpu_for_seven_minutes_can_be_tried_without(tmp_path, monkeypatch):
     assert sum(gpu.SECTIONS.values()) <= 420
-
-
-def test_what_needs_a_gpu_can_be_tried_without(tmp_path, monkeypatch):
     monkeypatch.delenv(SERVER, raising=False)  # whose triton is not for the interpreter
     for name in ("TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")  # so that they are as before in the end

@@ -49,10 +49,10 @@ def row(task: Task, columns: Sequence[str], number: int, label: str, text: str) 
 
 
 def write_task(folder: Path, name: str, sizes: dict[str, int], seed: int = 0) -> None:
-    """Write the files of a task, with so many examples in each split."""
+    """Write the files of a task, with so many examples in each split that it has."""
     task, rng = {**TASKS, "WNLI": WNLI}[name], random.Random(seed)
     (folder / name).mkdir(parents=True, exist_ok=True)
-    for split, size in sizes.items():
+    for split, size in ((split, sizes[split]) for split in task.files if split in sizes):
         labelled = split not in task.test_splits
         columns = header("WNLI" if split == "test2" else name, labelled)
         lines = [] if split in task.headless else ["\t".join(columns)]

@@ -1,4 +1,4 @@
-"""``glue`` as users call it: what is learnt, reported and resumed is what the protocol says."""
+"""``glue`` as users call it: a run resumed, chosen or reported otherwise than its data say."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from tests.helpers.commands import (
     run,
     script,
 )
+from tests.helpers.documented import own_encodings
 from tests.helpers.glue_files import COLOURS, train_pieces, write_task
-from tests.helpers.preprocess import start
+from tests.helpers.preprocess import start, write_squad
 from tests.helpers.products import some_of
 from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN
 
@@ -39,6 +40,7 @@ ALL_SIZES = {**SIZES, "valid1": 13, "test1": 5, "test2": 6}
 CHOSEN = ("MNLI", "CoLA", "STS-B")
 EPOCHS = 8  # of 3 updates
 SPEC, DIRECTIONS = "learned+m4m(max_distance=20)", "lr,rl"
+OWN = "root"  # of a user's package
 TINY = ["--encoder-layers", 2, "--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 32]
 TINY += ["--encoder-attention-heads", 4]
 # The text tells the label by its colour, so a few updates are enough.
@@ -67,20 +69,21 @@ def data() -> Path:
 
 
 @made_once
-def pretrained() -> Path:
+def pretrained(spec: str = SPEC) -> Path:
     """Return the checkpoint of a masked LM, trained for a moment."""
     folder = new_directory() / "tiny"
+    user_dir = own_encodings() if spec == OWN else USER_DIR
     run(
-        *("fairseq-train", data() / "text", "--user-dir", USER_DIR, "--task", "masked_lm"),
+        *("fairseq-train", data() / "text", "--user-dir", user_dir, "--task", "masked_lm"),
         *("--criterion", "masked_lm", "--arch", "decbert_diff_tiny", *TINY),
-        *("--position-encoding", SPEC, "--tokens-per-sample", 40, "--sample-break-mode", "none"),
+        *("--position-encoding", spec, "--tokens-per-sample", 40, "--sample-break-mode", "none"),
         *(*TRAINING, "--max-update", 2, "--save-dir", folder, "--no-epoch-checkpoints"),
     )
     return folder / "checkpoint_last.pt"
 
 
-def arguments(protocol: str, *more: Any, tasks: str = "CoLA") -> list[str]:
-    given = ["--checkpoint", pretrained(), "--data", data() / "glue", "--protocol", protocol]
+def arguments(protocol: str, *more: Any, tasks: str = "CoLA", spec: str = SPEC) -> list[str]:
+    given = ["--checkpoint", pretrained(spec), "--data", data() / "glue", "--protocol", protocol]
     return [str(word) for word in ("glue", *given, "--tasks", tasks, *more)]
 
 
@@ -150,9 +153,8 @@ def test_the_best_checkpoint_is_not_the_last(tmp_path):
     path.write_text("".join("\t".join([a, other[b], *c]) + "\n" for a, b, *c in rows))
     tokens = ["--sentencepiece-model", data() / "pieces.model", "--max-tokens", 40]
     start("glue", tmp_path / "raw", "--out", tmp_path / "bin", *tokens, "--tasks", "CoLA")
-    short = [*QUICK, *changed("optimization.max_epoch=8")]
-    more = ["--data", tmp_path / "bin", "--out", tmp_path / "out", *short]
-    assert main(arguments("m4m", *RATE, *more)) == 0
+    more = ["--data", tmp_path / "bin", "--out", tmp_path / "out"]
+    assert main(arguments("m4m", *RATE, *LONG, *more)) == 0
     folder = tmp_path / "out" / "CoLA" / "lr0.003-seed1"
     found = validations((folder / "train.log").read_text())
     scores = [each["valid_matthews"] for each in found]
@@ -177,28 +179,25 @@ def test_predictions_for_the_test_sets_are_as_glue_takes_them():
 
 
 def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
-    assert main(arguments("m4m", *RATE, "--out", finished(), *LONG)) == 0
-    assert "1 runs, 0 of them not finished yet" in capsys.readouterr().err
-    # The results have all runs of the folder.
-    runs = record.read(finished() / "results.json").figures["runs"]
-    assert [run["task"] for run in runs] == list(CHOSEN)
-    assert main(arguments("m4m", *RATE, "--out", finished(), *QUICK)) == 2
-    said = capsys.readouterr().err
-    assert "lr0.003-seed1: was made with other max_update: 24, not 9; other settings, " in said
-    assert main(arguments("decbert", "--out", finished(), *QUICK)) == 2
-    assert "was made with other protocol: m4m, not decbert; name" in capsys.readouterr().err
-
-
-def test_what_a_kill_after_the_result_left_is_deleted_by_the_same_command():
-    """The checkpoints are shrunk after the result: they are all that the training resumes from."""
-    folder = finished() / "CoLA" / "lr0.003-seed1"
+    """What a kill after the result left is deleted: a training resumes from the checkpoints."""
+    given, folder = arguments("m4m", *RATE, "--out", finished()), finished() / "CoLA/lr0.003-seed1"
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     shutil.copyfile(folder / "checkpoint_best.pt", folder / "checkpoint_last.pt")
     (folder / "checkpoint_best.pt.posenc-0123abcd").write_bytes(b"half")
-    assert main(arguments("m4m", *RATE, "--out", finished(), *LONG)) == 0
-    assert sorted(folder.iterdir()) == sorted(before)
-    untouched = folder / "result.json", folder / "train.log"
-    assert [path.stat().st_mtime_ns for path in untouched] == [before[path] for path in untouched]
+    for unfinished in (1, 0):
+        assert main([*given, *LONG]) == 0
+        said = capsys.readouterr().err
+        assert f"1 runs, {unfinished} of them not finished yet" in said
+        assert sorted(folder.iterdir()) == sorted(before)
+    for path in (folder / "result.json", folder / "train.log"):
+        assert path.stat().st_mtime_ns == before[path]
+    # The results have all runs of the folder.
+    runs = record.read(finished() / "results.json").figures["runs"]
+    assert [run["task"] for run in runs] == list(CHOSEN)
+    said = refused(capsys, *given, *QUICK)
+    assert "lr0.003-seed1: was made with other max_update: 24, not 9; other settings, " in said
+    said = refused(capsys, *arguments("decbert", "--out", finished(), *QUICK))
+    assert "was made with other protocol: m4m, not decbert; name" in said
 
 
 def test_a_killed_run_goes_on_to_the_same_result(tmp_path, capsys):
@@ -233,16 +232,11 @@ def test_two_processes_measure_what_one_does(name):
         *("--batch-size-valid", 4, *DISTRIBUTED),
     )
     assert "training on 2 devices" in done.log
-    found = figures(done.log)
+    (found,) = validations(done.log)
     rows = [row for row in record.read(finished() / "results.json").rows if row["task"] == name]
     assert rows
     for row in rows:
         assert found[f"valid_{row['metric']}"] == pytest.approx(row["best"], abs=1e-2)
-
-
-def figures(log: str) -> dict[str, float]:
-    (found,) = validations(log)
-    return found
 
 
 def validations(log: str) -> list[dict[str, float]]:
@@ -261,22 +255,26 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
     assert len(labels) == 5
     assert "--config-name=decbert_cola" in said
     assert not list(tmp_path.iterdir())
+    # Data of another dictionary are refused.
+    shutil.copytree(data() / "glue" / "CoLA", tmp_path / "CoLA")
+    (tmp_path / "CoLA" / "input0" / "dict.txt").write_text("other 1\n")
+    message = refused(capsys, *given, "--data", tmp_path)
+    assert "make the data with the vocabulary of the pre-training: --dict" in message
 
 
 def test_what_stops_a_training_is_told_in_one_line(tmp_path, capsys):
-    wrong = ["--out", tmp_path, *QUICK, *changed("+model.attention_directions=up")]
-    assert main(arguments("m4m", *RATE, *wrong)) == 1
-    printed = (
-        "1 of 1 runs failed; the same command tries them again: CoLA, learning rate 0.003, seed 1: "
-        "fairseq-hydra-train: --attention-directions up: unknown direction 'up': choose "
-        "both, lr or rl (its log: "
+    given = arguments("m4m", *RATE, "--out", tmp_path)
+    assert main([*given, *QUICK, *changed("+model.attention_directions=up")]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == (
+        "fairseq-posenc: error: 1 of 1 runs failed; the same command tries them again: CoLA, "
+        "learning rate 0.003, seed 1: fairseq-hydra-train: --attention-directions up: unknown "
+        "direction 'up': choose both, lr or rl (its log: "
         f"{tmp_path}/CoLA/lr0.003-seed1/train.log)"
     )
-    said = capsys.readouterr().err.splitlines()
-    assert said[-1] == f"fairseq-posenc: error: {printed}"
     assert not any("INFO" in line for line in said)
     # Nothing was trained, so that the folder takes other settings.
-    assert main(arguments("m4m", *RATE, "--out", tmp_path, *SHORT)) == 0
+    assert main([*given, *SHORT]) == 0
     assert "1 of them finished" not in capsys.readouterr().err
 
 
@@ -292,8 +290,18 @@ def test_the_task_refuses_what_the_model_cannot_read_and_to_train_without_an_end
         GlueTask.setup_task(settings)
 
 
-def test_a_run_on_data_with_another_dictionary_is_refused(tmp_path, capsys):
-    shutil.copytree(data() / "glue" / "CoLA", tmp_path / "CoLA")
-    (tmp_path / "CoLA" / "input0" / "dict.txt").write_text("other 1\n")
-    message = refused(capsys, *arguments("decbert", "--data", tmp_path, "--dry-run"))
-    assert "make the data with the vocabulary of the pre-training: --dict" in message
+def test_glue_and_squad_hand_the_users_own_package_on(tmp_path):
+    def command(*words: Any) -> None:
+        run("fairseq-posenc", *words, "--user-dir", own_encodings())
+
+    command(*arguments("m4m", *RATE, *SHORT, "--out", tmp_path, spec=OWN))
+    assert record.read(tmp_path / "results.json").spec == OWN
+    assert (tmp_path / "submission" / "CoLA.tsv").is_file()
+    raw, model = write_squad(tmp_path / "birds.json"), tmp_path / "run" / "checkpoint_last.pt"
+    tokens = ["--sentencepiece-model", data() / "pieces.model", "--dict", data() / "text/dict.txt"]
+    sizes = ["--max-length", 40, "--stride", 8, "--max-question", 12]
+    start("squad", "--train", raw, "--valid", raw, *tokens, *sizes, "--out", tmp_path / "bin")
+    given = ["--checkpoint", pretrained(OWN), "--data", tmp_path / "bin", "--out", model.parent]
+    command("squad", "train", *given, *changed("dataset.num_workers=0"))
+    command("squad", "predict", "--checkpoint", model, "--questions", raw, "--out", tmp_path)
+    assert record.read(tmp_path / "score.json").spec == OWN

@@ -1,4 +1,4 @@
-"""preprocess/glue.py: fairseq's sentence prediction reads each text and label of GLUE's files."""
+"""GLUE's data: a text or label of its files that fairseq's sentence prediction does not read."""
 
 from __future__ import annotations
 
@@ -30,10 +30,6 @@ def pieces(tmp_path_factory) -> Path:
     return train_pieces(tmp_path_factory.mktemp("pieces"))
 
 
-def sizes_of(name: str) -> dict[str, int]:
-    return {split: ALL_SIZES[split] for split in TASKS[name].files}
-
-
 def read(folder: Path, name: str, split: str = "train"):
     task = TASKS[name]
     return read_examples(find_file(folder, task, split), task, split)
@@ -51,21 +47,12 @@ def test_quotes_separators_of_other_kinds_and_compression_change_nothing(tmp_pat
     assert found.labels == ["1"]
 
 
-def change(path: Path, task: str, what: str) -> None:
-    """Add a row to a file of a task: a short one, or one with a label; or rename a column."""
-    text = path.read_text()
-    if what == "renamed":
-        path.write_text(text.replace("label", "labels", 1))
-    else:
-        line = row(TASKS[task], header(task, True), 5, what, "a bird")
-        path.write_text(f"{text}{line if what != 'short' else 'only this'}\n")
-
-
 @pytest.mark.parametrize(
     ("task", "split", "what", "message"),
     [
         ("QNLI", "train", "short", "line 11: 1 columns instead of 4; mend the file"),
         ("QQP", "test", "short", "line 6: 1 columns instead of 3; mend the file"),
+        ("QQP", "train", "short", None),
         ("RTE", "valid", "maybe", "line 7: the label 'maybe' is not one of entailment, not_entail"),
         ("STS-B", "valid", "5.1", "line 7: the score '5.1' is not between 0 and 5; mend the file"),
         ("STS-B", "valid", "nan", "line 7: the score 'nan' is not between 0 and 5; mend the file"),
@@ -73,23 +60,19 @@ def change(path: Path, task: str, what: str) -> None:
     ],
 )
 def test_a_wrong_row_is_told_with_its_place(tmp_path, task, split, what, message):
+    """Short rows of QQP's labelled files, which have some, are counted."""
     write_task(tmp_path, task, SIZES)
     path = find_file(tmp_path, TASKS[task], split)
-    change(path, task, what)
-    with pytest.raises(UserError) as error:
-        read(tmp_path, task, split)
-    assert str(error.value).startswith(f"{path}, {message}")
-
-
-def test_broken_rows_of_qqp_are_counted_and_a_missing_file_is_told(tmp_path):
-    write_task(tmp_path, "QQP", SIZES)
-    path = tmp_path / "QQP" / "train.tsv"
-    change(path, "QQP", "short")
-    found = read(tmp_path, "QQP")
-    assert (len(found.ids), found.broken) == (9, 1)
-    path.unlink()
-    with pytest.raises(UserError, match=r"QQP/train.tsv does not exist, nor with .gz"):
-        read(tmp_path, "QQP")
+    text = path.read_text()
+    line = row(TASKS[task], header(task, True), 5, what, "a bird") if what != "short" else "this"
+    path.write_text(text.replace("label", "labels", 1) if what == "renamed" else f"{text}{line}\n")
+    if message:
+        with pytest.raises(UserError) as error:
+            read(tmp_path, task, split)
+        assert str(error.value).startswith(f"{path}, {message}")
+    else:
+        found = read(tmp_path, task, split)
+        assert (len(found.ids), found.broken) == (9, 1)
 
 
 def cut_slowly(first: int, second: int, room: int) -> tuple[int, int]:
@@ -116,11 +99,11 @@ def texts_of(tokens: torch.Tensor, dictionary: Dictionary) -> list[str]:
 @pytest.mark.parametrize("name", TASKS)
 def test_fairseqs_own_task_reads_the_texts_and_labels_of_every_file(tmp_path, name, pieces, capsys):
     task = TASKS[name]
-    write_task(tmp_path / "raw", name, sizes_of(name))
-    common = [tmp_path / "raw", "--out", tmp_path / "bin", "--sentencepiece-model", pieces]
-    start("glue", *common, "--tasks", name)
+    write_task(tmp_path / "raw", name, ALL_SIZES)
+    common = [tmp_path / "raw", "--sentencepiece-model", pieces, "--tasks", name, "--out"]
+    start("glue", *common, tmp_path / "bin")
     capsys.readouterr()
-    start("glue", *common, "--tasks", name)
+    start("glue", *common, tmp_path / "bin")
     assert capsys.readouterr().err.startswith(f"{tmp_path}/bin/{name} exists already")
     settings = SentencePredictionConfig(
         data=str(tmp_path / "bin" / name),
@@ -135,107 +118,83 @@ def test_fairseqs_own_task_reads_the_texts_and_labels_of_every_file(tmp_path, na
     theirs = SentencePredictionTask.setup_task(settings)
     data = find_training_data(tmp_path / "bin", task)
     said = dict(zip(COLOURS, labels_of(task)))
-    for split, size in sizes_of(name).items():
+    for split in task.files:
         raw = read(tmp_path / "raw", name, split)
         dataset = theirs.load_dataset(split)
-        assert len(dataset) == size == data.splits[split]["examples"]
+        assert len(dataset) == ALL_SIZES[split] == data.splits[split]["examples"]
         assert max(dataset.sizes[0]) == data.splits[split]["longest"]
-        for number in range(size):
-            texts = texts_of(dataset[number]["net_input.src_tokens"], theirs.dictionary)
+        for number, example in enumerate(dataset):
+            texts = texts_of(example["net_input.src_tokens"], theirs.dictionary)
             assert texts == [side[number] for side in raw.sentences]
             assert texts[:-1] == ["the tree"] * (len(task.sentences) - 1)
-            if split in task.valid_splits or split == "train":
+            if split not in task.test_splits:
                 label = said[next(word for word in texts[-1].split() if word in said)]
-                target = dataset[number]["target"]
                 assert raw.labels[number] == label
                 if task.classes:
-                    assert task.classes[int(target)] == label
+                    assert task.classes[int(example["target"])] == label
                 else:
-                    assert list(target) == pytest.approx([float(label) / 5])
+                    assert list(example["target"]) == pytest.approx([float(label) / 5])
         if split in task.test_splits:
             assert raw.labels == []
-            assert open_glue_data(data.path).test_ids(split) == [str(n) for n in range(size)]
+            assert open_glue_data(data.path).test_ids(split) == [
+                str(n) for n in range(len(raw.ids))
+            ]
+    # Long ones are cut and counted.
+    limit = data.splits["train"]["longest"] - 1
+    start("glue", *common, tmp_path / "cut", "--max-tokens", limit)
+    shorter = open_glue_data(tmp_path / "cut" / name)
+    assert shorter.splits["train"]["longest"] == limit
+    assert 0 == data.splits["train"]["cut"] < shorter.splits["train"]["cut"] < SIZES["train"]
+    manifest = json.loads((shorter.path / MANIFEST).read_text())
+    assert manifest["plan"]["options"] == {"max_tokens": limit}
 
 
-def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces, capsys):
+def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces):
     """The diagnostic set for MNLI's model, which may be missing, and WNLI's majority class."""
-    raw, out = tmp_path / "raw", tmp_path / "bin"
+    raw, submission = tmp_path / "raw", tmp_path / "submission"
     for name in TASKS:
         write_task(raw, name, {split: 3 for split in TASKS[name].files if split != "test2"})
-    common = [raw, "--out", out, "--sentencepiece-model", pieces]
-    start("glue", *common)
-    assert "test2" not in open_glue_data(out / "MNLI").splits
-    assert not (out / "WNLI.tsv").exists()
-    write_task(raw, "MNLI", sizes_of("MNLI"))
+    start("glue", raw, "--out", tmp_path / "eight", "--sentencepiece-model", pieces)
+    assert "test2" not in open_glue_data(tmp_path / "eight" / "MNLI").splits
+    assert not (tmp_path / "eight" / "WNLI.tsv").exists()
+    write_task(raw, "MNLI", ALL_SIZES)
     write_task(raw, "WNLI", SIZES)
-    assert parse_tasks("all") == parse_tasks("MNLI, QQP, QNLI, SST-2, CoLA, STS-B, MRPC, RTE")
     start("glue", raw, "--out", tmp_path / "all", "--sentencepiece-model", pieces)
     assert open_glue_data(tmp_path / "all" / "MNLI").splits["test2"]["examples"] == 7
     labels = read_examples(raw / "WNLI" / "train.tsv", WNLI, "train").labels
     majority = max(labels, key=labels.count)
     expected = "".join(f"{number}\t{majority}\n" for number in range(4))
     assert (tmp_path / "all" / "WNLI.tsv").read_text() == "index\tprediction\n" + expected
-    submission = tmp_path / "submission"
-    missing = complete_submission(submission, tmp_path / "all")
-    assert missing == ["AX", "CoLA", "MNLI-m", "MNLI-mm", "MRPC", "QNLI", "QQP", "RTE", "SST-2",
-                       "STS-B"]  # fmt: skip
+    missing = ["AX", "CoLA", "MNLI-m", "MNLI-mm", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B"]
+    assert complete_submission(submission, tmp_path / "all") == missing
     assert [path.name for path in submission.iterdir()] == ["WNLI.tsv"]
-    assert complete_submission(submission, out) == missing
+    assert complete_submission(submission, tmp_path / "eight") == missing
 
 
-def test_long_pairs_are_cut_and_counted(tmp_path, pieces):
-    write_task(tmp_path / "raw", "RTE", {"train": 40, "valid": 5, "test": 4})
-    common = [tmp_path / "raw", "--sentencepiece-model", pieces, "--tasks", "RTE"]
-    start("glue", *common, "--out", tmp_path / "whole")
-    whole = open_glue_data(tmp_path / "whole" / "RTE")
-    limit = whole.splits["train"]["longest"] - 3
-    start("glue", *common, "--out", tmp_path / "cut", "--max-tokens", limit)
-    shorter = open_glue_data(tmp_path / "cut" / "RTE")
-    assert shorter.splits["train"]["longest"] == limit
-    assert 0 < shorter.splits["train"]["cut"] < 40
-    assert whole.splits["train"]["cut"] == 0
-    manifest = json.loads((shorter.path / "manifest.json").read_text())
-    assert manifest["plan"]["options"] == {"max_tokens": limit}
-
-
-@pytest.mark.parametrize(
-    ("tasks", "message"),
-    [("WNLI", "unknown task 'WNLI': choose from MNLI"), ("RTE,RTE", "a task is named")],
-)
-def test_wrong_tasks_are_told(tasks, message):
-    with pytest.raises(UserError) as error:
-        parse_tasks(tasks)
-    assert str(error.value).startswith(f"--tasks {tasks}: {message}")
-
-
-def test_a_vocabulary_needs_its_dictionary(tmp_path):
+def test_tasks_and_data_that_cannot_be_trained_on_are_told(tmp_path, pieces):
+    assert parse_tasks("all") == parse_tasks("MNLI, QQP, QNLI, SST-2, CoLA, STS-B, MRPC, RTE")
+    with pytest.raises(UserError, match=r"--tasks WNLI: unknown task 'WNLI': choose from MNLI"):
+        parse_tasks("WNLI")
+    with pytest.raises(UserError, match=r"--tasks RTE,RTE: a task is named"):
+        parse_tasks("RTE,RTE")
     with pytest.raises(UserError, match="give --dict: the dict"):
         start("glue", tmp_path, "--out", tmp_path, "--encoder-json", "e", "--vocab-bpe", "v")
-
-
-def test_data_that_cannot_be_trained_on_is_told(tmp_path, pieces):
-    write_task(tmp_path / "raw", "QNLI", SIZES)
-    common = [tmp_path / "raw", "--out", tmp_path / "bin", "--sentencepiece-model", pieces]
-    start("glue", *common, "--tasks", "QNLI")
-    manifest = tmp_path / "bin" / "QNLI" / MANIFEST
-    described = json.loads(manifest.read_text())
-    del described["splits"]["train"]
-    manifest.write_text(json.dumps(described))
+    with pytest.raises(UserError, match=r"QQP/train.tsv does not exist, nor with .gz"):
+        read(tmp_path, "QQP")
     with pytest.raises(
-        UserError, match=r"QNLI has no train set: make it with fairseq-posenc preprocess glue"
+        UserError, match=r"RTE does not exist: make it with .* preprocess glue --tas"
     ):
-        find_training_data(tmp_path / "bin", TASKS["QNLI"])
-    with pytest.raises(
-        UserError, match=r"RTE does not exist: make it with fairseq-posenc preprocess glue --tas"
-    ):
-        find_training_data(tmp_path / "bin", TASKS["RTE"])
-    (tmp_path / "bin" / "RTE").mkdir()
+        find_training_data(tmp_path, TASKS["RTE"])
+    (tmp_path / "RTE").mkdir()
     with pytest.raises(UserError, match="RTE is not a data-bin of a GLUE task: it has no"):
-        find_training_data(tmp_path / "bin", TASKS["RTE"])
-    for splits in ({}, {"train": {"examples": 9}}, {"train": 9}):
-        manifest.write_text(json.dumps({"glue_task": "RTE", "splits": splits}))
-        with pytest.raises(UserError, match="describes no GLUE task"):
-            open_glue_data(manifest.parent)
+        find_training_data(tmp_path, TASKS["RTE"])
+    counts = {"examples": 9, "longest": 9}
+    for splits in ({}, {"train": {"examples": 9}}, {"train": 9}, {"valid": counts}):
+        described = json.dumps({"glue_task": "RTE", "splits": splits})
+        (tmp_path / "RTE" / MANIFEST).write_text(described)
+        said = "RTE has no train set: make it" if "valid" in splits else "describes no GLUE task"
+        with pytest.raises(UserError, match=said):
+            find_training_data(tmp_path, TASKS["RTE"])
 
 
 PUBLISHED = {

@@ -1,4 +1,4 @@
-"""SQuAD's head and loss are their formulas, answers the best of all, the start a whole model."""
+"""SQuAD: a head, a loss or a best answer unlike its formula, and a start that is not the model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
@@ -62,43 +63,35 @@ def test_a_head_starts_fresh_on_a_pretrained_model_and_is_kept_on_a_fine_tuned_o
     assert "span_head.scores.weight" not in pretrained.state_dict()
 
 
-def sample(starts, ends, rows=slice(None)):
-    tokens = TOKENS[rows]
-    return {
-        "net_input": {"src_tokens": tokens, "src_lengths": (tokens != 1).sum(1)},
-        "starts": torch.tensor(starts)[rows],
-        "ends": torch.tensor(ends)[rows],
-        "ntokens": int((tokens != 1).sum()),
-    }
-
-
 def test_the_loss_is_the_cross_entropy_of_both_ends_and_ranks_add_up():
     model, criterion = with_head(), SquadCriterion(SimpleNamespace())
-    starts, ends = [5, 0], [6, 4]
-    loss, size, logged = criterion(model, sample(starts, ends))
-    expected = 0.0
-    both = model(TOKENS, span_scores=True)
-    for scores, targets in zip(both, (starts, ends)):
-        for row, target in zip(scores, targets):
-            expected -= float(row.detach().double().softmax(0)[target].log()) / 2
-    assert (float(loss), size) == (pytest.approx(expected, rel=1e-5), 2)
+    targets = {"starts": torch.tensor([5, 0]), "ends": torch.tensor([6, 4])}
+
+    def compute(rows):
+        tokens = TOKENS[rows]
+        net_input = {"src_tokens": tokens, "src_lengths": (tokens != 1).sum(1)}
+        numbers = {"net_input": net_input, "ntokens": int((tokens != 1).sum())}
+        return criterion(model, numbers | {name: x[rows] for name, x in targets.items()})
+
+    loss, size, logged = compute(slice(None))
+    both = [scores.detach() for scores in model(TOKENS, span_scores=True)]
+    terms = [F.cross_entropy(*pair, reduction="sum") for pair in zip(both, targets.values())]
+    expected = float(sum(terms)) / 2
+    assert (float(loss.detach()), size) == (pytest.approx(expected, rel=1e-5), 2)
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
     assert model.span_head.scores.weight.grad.abs().sum() > 0
 
-    halves = [criterion(model, sample(starts, ends, slice(i, i + 1)))[2] for i in (0, 1)]
+    halves = [compute(slice(row, row + 1))[2] for row in (0, 1)]
     summed = {key: sum(half[key] for half in halves) for key in logged}
-    found = []
     for outputs in ([logged], halves, [summed]):
         with metrics.aggregate(new_root=True) as meters:
             SquadCriterion.reduce_metrics(outputs)
-        found.append(meters.get_smoothed_values())
-    assert found[0] == pytest.approx(found[1])
-    assert found[0] == pytest.approx(found[2])
-    assert found[0]["loss"] == pytest.approx(expected / 2 / math.log(2), abs=1e-3)
-    for side, scores, targets in zip(("start", "end"), both, (starts, ends)):
-        right = sum(map(int.__eq__, scores.argmax(-1).tolist(), targets))
-        assert found[0][f"{side}_accuracy"] == pytest.approx(100 * right / 2)
+        found = meters.get_smoothed_values()
+        assert found["loss"] == pytest.approx(expected / 2 / math.log(2), abs=1e-3)
+        for side, scores, right in zip(("start", "end"), both, targets.values()):
+            share = 100 * (scores.argmax(-1) == right).float().mean().item()
+            assert found[f"{side}_accuracy"] == pytest.approx(share)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -133,18 +126,6 @@ def test_windows_together_give_the_best_text_and_the_surest_that_there_is_one():
     assert combine_windows("q", "", tokens, [WindowSpans([], null=1.0)]) == ("q", "", 0.0)
 
 
-def save(path, model, args, data="nowhere"):
-    """Write a checkpoint as older fairseqs did, with which RoBERTa was released."""
-    state = {
-        "args": Namespace(**{**vars(args), "task": "masked_lm", "data": data}),
-        "model": model.state_dict(),
-        "optimizer_history": [{"num_updates": 1, "lr_scheduler_state": {}}],
-        "extra_state": {"train_iterator": {"epoch": 1}},
-    }
-    torch.save(state, path)
-    return path
-
-
 OF_TABLES = "learned+m4m(max_distance=5)"
 
 
@@ -158,10 +139,18 @@ OF_TABLES = "learned+m4m(max_distance=5)"
     ],
 )
 def test_a_model_and_fairseqs_own_are_built_again_from_a_checkpoint(tmp_path, arch, options, spec):
+    """As older fairseqs wrote it, with which RoBERTa was released."""
     directions = "" if arch == "roberta" else "lr,rl"
     model = make_model("masked_lm", arch, attention_directions=directions, **options)
-    args = Namespace(**{**vars(model.args), "arch": arch})
-    pretrained = read_pretrained(save(tmp_path / "model.pt", model, args))
+    facts = {"arch": arch, "task": "masked_lm", "data": "nowhere"}
+    state = {
+        "args": Namespace(**{**vars(model.args), **facts}),
+        "model": model.state_dict(),
+        "optimizer_history": [{"num_updates": 1, "lr_scheduler_state": {}}],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+    }
+    torch.save(state, tmp_path / "model.pt")
+    pretrained = read_pretrained(tmp_path / "model.pt")
     assert str(pretrained.spec) == pretrained.roberta_section["position_encoding"] == spec
     assert pretrained.directions == directions
     assert (pretrained.max_positions, pretrained.dictionary.size) == (24, 24)

@@ -1,4 +1,4 @@
-"""SQuAD's scores, against the official scripts' rules written out once more, step by step."""
+"""SQuAD's scores: a figure unlike the official scripts', or of a file that says two things."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.squad_file import Answer, Question, Squad, read_by_id, read_squad
+from fairseq_posenc.tokens.squad_windows import write_split
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad import score as scoring
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate
@@ -116,7 +117,9 @@ def random_predictions(rng, squad):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_figures_of_1_1_are_the_official_ones(seed):
+def test_figures_of_1_1_are_the_official_ones(seed, monkeypatch):
+    """The script adds score after score; the ``sum`` of Python 3.12 rounds but once, as fsum."""
+    monkeypatch.setattr(scoring, "sum", math.fsum, raising=False)
     rng = random.Random(seed)
     squad = random_squad(rng, "1.1")
     predictions = random_predictions(rng, squad)
@@ -141,58 +144,47 @@ def test_figures_of_2_0_are_the_official_ones(seed):
         assert ours == official_v2(squad, predictions, odds, threshold)
 
 
-def test_the_f1_of_1_1_is_that_of_every_python(monkeypatch):
-    """The script adds score after score; the ``sum`` of Python 3.12 rounds but once, as fsum."""
-    words = " ".join(f"w{index}" for index in range(13))
-    printed = (Answer(words, 0),)
-    questions = [Question(f"q{number}", "?", "", printed) for number in range(50)]
-    predictions = {f"q{number}": " ".join(words.split()[: 1 + number % 12]) for number in range(50)}
-    squad = Squad(Path("x.json"), "1.1", questions)
-    expected = official_v1(squad, predictions)
-    scores = [overlap(words.split(), given.split()) for given in predictions.values()]
-    assert 100.0 * math.fsum(scores) / len(scores) != expected["f1"]
-    monkeypatch.setattr(scoring, "sum", math.fsum, raising=False)
-    assert evaluate(squad, predictions) == expected
-
-
 def write(path, content):
     path.write_text(json.dumps(content), encoding="utf-8")
     return path
 
 
+def write_squad(path, version, *entries):
+    """Write questions q1, q2 and so on about one text; their answers are given as texts."""
+    qas = [{"id": f"q{n}", "question": "?", **entry} for n, entry in enumerate(entries, start=1)]
+    for qa in qas:
+        if "answers" in qa:
+            qa["answers"] = [{"text": found, "answer_start": 0} for found in qa["answers"]]
+    content = {"data": [{"title": "t", "paragraphs": [{"context": "the cat sat", "qas": qas}]}]}
+    return write(path, content | ({"version": version} if version else {}))
+
+
+CAT, NOTHING = {"answers": ["the cat"]}, {"answers": [], "is_impossible": True}
+
+
 @pytest.fixture
 def files(tmp_path):
     """Write a file of each version; returns their paths."""
-    answer = [{"text": "the cat", "answer_start": 0}]
-    asked = [{"id": "q1", "question": "who?", "answers": answer}]
-    none = [{"id": "q2", "question": "why?", "answers": [], "is_impossible": True}]
-    paths = {}
-    for version, qas in (("1.1", asked), ("v2.0", asked + none)):
-        paragraphs = [{"context": "the cat sat", "qas": qas}]
-        content = {"version": version, "data": [{"title": "t", "paragraphs": paragraphs}]}
-        paths[version] = write(tmp_path / f"dev-{version}.json", content)
-    return paths
-
-
-def score(capsys, *arguments):
-    status = cli.main(["squad", "score", *map(str, arguments)])
-    said = capsys.readouterr()
-    return status, said.out, said.err
+    asked = {"1.1": [CAT], "v2.0": [CAT, NOTHING]}
+    return {v: write_squad(tmp_path / f"dev-{v}.json", v, *qas) for v, qas in asked.items()}
 
 
 def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, capsys):
+    def score(*words):
+        assert cli.main(["squad", "score", *map(str, words)]) == 0
+        return capsys.readouterr()
+
     predictions = write(tmp_path / "answers.json", {"q1": "Cat!", "q2": "mat"})
-    found = score(capsys, files["1.1"], predictions)
-    assert found == (0, '{"exact_match": 100.0, "f1": 100.0}\n', "")
-    found = score(capsys, files["1.1"], write(tmp_path / "none.json", {}))
-    printed = "1 unanswered questions receive score 0; the first is q1\n"
-    assert found == (0, '{"exact_match": 0.0, "f1": 0.0}\n', printed)
+    assert score(files["1.1"], predictions) == ('{"exact_match": 100.0, "f1": 100.0}\n', "")
+    assert score(files["1.1"], write(tmp_path / "none.json", {})) == (
+        '{"exact_match": 0.0, "f1": 0.0}\n',
+        "1 unanswered questions receive score 0; the first is q1\n",
+    )
     odds = write(tmp_path / "odds.json", {"q1": -1.5, "q2": 10**400})
-    options = ["--na-prob-file", odds, "--na-prob-thresh", 0]
-    status, out, _ = score(capsys, files["v2.0"], predictions, *options)
+    out = score(files["v2.0"], predictions, "--na-prob-file", odds, "--na-prob-thresh", 0).out
     squad = read_squad(files["v2.0"])
     expected = official_v2(squad, {"q1": "Cat!", "q2": "mat"}, {"q1": -1.5, "q2": 3}, 0.0)
-    assert (status, json.loads(out)) == (0, expected)
+    assert json.loads(out) == expected
     assert out.startswith('{\n  "exact": 100.0,\n  "f1": 100.0,\n  "total": 2,\n  "HasAns_exact"')
 
 
@@ -223,75 +215,67 @@ def test_bad_input_is_told_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("version", "entry", "message"),
+    ("version", "entry", "found"),
     [
-        ("v2.0", {"answers": ["the cat"], "is_impossible": True}, "is true, but it has an answer"),
+        ("v2.0", {**CAT, "is_impossible": True}, "is true, but it has an answer"),
         ("v2.0", {"answers": [], "is_impossible": False}, "is false, but it has no answer; corr"),
         ("v2.0", {"answers": []}, ()),
         ("v2.0", {"is_impossible": True}, ()),
         ("v2.0", {}, "question q2 has no 'answers', unlike others; in SQuAD 2.0, write an"),
         ("1.1", {"answers": []}, "question q2 has no answer, unlike SQuAD 1.1; leave it out, or"),
-        ("1.1", {"answers": ["the cat"], "is_impossible": True}, "is true, but it has an answer"),
-        ("1.1", {"answers": ["the cat"], "is_impossible": False}, ("the cat",)),
+        ("1.1", {**CAT, "is_impossible": True}, "is true, but it has an answer"),
+        ("1.1", {**CAT, "is_impossible": False}, ("the cat",)),
         (None, {"answers": []}, ()),
     ],
 )
-def test_whether_a_question_has_an_answer_is_said_once(tmp_path, version, entry, message):
+def test_whether_a_question_has_an_answer_is_said_once(tmp_path, version, entry, found):
     """A file that contradicts itself is refused by the question, for training and for scoring."""
-    entry = {"id": "q2", "question": "who?", **entry}
-    if "answers" in entry:
-        entry["answers"] = [{"text": text, "answer_start": 0} for text in entry["answers"]]
-    first = {"id": "q1", "question": "?", "answers": [{"text": "the cat", "answer_start": 0}]}
-    content = {"data": [{"paragraphs": [{"context": "the cat sat", "qas": [first, entry]}]}]}
-    path = write(tmp_path / "dev.json", content | ({"version": version} if version else {}))
-    if isinstance(message, str):
-        with pytest.raises(UserError, match=f"{path}.*question q2") as printed:
+    path = write_squad(tmp_path / "dev.json", version, CAT, entry)
+    if isinstance(found, str):
+        with pytest.raises(UserError, match=f"{path}.*question q2") as refusal:
             read_squad(path)
-        assert message in str(printed.value)
+        assert found in str(refusal.value)
     else:
-        question = read_squad(path).questions[1]
-        assert tuple(answer.text for answer in question.answers) == message
+        assert tuple(answer.text for answer in read_squad(path).questions[1].answers) == found
 
 
 def test_a_test_set_has_no_answers_at_all(tmp_path):
-    entries = [{"id": name, "question": "?"} for name in "ab"]
-    content = {"data": [{"paragraphs": [{"context": "c", "qas": entries}]}], "version": "v2.0"}
-    assert not read_squad(write(tmp_path / "test.json", content)).answered
+    squad = read_squad(write_squad(tmp_path / "test.json", "v2.0", {}, {}))
+    assert not squad.answered
+    with pytest.raises(UserError, match=r"test.json: has no answers, so nothing can be scored"):
+        evaluate(squad, {})
+    with pytest.raises(UserError, match=r"test.json: has no answers, so nothing can be learnt"):
+        write_split(squad, None, tmp_path / "train")
 
 
-HALF = '{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "\\ud800"}]}]}]}'
+CUT = gzip.compress(b"{}" * 5000)[:30]
+HALF = b'{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "\\ud800"}]}]}]}'
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"data":\n [,]}', "cannot be read as JSON (Expecting value: line 2 column 3 (char 11))"),
-        ("[" * 200_000 + "]" * 200_000, "cannot be read"),
-        ("\udcff", "cannot be read"),
-        ('{"rows": []}', "has no 'data' that is a list; "),
+        (b'{"data":\n [,]}', "cannot be read as JSON (Expecting value: line 2 column 3 (char 11))"),
+        (b"[" * 200_000 + b"]" * 200_000, "cannot be read"),
+        (b"\xff", "cannot be read"),
+        (CUT, "cannot be read"),
+        (None, "cannot be read"),
+        (b'{"rows": []}', "has no 'data' that is a list; "),
         (HALF, "data[0].paragraphs[0].qas[0]: 'question' has half a "),
-        ('{"data": []}', "holds no question"),
+        (b'{"data": []}', "holds no question"),
     ],
-    ids=["json", "deep", "bytes", "rows", "half a character", "empty"],
+    ids=["json", "deep", "bytes", "gzip", "missing", "rows", "half a character", "empty"],
 )
 def test_files_that_are_no_squad_are_told_with_the_place(tmp_path, content, message):
-    path = tmp_path / "bad.json"
-    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    path = tmp_path / ("bad.json.gz" if content in (None, CUT) else "bad.json")
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(UserError) as caught:
         read_squad(path)
     assert str(caught.value).startswith(f"{path}: {message}")
     if message == "cannot be read":
         with pytest.raises(UserError, match=f"{path}: cannot be read"):
             read_by_id(path, str)
-
-
-@pytest.mark.parametrize("size", [None, 30])
-def test_files_that_cannot_be_read_are_named(tmp_path, size):
-    path = tmp_path / "data.json.gz"
-    if size:
-        path.write_bytes(gzip.compress(b"{}" * 5000)[:size])
-    with pytest.raises(UserError, match=r"data.json.gz: cannot be read"):
-        read_squad(path)
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published files are not there")
