@@ -69,7 +69,7 @@ def data() -> Path:
 
 
 @made_once
-def pretrained(spec: str = SPEC) -> Path:
+def pretrained(spec: str) -> Path:
     """Return the checkpoint of a masked LM, trained for a moment."""
     folder = new_directory() / "tiny"
     user_dir = own_encodings() if spec == OWN else USER_DIR
@@ -141,7 +141,7 @@ def test_tasks_are_learnt_and_reported():
         assert state["last_optimizer_state"] is None
         log = (folder / "train.log").read_text()
         assert f"encoder position encoding: {SPEC} | directions: lr x1 rl x1 |" in log
-        assert f"loading pretrained model from {pretrained()}" in log
+        assert f"loading pretrained model from {pretrained(SPEC)}" in log
 
 
 def test_the_best_checkpoint_is_not_the_last(tmp_path):
