@@ -245,7 +245,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (28781, 27500),
+    "fairseq_posenc": (28780, 27500),
     "fairseq_posenc/encodings": (3799, 3800),
     "fairseq_posenc/backends": (3998, 3600),
     "fairseq_posenc/backends/triton": (1200, 1200),
@@ -256,7 +256,7 @@ LINES = {
     "fairseq_posenc/tasks": (820, 820),
     "fairseq_posenc/checkpoints": (795, 800),
     "fairseq_posenc/host": (692, 700),
-    "fairseq_posenc/hf": (3308, 2700),
+    "fairseq_posenc/hf": (3307, 2700),
     "fairseq_posenc/workbench": (9174, 10000),
     "fairseq_posenc/tokens": (797, 800),
     "fairseq_posenc/workbench/running": (700, 700),
@@ -272,7 +272,7 @@ LINES = {
     "preprocess": (2588, 2600),
     "docs/generate": (434, 750),
     "benchmarks": (3003, 3600),
-    "tests": (31232, 32000),
+    "tests": (31229, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

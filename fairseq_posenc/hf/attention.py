@@ -194,9 +194,8 @@ def attend_with_positions(
                 "and those of this model were not: call set_positions, or "
                 "model.set_attn_implementation('sdpa')"
             )
-        named |= {"dropout": dropout, "scaling": scaling}
         stock: AttentionFunction = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        return stock(module, query, key, value, attention_mask, **named)
+        return stock(module, query, key, value, attention_mask, dropout, scaling, **named)
     state.callers.append(module)
     query, factor = plain_queries(module, query, scaling)
     # PEFT's wrapper selects the copy in its `forward`, so no other method is called.

@@ -80,8 +80,6 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         AttentionInterface.register(OUR_ATTENTION, attend_with_positions)
     rounding = max(1e-4, 16 * torch.finfo(model.dtype).eps) * usual.abs().max()
     if (shown - usual).abs().max() > rounding:  # HunYuan normalizes what it has rotated
-        raise UserError(
-            f"{type(model).__name__} changes queries and keys after it rotates them, so its "
-            "attention cannot be shown"
-        )
+        name = type(model).__name__
+        raise UserError(f"{name} changes queries and keys after it rotates them: not shown here")
     return sorted(captured, key=lambda x: (x.stack == "decoder", x.cross, x.layer))

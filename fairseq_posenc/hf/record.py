@@ -175,5 +175,5 @@ def compare_loaded_adapters(model: PreTrainedModel, weights: dict[str, Any]) -> 
 
 def _read_specs(model: PreTrainedModel) -> dict[str, Spec]:
     """Read the specs of a model from its configuration, by their fields."""
-    present = [name for name in SPEC_FIELDS if hasattr(model.config, name)]
-    return {name: parse(getattr(model.config, name)) for name in present}
+    config = model.config
+    return {name: parse(getattr(config, name)) for name in SPEC_FIELDS if hasattr(config, name)}

@@ -40,8 +40,7 @@ class PositionSettings(NamedTuple):
         """Read them from a configuration; refuse one that states no spec."""
         if not hasattr(config, SPEC_FIELD):
             raise UserError("a stock folder is loaded by its stock class, or by an Auto class")
-        stated = {name: key for name, key in _FIELDS.items() if hasattr(config, key)}
-        return cls(**{name: getattr(config, key) for name, key in stated.items()})
+        return cls(**{x: getattr(config, k) for x, k in _FIELDS.items() if hasattr(config, k)})
 
     def write(self, config: PretrainedConfig) -> None:
         """Write them to a configuration, without those that have their defaults."""

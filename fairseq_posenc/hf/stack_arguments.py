@@ -82,6 +82,9 @@ class StackArguments:
         rows = self.mask if isinstance(self.mask, Tensor) and self.mask.dim() == 2 else None
         self.real: Tensor | None = None if rows is None else rows.ne(0)
         self.cache: Any = find_self_cache(named.values())
+        given = named.get("past_key_values", named.get("cache"))
+        if given is not None and self.cache is None:  # its tokens would not be counted
+            raise UserError(f"past_key_values is a {type(given).__name__}, not transformers' Cache")
         ids: Tensor | None = named.get("position_ids")
         text_ids = None
         readers = positions.id_readers  # the encodings that read positions, on `axes` axes each

@@ -83,12 +83,7 @@ def test_rotations_become_an_onnx_graph(name: str, spec: str, tmp_path: Path) ->
     sizes = {key: {1: LENGTH} for key in cell.inputs}
     path = str(tmp_path / "model.onnx")
     torch.onnx.export(
-        cell.model,
-        kwargs=cell.inputs,
-        f=path,
-        dynamic_shapes=sizes,
-        dynamo=True,
-        verbose=False,
+        cell.model, kwargs=cell.inputs, f=path, dynamic_shapes=sizes, dynamo=True, verbose=False
     )
     session = onnxruntime.InferenceSession(path)
     for length in (12, 30):

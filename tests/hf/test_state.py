@@ -147,6 +147,8 @@ def test_a_cache_of_earlier_windows_is_refused(spec: str) -> None:
     set_positions(model, spec)
     with pytest.raises(UserError, match="make caches after set_positions"):
         [model(tokens, **cache) for tokens in TOKENS.split(6, 1)]
+    with pytest.raises(UserError, match="is a list, not transformers' Cache"):
+        model(TOKENS, **{CACHE: [TOKENS]})
 
 
 @torch.no_grad()
