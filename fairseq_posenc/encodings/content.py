@@ -138,5 +138,5 @@ class Inkling(Encoding):
         """Select the rows, ``(1, R, rank)``, with rows of zeros for distances beyond the table."""
         rows = F.pad(self.table[None], (0, 0, 1, 1))  # one row of zeros before, one after
         starts = range(1 - self.extent, self.last_distance + 2)  # of all rows but the first
-        kept, runs = Runs.select(starts, positions)
+        kept, runs = Runs.select(starts, positions)  # the slice that the call's distances need
         return [RowsByDistance(rows[:, kept], runs, of="state")]  # they multiply `states`

@@ -79,7 +79,8 @@ class DistanceEncoding(Encoding):
         limit, rows = self.max_distance, self.table["weight"]
         if not self.is_signed:
             rows = torch.cat([rows[:, 1:].flip(1), rows], 1)  # K ... 2 1 0 1 2 ... K
-        kept, runs = Runs.select(range(1 - limit, limit + 1), positions)  # row 0: up to -limit
+        # The first row is for distances up to -K; `kept` is the slice that this call needs.
+        kept, runs = Runs.select(range(1 - limit, limit + 1), positions)
         rows = rows[:, kept]  # [G, R, ...]
         if not self.has_reset:
             return self.use(rows, runs)
@@ -87,7 +88,7 @@ class DistanceEncoding(Encoding):
         return [*self.use(rows, runs), Reset(positions.is_first())]
 
     def use(self, rows: Tensor, runs: Runs) -> list[Term]:
-        """List the terms with the rows of a call, ``(G, R, D)`` or ``(G, R)``, and their runs."""
+        """List the terms with rows, ``(G, R, D)`` or ``(G, R)``, and the distances of each row."""
         if not self.rows_of:
             return [NumbersByDistance(rows, runs, multiplies=self.multiplies)]
         return [RowsByDistance(rows, runs, of=x, multiplies=self.multiplies) for x in self.rows_of]

@@ -68,7 +68,6 @@ class Scaling(ABC):
         if kind not in KINDS or not factor:
             raise UserError(_FORM)
         cls = KINDS[kind]
-        types = get_type_hints(cls)
         defaults = {setting.name: setting.default for setting in fields(cls)}
         settings: dict[str, Any] = {}
         for assignment in (f"factor={factor}", *written):
@@ -81,7 +80,7 @@ class Scaling(ABC):
             if name in settings:
                 raise UserError(f"{name} is set twice")
             try:
-                settings[name] = parse_value(name, value, types[name], _MAX_LENGTH)
+                settings[name] = parse_value(name, value, get_type_hints(cls)[name], _MAX_LENGTH)
             except UserError as error:
                 message = _FORM if name == "factor" else f"{shortened(assignment)}: {error}"
                 raise UserError(message) from None

@@ -64,7 +64,7 @@ class T5(Encoding):
 
     def terms(self, positions: Positions) -> list[Term]:
         """Add the buckets' numbers, by distance or, on several axes, by pair."""
-        index, runs = self.buckets.select(positions)
+        index, runs = self.buckets.select(positions)  # of the call's R buckets
         tables = self.table.view(self.axes, self.dims.num_heads, -1)[..., index]  # [axes, H, R]
         return [sum_over_axes(tables, runs)]
 
