@@ -35,7 +35,6 @@ if importlib.util.find_spec("triton") and not torch.cuda.is_available():
 
 # The programs of preprocess/ find their modules beside them; so do their tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "preprocess"))
-pytest_plugins = ["tests.helpers.slurm"]  # the fixture of a cluster
 hasten_hydra()
 # Tiny tensors: more threads only wait for each other, in the programs that tests start as well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
