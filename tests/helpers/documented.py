@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import subprocess
 import sys
@@ -33,19 +32,12 @@ LEFT_OUT = ("make", "pip ", ". .venv/bin/activate")
 def scripts(path: Path) -> list[str]:
     """Return the blocks of commands of a page."""
     text = path.read_text(encoding="utf-8")
-    blocks = [textwrap.dedent(block) for _, kind, block in FENCED.findall(text) if kind in KINDS]
-    return [prompted(block) for block in blocks]
+    return [textwrap.dedent(block) for _, kind, block in FENCED.findall(text) if kind in KINDS]
 
 
 def python_of(page: Path) -> list[str]:
     """Return the blocks of Python of a page."""
     return [code for _, kind, code in FENCED.findall(page.read_text()) if kind == "python"]
-
-
-def prompted(block: str) -> str:
-    """Return a block without what its commands print, if they stand behind a prompt."""
-    lines = re.findall(r"^\$ (.+(?:\\\n.+)*)", block, re.MULTILINE)
-    return "\n".join(lines) if lines else block
 
 
 def commands(script: str) -> list[str]:
@@ -57,10 +49,8 @@ def commands(script: str) -> list[str]:
 @made_once
 def book() -> Path:
     path = new_directory() / "book.txt"
-    rng = random.Random(0)
-    words = ["a", "sentence", "of", "the", "text", "dictionary", "returned", "list", "keys", "w1"]
-    lines = (" ".join(rng.choice(words) for _ in range(10)) for _ in range(800))
-    path.write_text("".join(f"{line}.\n\n" for line in lines))
+    lines = (f"the list {n} of keys returned a sentence of text {n * n}.\n\n" for n in range(800))
+    path.write_text("".join(lines))
     return path
 
 
@@ -104,7 +94,7 @@ def shims() -> Path:
         program = Path(sys.executable).with_name(name)
         shrink = Path(__file__).with_name("shrink_command.py")
         call = f'exec "{BIN / "python"}" -IS "{shrink}" "{program}" "$@"'
-        (folder / name).write_text(f"#!/bin/sh\n{call}\n", encoding="utf-8")
+        (folder / name).write_text(f"#!/bin/sh\n{call}\n")
         (folder / name).chmod(0o755)
     return folder
 
@@ -120,18 +110,10 @@ def run(script: str, folder: Path) -> None:
         if name in text and not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(FILES[name]())
+    environment = {**os.environ, "PATH": f"{shims()}:{os.environ['PATH']}"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    bash = ["bash", "-ec", text]
     done = subprocess.run(
-        ["bash", "-ec", text],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PATH": f"{shims()}:{os.environ['PATH']}",
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
+        bash, cwd=folder, env=environment, input="", capture_output=True, text=True
     )
     assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"

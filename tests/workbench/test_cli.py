@@ -1,4 +1,7 @@
-"""The command line itself: stops, gone readers, odd words and mistakes end in a line."""
+"""The command line itself: stops, gone readers, odd words and mistakes end in a line.
+
+What happens before a command begins, or to its streams, is found nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -76,19 +79,21 @@ def python(code, *arguments, **streams):
         return done.returncode, said.read()
 
 
-@pytest.fixture
-def unread():
-    """Return a pipe that nobody reads."""
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_program_whose_reader_has_gone_ends_without_a_word(stream):
     reader, writer = os.pipe()
     os.close(reader)
-    yield writer
+    code = f"def program():\n while True: print('of no use to head', file=sys.{stream})"
+    assert python(code, **{stream: writer}) == (141, "")
     os.close(writer)
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_a_program_whose_reader_has_gone_ends_without_a_word(unread, stream):
-    code = f"def program():\n while True: print('of no use to head', file=sys.{stream})"
-    assert python(code, **{stream: unread}) == (141, "")
+def test_an_output_that_cannot_be_written_is_a_line():
+    with open("/dev/full", "wb", buffering=0) as full:
+        code, message = python("def program(): print('a line')", stdout=full)
+    assert code == 1
+    assert "could not be written (No space left on device)" in message
+    assert message.count("\n") == 1
 
 
 def test_a_deleted_working_folder_is_a_line(tmp_path):
