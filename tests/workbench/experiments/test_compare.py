@@ -1,4 +1,7 @@
-"""The comparison says what its trainings show, and a stopped one goes on to the same bits."""
+"""The comparison says what its trainings show, and a stopped one goes on to the same bits.
+
+A rank, a test or a figure that is wrong, and an update that a stop loses, are found here alone.
+"""
 
 from __future__ import annotations
 
@@ -76,51 +79,43 @@ def make_ends(
             "learned+m4m-max_distance=64-per_head=true",
         ),
         ("none; 3*rope,none", ["none", "3*rope,none"], "3xrope--none"),
+        ("decbert_same_nope,decbert_diff", ["none", "learned"], "decbert_diff"),
     ],
 )
 def test_lists_are_split_outside_brackets_and_folders_need_no_quoting(text, specs, folder):
     models = parse_variants(text)
     assert [model.position_encoding for model in models] == specs
     assert models[-1].folder == shlex.quote(folder) == folder
+    assert [x.directions for x in models] == (["lr,lr", "lr,rl"] if "decbert" in text else ["", ""])
 
 
-@pytest.mark.parametrize(
-    ("name", "spec", "directions"),
-    [("decbert_diff", "learned", "lr,rl"), ("decbert_same_nope", "none", "lr,lr")],
+JUDGED = (
+    "After Holm's correction for 6 comparisons: m4m is better than decbert_diff, learned, none; "
+    "decbert_diff is better than learned, none; learned is better than none."
 )
-def test_names_of_decbert_set_directions(name, spec, directions):
-    options = ["--position-encoding", spec, "--attention-directions", directions]
-    assert parse_variants(name)[0].options == options
+NAMES = "m4m, decbert_diff, learned, none"
+FALLING = f"Perplexity still falls ({NAMES}): more --updates may change the order."
+FEW = "Too few seeds to judge differences: a test needs 3, as in --seeds 1,2,3."
+NOTHING = (
+    "Ranks mean nothing yet: the lowest perplexity is 100.8 (m4m). They mean something below "
+    "100.0, half the perplexity of a model that only counts pieces; more --updates continue these "
+    "trainings."
+)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("curves", "seeds", "conclusions"),
     [
-        ("none,m4n", "unknown position encoding 'm4n': did you mean m4 or m4m? "),
-        ("decbert_dif,m4m", "unknown name 'decbert_dif': did you mean decbert_diff or decb"),
-        ("m4m(max_distance=far)", "expected a whole number"),
-        ("none,,m4m", "an empty name"),
-        ("none,none", "'none' would train the same model twice"),
-        ("m4m,m4m()", "'m4m' and 'm4m()' would train the same model twice"),
+        (FLAT, 3, [JUDGED]),
+        (FOUR, 3, [JUDGED, FALLING]),
+        (FLAT, 1, [FEW]),
+        (FLAT, 2, [FEW]),
+        ({"none": [(1, 190.0)], "m4m": [(1, 101.0)]}, 3, [NOTHING]),
     ],
 )
-def test_a_bad_list_is_one_line_about_the_option(text, message):
-    with pytest.raises(UserError, match=re.escape(message)) as caught:
-        parse_variants(text)
-    assert str(caught.value).startswith("--encodings")
-    assert "\n" not in str(caught.value)
-
-
-def test_what_survives_the_correction_and_what_still_falls_is_said():
-    _, ends = make_ends(FLAT)
-    assert conclude(rank_models(ends), UNIGRAM) == [
-        "After Holm's correction for 6 comparisons: m4m is better than decbert_diff, learned, "
-        "none; decbert_diff is better than learned, none; learned is better than none.",
-    ]
-    _, ends = make_ends(FOUR)
-    names = "m4m, decbert_diff, learned, none"
-    falling = f"Perplexity still falls ({names}): more --updates may change the order."
-    assert conclude(rank_models(ends), UNIGRAM)[1:] == [falling]
+def test_only_what_the_trainings_show_is_said(curves, seeds, conclusions):
+    _, ends = make_ends(curves, seeds)
+    assert conclude(rank_models(ends), UNIGRAM) == conclusions
 
 
 def test_a_difference_that_the_correction_removes_is_not_said():
@@ -133,22 +128,6 @@ def test_a_difference_that_the_correction_removes_is_not_said():
     assert conclude(rank_models(ends), UNIGRAM)[0] == (
         "After Holm's correction for 3 comparisons, no difference is significant."
     )
-
-
-def test_ranks_above_half_the_unigram_perplexity_mean_nothing():
-    _, ends = make_ends({"none": [(1, 190.0)], "m4m": [(1, 101.0)]})
-    assert conclude(rank_models(ends), UNIGRAM) == [
-        "Ranks mean nothing yet: the lowest perplexity is 100.8 (m4m). They mean something "
-        "below 100.0, half the perplexity of a model that only counts pieces; more --updates "
-        "continue these trainings."
-    ]
-
-
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_one_or_two_seeds_are_not_judged(seeds):
-    _, ends = make_ends(FLAT, seeds)
-    (said,) = conclude(rank_models(ends), UNIGRAM)
-    assert said.startswith("Too few seeds to judge differences: a test needs 3")
 
 
 def test_a_seed_that_diverged_is_told_and_the_others_are_compared():
@@ -179,7 +158,7 @@ def test_a_model_is_judged_at_its_best_rate_over_all_seeds():
     assert (model.lr, model.by_seed) == ("0.001", {0: 50.0, 1: 52.0})
 
 
-def test_the_page_needs_no_other_file_and_escapes_names(tmp_path):
+def test_the_page_needs_no_other_file_escapes_names_and_has_what_is_finished(tmp_path):
     plan, ends = make_ends(FOUR)
     report.write_page(plan, FACTS, ends, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
@@ -190,31 +169,22 @@ def test_the_page_needs_no_other_file_and_escapes_names(tmp_path):
     assert "<code>m4m</code>: As m4, but the three dot products are multiplied." in page
     assert "Holm&#39;s correction" in page
     assert "300,000 words" in page
-    assert not re.search(r"not finished", page)
-
-
-def test_before_the_end_the_page_has_what_is_finished(tmp_path):
-    plan, ends = make_ends(FOUR)
-    begun = dict(list(ends.items())[:5])
-    report.write_page(plan, FACTS, begun, tmp_path / "report.html")
+    assert "not finished" not in page
+    report.write_page(plan, FACTS, dict(list(ends.items())[:5]), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "7 of 12 trainings are not finished" in page
     assert "Differences are judged when all trainings are finished." in page
     assert "Holm" not in page
 
 
-def test_the_screen_shows_the_best_first():
-    _, ends = make_ends(FOUR)
+def test_the_screen_shows_the_best_first_and_the_record_has_differences_and_trainings(tmp_path):
+    plan, ends = make_ends(FOUR)
     table, conclusions = report.format_screen(rank_models(ends), UNIGRAM).split("\n\n")
     header, *rows = (re.split("  +", line) for line in table.splitlines())
     assert header[:3] == ["encoding", "validation perplexity", "each seed"]
     assert max(map(len, table.splitlines())) <= 100
     assert [row[0] for row in rows] == ["m4m", "decbert_diff", "learned", "none"]
     assert conclusions.startswith("- After Holm's correction for 6")
-
-
-def test_the_record_has_models_differences_and_trainings(tmp_path):
-    plan, ends = make_ends(FOUR)
     report.build_record(plan, FACTS, ends, {"family": "x"}).write(tmp_path / "r.json")
     found = record.read(tmp_path / "r.json")
     assert (found.kind, found.data["words"]) == ("compare", 300_000)
@@ -228,6 +198,18 @@ def test_the_record_has_models_differences_and_trainings(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["--encodings", "none,m4n"],
+            "--encodings: unknown position encoding 'm4n': did you mean m4 or",
+        ),
+        (
+            ["--encodings", "decbert_dif,m4m"],
+            "--encodings: unknown name 'decbert_dif': did you mean decb",
+        ),
+        (["--encodings", "m4m(max_distance=far)"], "expected a whole number"),
+        (["--encodings", "none,,m4m"], "an empty name"),
+        (["--encodings", "none,none"], "--encodings: 'none' would train the same model twice"),
+        (["--encodings", "m4m,m4m()"], "'m4m' and 'm4m()' would train the same"),
         (["--lrs", "0.1,fast"], "argument --lrs: must be a finite number, not 'fast'"),
         (["--", "--lr", "5"], "-- --lr: this option cannot be set here; use --lrs"),
         (["--", "--save-dir=x"], "cannot be set here; use --out"),
@@ -240,8 +222,9 @@ def test_the_record_has_models_differences_and_trainings(tmp_path):
     ],
 )
 def test_wrong_options_are_found_before_any_work(words, message, tmp_path, capsys):
-    with pytest.raises(UserError, match=re.escape(message)):
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
         command.run(parse_args("--out", str(tmp_path / "out"), *words))
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
     assert not capsys.readouterr().err
 
@@ -258,19 +241,15 @@ def test_models_differ_only_in_their_positions():
     assert len(rest) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "folder"),
-    [([], "demo"), (["--text", "x/my.txt"], "compare-my"), (["--out", "there"], "there")],
-)
-def test_results_of_a_text_do_not_replace_the_demo(words, folder, monkeypatch):
+def test_results_of_a_text_do_not_replace_the_demo(tmp_path, monkeypatch):
     def stop(out):
         raise UserError(str(out))
 
     monkeypatch.setattr(command, "lock_folder", stop)
-    monkeypatch.setattr(command.corpus, "read_documents", lambda path: [])
-    monkeypatch.setattr(command, "data_request", lambda text, size: {})
-    with pytest.raises(UserError, match=f"^{folder}$"):
-        command.run(parse_args(*words))
+    text = ["--text", str(small_text(tmp_path / "my.txt"))]
+    for words, folder in (([], "demo"), (text, "compare-my"), (["--out", "there"], "there")):
+        with pytest.raises(UserError, match=f"^{folder}$"):
+            command.run(parse_args(*words))
 
 
 def compare_call(out: Path, encodings: str, updates: int, *words: str) -> list[str]:
