@@ -8,7 +8,6 @@ decoding).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial, reduce
 from operator import and_, or_
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends.forward_cache import PerForwardCache, is_reentrant_recomputation
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
-from fairseq_posenc.encodings.base import Dims, Encodings, find_first
+from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, find_first
 from fairseq_posenc.encodings.locality import Locality, NeededKeys
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
@@ -32,12 +31,11 @@ class Shared(NamedTuple):
     Attributes:
         positions: positions of the tokens.
         cache: values computed once for all layers; ``get`` also takes what a value depends on.
+        encodings: those that these layers share, to compute terms or rotations again; none in
+            fairseq's layers, which get the tensors of terms and rotation as arguments.
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
         locality: limits of the keys that a query may see.
-        recompute_terms: computes ``terms`` again, with another autograd graph. None in fairseq's
-            layers, which get the tensors of terms and rotation as arguments.
-        rotate_ids: computes the rotation at positions ``(B or 1, S)``; None in fairseq's layers.
         source: positions of an encoder's output, for rotary attention to it.
         source_rotation: rotation of the source's keys.
         spec: encodings of the stack; our own layers compare it, and ``dims``, with theirs.
@@ -46,11 +44,10 @@ class Shared(NamedTuple):
 
     positions: Positions
     cache: PerForwardCache
+    encodings: tuple[Encoding, ...] = ()
     terms: Terms = Terms()
     rotation: Rotation | None = None
     locality: Locality = Locality()
-    recompute_terms: Callable[[], Terms] | None = None
-    rotate_ids: Callable[[Tensor], Rotation | None] | None = None
     source: Positions | None = None
     source_rotation: Rotation | None = None
     spec: Spec | None = None
@@ -62,8 +59,9 @@ class Shared(NamedTuple):
         When reentrant checkpointing runs a layer again, they are computed again: the backward pass
         of the first layer frees the graph of its arguments, and all layers have these terms.
         """
-        if self.recompute_terms is not None and is_reentrant_recomputation():
-            return self.recompute_terms()
+        if self.encodings and is_reentrant_recomputation():
+            again = (encoding.combined_terms(self.positions) for encoding in self.encodings)
+            return reduce(or_, again, Terms([]))
         return self.terms
 
     def needed_keys(self) -> NeededKeys:
@@ -76,15 +74,19 @@ class Shared(NamedTuple):
 
         It is computed again by reentrant checkpointing, as in :meth:`layer_terms`.
         """
-        if self.rotate_ids is None:
+        if not self.encodings:
             return self.rotation
         positions = self.positions
         if count != positions.tgt_len:  # computed by the first layer that needs it
-            compute = partial(self.rotate_ids, positions.places[:, -count:])
+            compute = partial(self._rotate_ids, positions.places[:, -count:])
             return self.cache.get("last", (positions.places, count), compute)
         if self.rotation is not None and is_reentrant_recomputation():
-            return self.rotate_ids(positions.query_places)
+            return self._rotate_ids(positions.query_places)
         return self.rotation
+
+    def _rotate_ids(self, ids: Tensor) -> Rotation | None:
+        """Compute the rotation at positions ``(B or 1, S)``."""
+        return find_first(encoding.rotation(ids) for encoding in self.encodings)
 
     def mask(self, direction: str) -> Mask:
         """Make the mask of a direction, with the padding of the tokens.
@@ -99,8 +101,7 @@ class Shared(NamedTuple):
 
     def with_source(self, source: Positions) -> Shared:
         """Add the rotation of a source's keys at its positions."""
-        rotation = None if self.rotate_ids is None else self.rotate_ids(source.ids)
-        return self._replace(source=source, source_rotation=rotation)
+        return self._replace(source=source, source_rotation=self._rotate_ids(source.ids))
 
 
 def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, ...]:
@@ -112,25 +113,17 @@ def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, 
     """
     positions = encodings.number(positions)
     named = encodings.as_dict()
-
-    def terms_of(name: str) -> Terms:
-        return named[name].combined_terms(positions)
-
-    def combine(names: tuple[str, ...], find_terms: Callable[[str], Terms]) -> Terms:
-        return reduce(or_, map(find_terms, names), Terms([]))  # `|` joins terms
-
-    terms = {name: terms_of(name) for name in named}
+    terms = {name: x.combined_terms(positions) for name, x in named.items()}
     rotations = {name: x.rotation(positions.query_places) for name, x in named.items()}
     limits = {name: x.locality(positions) for name, x in named.items()}
     return tuple(
         Shared(
             positions,
             PerForwardCache(),
-            terms=combine(names, terms.__getitem__),
+            tuple(named[name] for name in names),
+            terms=reduce(or_, (terms[name] for name in names), Terms([])),
             rotation=find_first(rotations[name] for name in names),  # a layer has at most one
             locality=reduce(and_, (limits[name] for name in names), Locality()),  # all hold
-            recompute_terms=partial(combine, names, terms_of),
-            rotate_ids=partial(encodings.rotation, kind=kind),
         )
-        for kind, names in enumerate(encodings.kinds)
+        for names in encodings.kinds
     )

@@ -22,7 +22,7 @@ from fairseq_posenc.api import (
     StackPositions,
 )
 from fairseq_posenc.backends import attend
-from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from tests.helpers.formulas import awake
@@ -255,10 +255,10 @@ def test_a_source_is_given_once_in_a_generation(spec):
 def test_dropout_that_is_not_a_probability_is_refused(dropout):
     for build in (SelfAttention, CrossAttention):
         refuse("must be at least 0 and below 1", build, stack(), dropout=dropout)
-    query = torch.randn(1, 2, 5, 8)
+    qkv = torch.randn(3, 1, 2, 5, 8)
     encoding = PositionEncoding("t5", 16, 2)
-    refuse("must be at least 0 and below 1", encoding.attend, query, query, query, dropout=dropout)
-    refuse("must be at least 0 and below 1", attend, query, query, query, Terms(), Mask(), dropout)
+    refuse("must be at least 0 and below 1", encoding.attend, *qkv, dropout=dropout)
+    refuse("must be at least 0 and below 1", attend, AttentionCall(*qkv, Terms(), dropout=dropout))
 
 
 @pytest.mark.parametrize("heads", [0, -1, 3])

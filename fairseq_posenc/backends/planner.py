@@ -100,23 +100,14 @@ def choose(requested: str, call: AttentionCall) -> tuple[str, str]:
     return name, reason
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    terms: Terms,
-    mask: Mask,
-    dropout: float = 0.0,
-    need_weights: bool = False,
-    requested: str = "auto",
-) -> tuple[Tensor, Tensor | None]:
-    """Attend on the chosen backend; all other arguments are fields of :class:`AttentionCall`.
+def attend(call: AttentionCall, requested: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """Compute a call on the chosen backend (:meth:`~fairseq_posenc.backends.base.Backend.attend`).
 
     Raises:
         UserError: the dropout is not a probability, or the requested backend cannot compute this.
     """
-    mask = mask.without_needless_window(key.size(2))
-    call = AttentionCall(query, key, value, terms, mask, check_dropout(dropout), need_weights)
+    check_dropout(call.dropout)
+    call = call._replace(mask=call.mask.without_needless_window(call.key.size(2)))
     name, _ = choose(requested, call)
     return BACKENDS[name].attend(call)
 

@@ -69,7 +69,7 @@ class AttentionPositions(AttentionCore, nn.Module):
 
     def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
         """Attend: arguments of :meth:`prepare_call` -> ``(B, T, H, D)``, weights or None."""
-        attended, weights = attend(*self.prepare_call(*args), requested=self.backend)
+        attended, weights = attend(self.prepare_call(*args), self.backend)
         return attended.transpose(1, 2).contiguous(), weights
 
     def prepare_call(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.assembly import build_layer, draft_terms
 from fairseq_posenc.backends import attend
-from fairseq_posenc.backends.base import check_dropout
+from fairseq_posenc.backends.base import AttentionCall, check_dropout
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -129,17 +129,14 @@ class SelfAttention(_LayerAttention):
         state = select_state(shared, self.kind, self.spec, self.dims)
         check_layer_input(x, state.positions, cache, self.dims.embed_dim)
         check_self_cache(cache, state, x.size(0), self.num_key_value_heads, self.head_dim)
-        query, key, value = self.project(x)
         dropout = self.dropout if self.training else 0.0
         terms = self.compute_terms(state, None if cache is None else cache.rows)  # which it fills
-        call = self.make_call(
-            query, key, value, state, x, cache, None, terms, dropout, need_weights
-        )
+        call = self.make_call(*self.project(x), state, x, cache, None, terms, dropout, need_weights)
         if cache is not None and not state.positions.counted:  # the caller gave position_ids
             # A later step joins its ids to these; a row for each beam, which it may reorder.
             ids = state.positions.ids
             cache.ids = ids.expand(x.size(0), *ids.shape[1:])
-        attended, weights = attend(*call, requested=self.backend)
+        attended, weights = attend(call, self.backend)
         return self.merge_heads(attended), weights
 
 
@@ -218,7 +215,8 @@ class CrossAttention(_LayerAttention):
                 cache.kept = Kept(key, value)
         dropout = self.dropout if self.training else 0.0
         mask = Mask(key_padding=source_padding_mask)
-        attended, weights = attend(query, key, value, Terms([]), mask, dropout, need_weights)
+        call = AttentionCall(query, key, value, Terms([]), mask, dropout, need_weights)
+        attended, weights = attend(call)
         return self.merge_heads(attended), weights
 
     def _check_source(

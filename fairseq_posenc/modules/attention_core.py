@@ -14,7 +14,7 @@ from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import Decay, States
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.modules.cache import Kept, KeyValueCache
+from fairseq_posenc.modules.cache import KeyValueCache
 from fairseq_posenc.shared import Shared
 
 
@@ -87,17 +87,18 @@ class AttentionCore:
             decay = self.encodings.decay(inputs, positions, past)
             states = self.encodings.states(positions.queries(inputs))
         tgt_len, src_len = query.size(2), positions.src_len
-        kept = Kept(key, value, decay)
+        places = None
         if cache is not None:  # it may drop all but `needed_keys`; `with_gaps` pads gaps for T > 1
-            kept = cache.extend(key, value, decay, shared.needed_keys()).with_gaps(tgt_len, src_len)
+            kept = cache.extend(key, value, decay, shared.needed_keys())
+            key, value, decay, places = kept.with_gaps(tgt_len, src_len)
         if terms is None:
             terms = self.compute_terms(shared)
         if mask is None:
             mask = shared.mask(self.direction)
         # No query sees dropped keys: the first of S, or all but those at `places`, `(K,)` indices.
-        dropped = src_len - kept.key.size(2)
-        if kept.places is not None:
-            places = kept.places.to(query.device)
+        dropped = src_len - key.size(2)
+        if places is not None:
+            places = places.to(query.device)
             terms = Terms([term.select_keys(places, tgt_len, src_len) for term in terms])
             mask = mask.select_keys(places)
         elif dropped:
@@ -105,9 +106,9 @@ class AttentionCore:
             mask = mask.without_dropped_keys(dropped)
         if states is not None:
             terms |= Terms([States(states)])
-        if kept.decay is not None:
-            terms |= Terms([Decay.split_heads(kept.decay, query.size(1))])  # H, or 2 H in encoders
-        return AttentionCall(query, kept.key, kept.value, terms, mask, dropout, need_weights)
+        if decay is not None:
+            terms |= Terms([Decay.split_heads(decay, query.size(1))])  # H, or 2 H in encoders
+        return AttentionCall(query, key, value, terms, mask, dropout, need_weights)
 
     def _rotate(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
         """Rotate queries ``(B, H, T, D)``, and the keys of the last tokens, T or more."""

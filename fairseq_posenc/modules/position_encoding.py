@@ -100,7 +100,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")
         call = self._build_call(query, key, value, key_padding_mask, inputs, direction, dropout)
-        attended, _ = backends.attend(*call, requested=backend)
+        attended, _ = backends.attend(call, backend)
         return attended
 
     @torch.no_grad()

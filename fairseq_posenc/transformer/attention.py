@@ -164,7 +164,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         )
         if incremental_state is not None:
             self._set_input_buffer(incremental_state, buffer)  # which `cache` has extended in place
-        attended, weights = attend(*call, requested=self.backend)  # call: query, key, value, ...
+        attended, weights = attend(call, self.backend)
         if weights is not None:
             # [B, H, T, S] -> [H, B, T, S] or [B, T, S], as fairseq's class returns them
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)

@@ -68,7 +68,7 @@ def inject_context(
     if isinstance(shared.rotation, PairRotation) and shared.rotation.phases.requires_grad:
         tensors["shared_phases"] = shared.rotation.phases  # its only tensor with a gradient
     # A layer that is run again must use the tensors of its arguments, and not compute others.
-    shared = shared._replace(recompute_terms=None, rotate_ids=None)
+    shared = shared._replace(encodings=())
     return args, {**kwargs, "shared": shared, **tensors}
 
 

@@ -170,7 +170,7 @@ def test_a_window_that_reaches_over_all_keys_is_left_out(monkeypatch):
     assert mask.without_needless_window(src_len=9).locality == Locality()
     calls, real = [], planner.choose
     monkeypatch.setattr(planner, "choose", lambda *given: calls.append(given[2]) or real(*given))
-    assert attend(*torch.randn(3, 1, 2, 9, 8), Terms(), mask)[1] is None
+    assert attend(AttentionCall(*torch.randn(3, 1, 2, 9, 8), Terms(), mask))[1] is None
     assert [call.limited for call in calls] == [False]
 
 
