@@ -24,11 +24,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.backends.triton import attend
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import NumbersByDistance, RowsByDistance, Term
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import Mask
 from fairseq_posenc.workbench.results.markdown import table
 
 BATCH, HEADS, LENGTH, HEAD_DIM = 8, 12, 2048, 64  # RoBERTa-base

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fairseq_posenc import backends
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
-from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.term import ByDistance, CountedRows, NumbersByPair, RowsOf
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import Mask
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.specs import Item, Items, Spec, name_modules
 
@@ -108,7 +108,7 @@ def draft_terms(spec: Spec, dims: Dims, backend: str) -> list[Terms]:
 
 
 @cache
-def _draft_layer(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms, Locality]:
+def _draft_layer(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms, Mask]:
     """Compute the terms and limits of a kind of layer, once for equal stacks."""
     token = _make_one_token()
     for item in spec.whole_stack:
@@ -126,17 +126,17 @@ def _draft_layer(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms, Locality]
             f"{spec}: a layer has two windows, and one hides the first keys of the other: leave "
             "one out"
         )
-    return terms, reduce(and_, limits, Locality())
+    return terms, reduce(and_, limits, Mask())
 
 
-def find_limits(spec: Spec, dims: Dims) -> Locality:
+def find_limits(spec: Spec, dims: Dims) -> Mask:
     """Combine the limits of visible keys of all layers, for a single token on "meta"."""
-    return reduce(and_, _list_limits(spec, dims, spec.items), Locality())
+    return reduce(and_, _list_limits(spec, dims, spec.items), Mask())
 
 
-def _list_limits(spec: Spec, dims: Dims, items: Items) -> list[Locality]:
+def _list_limits(spec: Spec, dims: Dims, items: Items) -> list[Mask]:
     token = _make_one_token()
-    return [_build_draft(item, spec, dims).locality(token) for item in items]
+    return [_build_draft(item, spec, dims).mask(token) for item in items]
 
 
 def _refuse_too_narrow_tables(spec: Spec, layer: Items, terms: Terms) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.mask import DIRECTIONS
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.mask import DIRECTIONS
 from fairseq_posenc.specs import Spec, parse
 
 _PHRASES = {  # fields of `WeightSettings` in messages

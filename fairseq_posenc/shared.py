@@ -15,12 +15,11 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fairseq_posenc.backends.forward_cache import PerForwardCache, is_reentrant_recomputation
-from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, find_first
-from fairseq_posenc.encodings.locality import Locality, NeededKeys
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import DIRECTIONS, Mask, NeededKeys
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.specs import Spec
 
@@ -35,7 +34,7 @@ class Shared(NamedTuple):
             fairseq's layers, which get the tensors of terms and rotation as arguments.
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
-        locality: limits of the keys that a query may see.
+        limits: limits of the keys that a query may see.
         source: positions of an encoder's output, for rotary attention to it.
         source_rotation: rotation of the source's keys.
         spec: encodings of the stack; our own layers compare it, and ``dims``, with theirs.
@@ -47,7 +46,7 @@ class Shared(NamedTuple):
     encodings: tuple[Encoding, ...] = ()
     terms: Terms = Terms()
     rotation: Rotation | None = None
-    locality: Locality = Locality()
+    limits: Mask = Mask()
     source: Positions | None = None
     source_rotation: Rotation | None = None
     spec: Spec | None = None
@@ -66,7 +65,7 @@ class Shared(NamedTuple):
 
     def needed_keys(self) -> NeededKeys:
         """Find the keys that later queries may see, once for all layers."""
-        limits = self.locality
+        limits = self.limits
         return self.cache.get("needed", tuple(limits), limits.needed_keys)  # again for other limits
 
     def rotation_of_last(self, count: int) -> Rotation | None:
@@ -97,7 +96,7 @@ class Shared(NamedTuple):
         if direction not in DIRECTIONS:
             raise UserError(f"unknown direction {direction!r}: choose {', '.join(DIRECTIONS)}")
         padding = self.positions.padding
-        return Mask(direction, key_padding=padding, cache=self.cache, locality=self.locality)
+        return self.limits._replace(direction=direction, key_padding=padding, cache=self.cache)
 
     def with_source(self, source: Positions) -> Shared:
         """Add the rotation of a source's keys at its positions."""
@@ -115,7 +114,7 @@ def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, 
     named = encodings.as_dict()
     terms = {name: x.combined_terms(positions) for name, x in named.items()}
     rotations = {name: x.rotation(positions.query_places) for name, x in named.items()}
-    limits = {name: x.locality(positions) for name, x in named.items()}
+    limits = {name: x.mask(positions) for name, x in named.items()}
     return tuple(
         Shared(
             positions,
@@ -123,7 +122,7 @@ def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, 
             tuple(named[name] for name in names),
             terms=reduce(or_, (terms[name] for name in names), Terms([])),
             rotation=find_first(rotations[name] for name in names),  # a layer has at most one
-            locality=reduce(and_, (limits[name] for name in names), Locality()),  # all hold
+            limits=reduce(and_, (limits[name] for name in names), Mask()),  # all hold
         )
         for names in encodings.kinds
     )

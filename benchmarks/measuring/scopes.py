@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fairseq_posenc import specs
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.mask import Mask
 from fairseq_posenc.shared import compute_shared
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import inject_context, set_context

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import RowsByDistance
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import Mask
 
 # Names of terms that add to the scores; in a product, the tables multiply the dot product.
 _FACTORS = ("gain", "channel_gain", "query_table", "key_table")

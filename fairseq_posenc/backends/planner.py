@@ -13,11 +13,10 @@ from torch import Tensor
 from fairseq_posenc.backends import blocked, flex, reference, sdpa, triton
 from fairseq_posenc.backends.base import AttentionCall, Backend, check_dropout
 from fairseq_posenc.backends.forward_cache import is_exporting
-from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import NO_MASK, Mask
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +27,6 @@ BACKENDS: dict[str, Backend] = {
     "blocked": blocked,
     "reference": reference,
 }
-NO_LIMITS = Locality()
 SHORT = 48  # number of keys below which setting up blocks takes too long on a CPU
 # Keys up to which the reference is faster than blocks on an H100, and needs no more memory.
 SHORT_ON_GPU = 512
@@ -40,14 +38,14 @@ def available() -> dict[str, str]:
     return {name: backend.unavailable() for name, backend in BACKENDS.items()}
 
 
-def check(requested: str, terms: Terms, head_dim: int, locality: Locality = NO_LIMITS) -> None:
+def check(requested: str, terms: Terms, head_dim: int, mask: Mask = NO_MASK) -> None:
     """Refuse a requested backend that cannot compute ``terms`` at all.
 
     Args:
         requested: ``auto`` or the name of a backend.
         terms: of a single token; rows that layers project are projected, as in a call.
         head_dim: D.
-        locality: the spec's limits of the keys; a call's segments are not known yet.
+        mask: the spec's limits of the keys; a call's segments are not known yet.
 
     Raises:
         UserError: it cannot, cannot run on this machine, or is unknown.
@@ -56,7 +54,7 @@ def check(requested: str, terms: Terms, head_dim: int, locality: Locality = NO_L
         return
     backend = _find_backend(requested)
     x = torch.empty(1, 1, SHORT, head_dim, dtype=torch.float32, device="meta")
-    call = AttentionCall(x, x, x, terms, Mask(locality=locality))
+    call = AttentionCall(x, x, x, terms, mask)
     _refuse_if(backend.unavailable() or backend.refuses(call), requested)
 
 
@@ -107,7 +105,8 @@ def attend(call: AttentionCall, requested: str = "auto") -> tuple[Tensor, Tensor
         UserError: the dropout is not a probability, or the requested backend cannot compute this.
     """
     check_dropout(call.dropout)
-    call = call._replace(mask=call.mask.without_needless_window(call.key.size(2)))
+    if not is_exporting():  # an exported graph serves all lengths, so there the window stays
+        call = call._replace(mask=call.mask.without_needless_window(call.key.size(2)))
     name, _ = choose(requested, call)
     return BACKENDS[name].attend(call)
 
@@ -146,7 +145,7 @@ def _rank(call: AttentionCall) -> tuple[str, str]:
         (tgt_len == 1, fused, "a single query"),
         (src_len < SHORT, fused, f"fewer than {SHORT} keys"),
         (not plain, "blocked reference", "no matrix of scores by distance"),
-        (call.mask.locality.limits, blocks, "hidden keys are left out"),
+        (call.mask.limits, blocks, "hidden keys are left out"),
         (call.dropout > 0, blocks, "torch's attention is slow to drop weights"),
         (not biases, fused, "a plain dot product"),
         # `sdpa` needs gradients of all pairs, or a bias for each sentence.

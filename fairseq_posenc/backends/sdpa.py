@@ -16,7 +16,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.by_distance import sum_biases
 from fairseq_posenc.backends.forward_cache import is_exporting
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import (
     CountTemperature,
@@ -27,6 +26,7 @@ from fairseq_posenc.encodings.term import (
     Temperature,
 )
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import Mask
 
 
 def unavailable() -> str:
@@ -69,7 +69,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if is_exact:
         query, key, value = (x.to(_choose_bias_dtype(query, value)) for x in (query, key, value))
     # torch aligns its causal mask with the first key, so it serves square scores only.
-    plain = not (_has_bias(terms) or mask.may_hide_all or mask.locality.limits)  # window
+    plain = not (_has_bias(terms) or mask.may_hide_all or mask.limits)  # window
     causal = plain and mask.direction == "lr" and bool(tgt_len == src_len)  # no SymBool
     bias = None
     if not causal:

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32, sum_exactly
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import Decay, ScaleFactor, States, Term
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import Mask
 from fairseq_posenc.positions import Positions
 
 INIT_STD = 0.02  # the standard deviation of all of BERT's initial weights
@@ -203,9 +203,9 @@ class Encoding(nn.Module):
         """Number the tokens differently, unless this was done before; by default change nothing."""
         return positions
 
-    def locality(self, positions: Positions) -> Locality:
+    def mask(self, positions: Positions) -> Mask:
         """Limit the keys that a query may see; by default there is no limit."""
-        return Locality()
+        return Mask()
 
 
 ENCODINGS: dict[str, type[Encoding]] = {}  # name -> class; filled when their modules are imported

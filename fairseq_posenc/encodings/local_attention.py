@@ -3,8 +3,8 @@
 from typing import Literal, Optional
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import Mask
 from fairseq_posenc.positions import Positions
 
 
@@ -44,11 +44,11 @@ class Window(Encoding):
         self.prefill = prefill
         self.axes = 0 if first is None else 1  # positions are read only for the first keys
 
-    def locality(self, positions: Positions) -> Locality:
+    def mask(self, positions: Positions) -> Mask:
         """Limit the distance of keys. Padding is never one of the first keys."""
         if self.prefill and positions.tgt_len == 1 and positions.src_len > 1:
-            return Locality()  # no limit: a generated token
-        limits = Locality(window=self.size, prefill=self.prefill)
+            return Mask()  # no limit: a generated token
+        limits = Mask(window=self.size, prefill=self.prefill)
         if self.first is None:
             return limits
         first_keys = positions.ids < self.first  # [B or 1, S]
@@ -81,10 +81,10 @@ class Chunk(Encoding):
         super().__init__(dims)
         self.size = size
 
-    def locality(self, positions: Positions) -> Locality:
+    def mask(self, positions: Positions) -> Mask:
         """Limit attention to the tokens of one chunk."""
         longest = self.size if positions.counted else None  # None: unknown, a caller's may repeat
-        return Locality(segments=positions.common_ids() // self.size, longest=longest)
+        return Mask(segments=positions.common_ids() // self.size, longest=longest)
 
 
 @register("documents")
@@ -121,7 +121,7 @@ class Documents(Encoding):
         """Restart positions in each document."""
         return positions.split_documents(empty=self.end == "empty", causal=self.dims.causal)
 
-    def locality(self, positions: Positions) -> Locality:
+    def mask(self, positions: Positions) -> Mask:
         """Limit attention to the tokens of one document."""
         # Tokens of one document share its start, which serves as its number.
-        return Locality(segments=positions.document_starts, documents=True)
+        return Mask(segments=positions.document_starts, documents=True)

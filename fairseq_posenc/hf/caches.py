@@ -13,8 +13,8 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from fairseq_posenc.backends.projected_rows import ProjectedRows
-from fairseq_posenc.encodings.locality import NeededKeys
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import NeededKeys
 from fairseq_posenc.modules.cache import Kept
 
 _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from fairseq_posenc.assembly import build_layer, draft_terms
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import AttentionCall, check_dropout
-from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import DIRECTIONS, Mask
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.modules.cache import Cache, Kept
 from fairseq_posenc.modules.input_checks import (

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor, nn
 
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import Decay, States
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import Mask
 from fairseq_posenc.modules.cache import KeyValueCache
 from fairseq_posenc.shared import Shared
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.projected_rows import ProjectedRows
-from fairseq_posenc.encodings.locality import NeededKeys
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import NeededKeys
 
 
 class Kept(NamedTuple):

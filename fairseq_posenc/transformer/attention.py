@@ -9,8 +9,8 @@ from torch import Tensor
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
-from fairseq_posenc.encodings.locality import NeededKeys
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import NeededKeys
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.modules.cache import Kept
 from fairseq_posenc.transformer.forward_context import current_layer

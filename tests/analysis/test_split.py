@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairseq_posenc.analysis.split import split
-from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.mask import Mask
 from tests.helpers.formulas import INPUTS, make, our_scores, positions_of, split_heads, their_scores
 from tests.helpers.products import some_of
 from tests.helpers.tiny_models import COMPOSITIONS, REPRESENTATIVES, encoding_specs

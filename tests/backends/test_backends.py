@@ -17,12 +17,11 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked import dropout as hashed
 from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.forward_cache import PerForwardCache
-from fairseq_posenc.backends.mask import DIRECTIONS, Mask
-from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import DIRECTIONS, Mask
 from tests.helpers.products import product_of
 from tests.helpers.terms import change_terms, draft_call, leaves_of, terms_of
 from tests.helpers.tiny_models import logits, make_model, make_tokens
@@ -192,9 +191,9 @@ def test_blocked_serves_a_reset_beside_all_else(direction):
     pairs = torch.zeros(T, T, dtype=torch.bool)
     pairs[:, 3] = pairs[23, 20] = pairs[20, 24] = True
     padding = masks()["both, padded on the left"].key_padding
-    limits = Locality(window=9, segments=segments, first_keys=first_keys)
+    limits = Mask(window=9, segments=segments, first_keys=first_keys)
     assert_equals_reference("blocked", terms, Mask(direction), inputs(torch.float64))
-    mask = Mask(direction, padding, pairs, locality=limits)
+    mask = Mask(direction, padding, pairs) & limits
     assert_equals_reference("blocked", terms, mask, inputs(torch.float64))
 
 

@@ -14,9 +14,8 @@ from fairseq_posenc.backends import blocked
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.blocked.dropout import Weigh
-from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import Mask
 from tests.backends.test_backends import inputs as small_inputs
 from tests.backends.test_backends import make_terms, masks
 from tests.helpers.products import product_of
@@ -75,7 +74,7 @@ def test_a_call_holds_its_blocks_within_the_budget_and_nothing_beyond(
 
 def test_a_window_does_not_make_a_call_hold_its_blocks(monkeypatch):
     """With one, the blocks of 512 tokens would fit into either budget."""
-    limits = Mask(locality=Locality(window=64))
+    limits = Mask(window=64)
     for budget, holds in ((NUMBER, True), (NUMBER - 1, False)):
         monkeypatch.setattr(blocked, "SAVED_BYTES", budget)
         out, _ = blocked.attend(AttentionCall(*inputs(), Terms(), limits))

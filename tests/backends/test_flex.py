@@ -12,10 +12,9 @@ from fairseq_posenc.backends import choose, flex, reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.flex import build_block_mask
 from fairseq_posenc.backends.flex.scores import round_length
-from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import Mask
 from fairseq_posenc.modules.position_encoding import PositionEncoding
 from fairseq_posenc.registry import names
 from tests.helpers.products import product_of, some_of
@@ -131,7 +130,7 @@ def test_pairs_that_must_not_see_each_other(uncompiled):
 def test_tiles_are_left_out_or_whole_as_their_pairs_are(direction, limits):
     padding = torch.zeros(2, 700, dtype=torch.bool)
     padding[1, :200] = padding[1, -150:] = True
-    mask = Mask(direction, padding, locality=Locality(**limits))
+    mask = Mask(direction, padding, **limits)
     blocks = build_block_mask(mask, 600, 700, padding.device)
     hidden = torch.ones(2, 640, 768, dtype=torch.bool)  # whole tiles
     hidden[:, :600, :700] = mask.forbidden(600, 700, padding.device)[:, 0]
@@ -172,8 +171,8 @@ def test_functions_of_documents_and_a_reset_are_one_graph(backend, monkeypatch):
     monkeypatch.setattr(flex, "_compile_attention", lambda: compiled)
     call = _call("tupe+reset", 1, 260, True, False)
     segments = torch.arange(260)[None] // 90
-    limits = call.mask.locality._replace(segments=segments)
-    assert _largest_difference(call._replace(mask=call.mask._replace(locality=limits))) < 1e-5
+    mask = call.mask._replace(segments=segments)
+    assert _largest_difference(call._replace(mask=mask)) < 1e-5
 
 
 def test_lengths_are_rounded_to_few():

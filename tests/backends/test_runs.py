@@ -12,11 +12,10 @@ import torch
 from fairseq_posenc.backends import BACKENDS, blocked, flex
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked import geometry
-from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import Mask
 from tests.helpers.products import product_of
 from tests.helpers.terms import ROWS, TABLES, draft_call, leaves_of, terms_of
 from tests.helpers.uncompiled_flex import attend_uncompiled
@@ -137,7 +136,7 @@ def test_limits_of_the_keys(name, starts, form, window, left):
     padding[1, slice(3) if left else slice(-5, None)] = True
     segments = (torch.arange(T) // 30)[None].expand(B, -1)
     for direction in ("both", "lr"):
-        mask = Mask(direction, padding, locality=Locality(window, segments))
+        mask = Mask(direction, padding, window=window, segments=segments)
         reset = left and form != "values"
         terms, whole = make_terms(form, STARTS[starts], T, reset)
         assert_same(name, terms, whole, mask, T)

@@ -15,10 +15,10 @@ from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import BACKENDS, blocked, reference, sdpa
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.by_distance import expand_by_distance
-from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import DIRECTIONS, Mask
 from fairseq_posenc.positions import Positions
 from tests.helpers.formulas import awake
 from tests.helpers.terms import draft_call, terms_of

@@ -9,9 +9,9 @@ import torch
 
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.term import ByDistance, Term
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import Mask
 from tests.backends.test_backends import ROWS, B, D, H, T, inputs, make_terms, masks
 from tests.helpers.terms import leaves_of, terms_of
 

@@ -12,11 +12,10 @@ from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.backends import equation, reference
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.mask import DIRECTIONS, Mask
-from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import DIRECTIONS, Mask
 from tests.helpers.products import WHOLE, product_of, some_of
 from tests.helpers.terms import leaves_of, terms_of, terms_of_groups
 from tests.helpers.triton_kernels import DEVICE, import_kernels, interpret
@@ -39,10 +38,10 @@ CLIPPED = range(-2, 4)
 STARTS = {"clipped": CLIPPED, "buckets": (-20, -9, -4, -1, 0, 1, 2, 5, 9), "one row": ()}
 SEGMENTS = torch.tensor([[0] * 9 + [1] * 3 + [2] * 6, [0] * 16 + [3] * 2], device=DEVICE)
 LIMITS = {
-    "window": Mask("both", locality=Locality(window=8)),
-    "causal window": Mask("lr", locality=Locality(window=5)),
-    "documents": Mask("both", locality=Locality(segments=SEGMENTS, documents=True)),
-    "causal window in documents": Mask("lr", locality=Locality(5, SEGMENTS, documents=True)),
+    "window": Mask("both", window=8),
+    "causal window": Mask("lr", window=5),
+    "documents": Mask("both", segments=SEGMENTS, documents=True),
+    "causal window in documents": Mask("lr", window=5, segments=SEGMENTS, documents=True),
 }
 COMPOSITIONS = ["shaw+alibi", "transformer_xl+alibi", "m2+shaw", "m4m(max_distance=3)+rope"]
 COMPOSITIONS += ["shaw(max_distance=2)", "rope+window(size=4)", "deberta_v2+window(size=4)"]
@@ -188,7 +187,7 @@ def test_limits_hide_keys_and_skip_tiles(limits):
 
 
 def test_documents_out_of_order_are_refused():
-    mask = Mask(locality=Locality(segments=SEGMENTS.flip(1), documents=True))
+    mask = Mask(segments=SEGMENTS.flip(1), documents=True)
     with pytest.raises(UserError, match="documents whose numbers ascend"):
         backend.attend(AttentionCall(*inputs(2, 18, 18), Terms(), mask))
 

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fairseq_posenc.backends import choose
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import Mask
 from tests.helpers.terms import draft_call, leaves_of, terms_of, terms_of_groups
 from tests.helpers.triton_kernels import import_kernels, interpret
 

@@ -15,12 +15,12 @@ from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.assembly import build_encodings, count_parameters, draft_terms
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.relative_positions import M4
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, ScaleFactor
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import Mask
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.transformer.layers import rotate_projections
 from tests.helpers import oracles

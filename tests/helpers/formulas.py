@@ -9,9 +9,9 @@ import torch
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope_scaling import Scaling
+from fairseq_posenc.mask import Mask
 from fairseq_posenc.positions import Positions
 from tests.helpers import oracles
 from tests.helpers.tiny_models import needs_causal

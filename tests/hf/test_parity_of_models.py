@@ -15,12 +15,12 @@ from transformers.models.mistral_large4.configuration_mistral_large4 import Mist
 
 from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.backends.planner import BACKENDS
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import LeRope
 from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.encodings.softmax import Ssmax
+from fairseq_posenc.mask import Mask
 from tests.helpers.terms import terms_of
 
 WIDTH, HEADS, LENGTH, RANK, EXTENT, FLOOR = 24, 3, 13, 4, 6, 5

@@ -11,12 +11,11 @@ import torch
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.backends import BACKENDS, attend, blocked, planner, reference
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import ENCODINGS
 from fairseq_posenc.encodings.local_attention import Window
-from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import Mask
 from fairseq_posenc.modules.cache import Cache
 from tests.helpers import oracles
 from tests.helpers.formulas import awake
@@ -161,13 +160,13 @@ def test_blocks_of_documents_and_their_gradients_equal_the_references(spec):
 
 def test_a_window_that_reaches_over_all_keys_is_left_out(monkeypatch):
     for direction, needless in (("lr", 9), ("rl", 9), ("both", 16)):
-        mask = Mask(direction, locality=Locality(window=needless))
-        assert not mask.without_needless_window(src_len=9).locality.limits
-        smaller = Mask(direction, locality=Locality(window=needless - 1))
-        assert smaller.without_needless_window(src_len=9).locality.limits
+        mask = Mask(direction, window=needless)
+        assert not mask.without_needless_window(src_len=9).limits
+        smaller = Mask(direction, window=needless - 1)
+        assert smaller.without_needless_window(src_len=9).limits
     first_keys = torch.arange(9)[None] < 2
-    mask = Mask("lr", locality=Locality(window=9, first_keys=first_keys))
-    assert mask.without_needless_window(src_len=9).locality == Locality()
+    mask = Mask("lr", window=9, first_keys=first_keys)
+    assert mask.without_needless_window(src_len=9) == Mask("lr")
     calls, real = [], planner.choose
     monkeypatch.setattr(planner, "choose", lambda *given: calls.append(given[2]) or real(*given))
     assert attend(AttentionCall(*torch.randn(3, 1, 2, 9, 8), Terms(), mask))[1] is None
@@ -175,11 +174,11 @@ def test_a_window_that_reaches_over_all_keys_is_left_out(monkeypatch):
 
 
 def test_first_keys_are_needed_beside_the_last_ones_of_a_window():
-    ours, theirs = (Locality(n + 3, first_keys=torch.arange(9)[None] < n) for n in (2, 5))
+    ours, theirs = (Mask(window=n + 3, first_keys=torch.arange(9)[None] < n) for n in (2, 5))
     last, first = ours.needed_keys()
     assert (last, first.tolist(), (theirs & ours).window) == (4, [0, 1], 5)
     assert theirs.needed_keys(queries=5).first.tolist() == [0, 1, 2, 3]
-    assert Locality(window=5, longest=4).needed_keys() == (3, None)
+    assert Mask(window=5, longest=4).needed_keys() == (3, None)
     segments = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 1, 1]])
     other = ours._replace(segments=segments)  # the first keys were those of another segment
     assert other.needed_keys()[1].tolist() == []
@@ -239,10 +238,8 @@ def count_pairs(query: torch.Tensor, mask: Mask) -> int:
 def test_blocks_leave_out_hidden_keys(direction):
     query = torch.randn(1, 1, 4096, 8)
     chunks = torch.arange(4096)[None] // 256
-    limits = [Locality(window=256), Locality(segments=chunks)]
-    whole, *limited = (
-        count_pairs(query, Mask(direction, locality=locality)) for locality in (Locality(), *limits)
-    )
+    limits = [Mask(direction, window=256), Mask(direction, segments=chunks)]
+    whole, *limited = (count_pairs(query, mask) for mask in (Mask(direction), *limits))
     assert all(pairs < whole / 5 for pairs in limited)
 
 
@@ -263,10 +260,10 @@ def test_a_mask_is_its_definition_for_each_pair(direction, tgt_len):
     first_keys, pairs = torch.arange(9)[None] == 1, torch.rand(tgt_len, 9) < 0.3
     masks = [Mask(direction), Mask(direction, padding), Mask(direction, padding, pairs)]
     sizes = (tgt_len, 9, padding.device)
-    of_chunks = Locality(5, segments)
-    for limits in (Locality(window=3), of_chunks, of_chunks._replace(first_keys=first_keys)):
+    of_chunks = Mask(window=5, segments=segments)
+    for limits in (Mask(window=3), of_chunks, of_chunks._replace(first_keys=first_keys)):
         reach = limits.window // 2 if direction == "both" else limits.window - 1
-        for mask in (mask._replace(locality=limits) for mask in masks):
+        for mask in (mask & limits for mask in masks):
             found = mask.forbidden(*sizes).expand(2, -1, -1, -1)[:, 0]
             assert torch.equal(mask.count_visible(*sizes).expand(2, -1), (~found).sum(-1))
             for b, i, j in itertools.product(range(2), range(9 - tgt_len, 9), range(9)):
@@ -284,7 +281,7 @@ def test_sentences_leave_out_keys_that_only_others_see():
     query = torch.randn(4, 2, 2048, 8)
 
     def count(segments, rows):
-        return count_pairs(query[:rows], Mask("lr", locality=Locality(segments=segments)))
+        return count_pairs(query[:rows], Mask("lr", segments=segments))
 
     alone = [count(ids[row : row + 1], 1) for row in range(4)]
     assert count(ids, 4) == sum(alone)
@@ -412,7 +409,7 @@ def test_dropout_drops_the_same_weights_in_the_backward_pass():
     """The output is linear in the values, with the weights that were left."""
     query, key = torch.randn(2, 1, 2, 300, 8)
     value = torch.randn(1, 2, 300, 8, requires_grad=True)
-    mask = Mask("lr", locality=Locality(window=64))
+    mask = Mask("lr", window=64)
     out = blocked.attend(AttentionCall(query, key, value, Terms(), mask, dropout=0.3))[0]
     (grad,) = torch.autograd.grad(out, value, out.detach())
     torch.testing.assert_close((grad * value).sum(), out.square().sum(), rtol=1e-4, atol=1e-4)

@@ -50,7 +50,7 @@ def refuses(call: AttentionCall) -> str:
     if call.need_weights:
         return "it does not keep the attention weights"
     # Reset: other rows for pairs with the first token
-    if terms.has(Reset) and call.mask.locality.documents:
+    if terms.has(Reset) and call.mask.documents:
         return "it resets a single first token of each row, but each document has one"
     if terms.has(Reset) and terms.rows("value") is not None and has_several:
         return "it does not reset rows of values"

@@ -29,8 +29,8 @@ from fairseq_posenc.backends.blocked.dropout import Weigh
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.operands import HIDDEN, Operands
 from fairseq_posenc.backends.forward_cache import copy_if_kept
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import no_autocast
+from fairseq_posenc.mask import Mask
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import Mask
 
 # The sizes that were fastest in benchmarks.
 MAX_QUERIES = 512  # the most queries of a block
@@ -124,7 +124,7 @@ def split(call: AttentionCall) -> list[Block]:
 
 def _choose_queries(ranges: Ranges, mask: Mask, most: int) -> int:
     """Choose how many queries a block has, at most ``most``, given the keys that they see."""
-    if mask.locality.limits and mask.locality.first_keys is None:  # a window or segments
+    if mask.limits and mask.first_keys is None:  # a window or segments
         # A block has the keys of all its queries: the fewer queries, the fewer hidden pairs.
         widths = [last - first + 1 for first, last in zip(*ranges)]
         few = sum(widths) // len(widths) // KEYS_PER_QUERY // MIN_QUERIES * MIN_QUERIES
@@ -163,8 +163,8 @@ def _find_near_keys(
 
 def _find_ranges(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -> list[Ranges]:
     """Find the keys that each query may see, for all sentences together or for each of them."""
-    if mask.locality.limits:
-        if mask.locality.segments is None:
+    if mask.limits:
+        if mask.segments is None:
             # A window depends on lengths alone: computed on the CPU, it does not wait for a GPU.
             device = torch.device("cpu")
         found = mask.find_visible_ranges(tgt_len, src_len, device)

@@ -17,10 +17,10 @@ from fairseq_posenc.backends import equation
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked.dropout import draw_seeds
 from fairseq_posenc.backends.blocked.geometry import Block, find_near, list_distances
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, SinkScore, States
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import Mask
 
 # Added to the score of a hidden pair: below any score. Two of them may hide the same pair, and
 # their sum is still finite in float32.
@@ -145,7 +145,7 @@ def lay_out(call: AttentionCall) -> Operands:
             found[f"{prefix}query_decay"] = _reverse(decay[:, :, src_len - tgt_len :])
             found[f"{prefix}key_decay"] = decay
     if hides_by_distance_and_key(mask):
-        if mask.direction != "both" or mask.locality.window is not None:
+        if mask.direction != "both" or mask.window is not None:
             found["hidden"] = _hide(mask.mark_hidden(distances))[None]
         if mask.key_padding is not None:
             found["padding"] = _hide(mask.key_padding)[:, None]
@@ -163,8 +163,7 @@ def find_tables(terms: Terms) -> dict[str, ByDistance]:
 
 def hides_by_distance_and_key(mask: Mask) -> bool:
     """Check whether a mask is a row of distances and a row of keys for each sentence."""
-    locality = mask.locality
-    return mask.pairs is None and locality.segments is None and locality.first_keys is None
+    return mask.pairs is None and mask.segments is None and mask.first_keys is None
 
 
 def _fold_rows(

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.by_distance import row_index
-from fairseq_posenc.backends.mask import NO_MASK, Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, RowsByDistance, States
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import NO_MASK, Mask
 
 # Changes a scaled score, given it and the indices of its sentence, head, query and key.
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -135,8 +135,7 @@ def build_score_mod(
 
 def _find_visible_distances(tgt_len: int, src_len: int, mask: Mask) -> tuple[int, int]:
     """Find the lowest and the highest distance that a mask leaves visible."""
-    limits = mask.locality
-    reach = limits.reach(mask.direction) if limits.first_keys is None else None
+    reach = mask.reach if mask.first_keys is None else None
     reach = src_len if reach is None else reach
     lowest = 0 if mask.direction == "rl" else max(-reach, 1 - src_len)
     highest = 0 if mask.direction == "lr" else min(reach, tgt_len - 1)

@@ -63,8 +63,7 @@ def refuses(call: AttentionCall) -> str:
         f"its heads are at most {MAX_HEAD_DIM} wide, not {head_dim}": head_dim > MAX_HEAD_DIM,
         f"it computes in float32 at most, not in {dtype}": dtype not in DTYPES,
         NEEDS_CONSECUTIVE_IDS: call.terms.by_ids,
-        "a window with first keys is not one range of keys": call.mask.locality.first_keys
-        is not None,
+        "a window with first keys is not one range of keys": call.mask.first_keys is not None,
         **{UNSERVED[term.name]: True for term in call.terms if term.name in UNSERVED},
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

@@ -18,9 +18,9 @@ from triton import language as tl
 
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked import dropout
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.term import RowsByDistance
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.mask import Mask
 
 
 class Visible(NamedTuple):
@@ -189,7 +189,7 @@ def find_visible(
     Raises:
         UserError: the keys that a query may see are not a range.
     """
-    if mask.direction == "both" and not mask.locality.limits:
+    if mask.direction == "both" and not mask.limits:
         return None, None
     deps = (*mask.cache_deps, tgt_len, src_len, device)
     return mask.cached("ranges", deps, lambda: _compute_visible(mask, tgt_len, src_len, device))

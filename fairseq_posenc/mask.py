@@ -6,31 +6,82 @@ In masks of bool, True hides a key. B batch, T queries, S keys.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.forward_cache import PerForwardCache, is_exporting
-from fairseq_posenc.encodings.locality import Locality
+if TYPE_CHECKING:  # backends import this module
+    from fairseq_posenc.backends.forward_cache import PerForwardCache
 
 DIRECTIONS = ("both", "lr", "rl")
 _T = TypeVar("_T")
 
 
+class NeededKeys(NamedTuple):
+    """The keys that later queries of a causal model may see; a cache may drop all others.
+
+    With ``window(size=4,first=1)`` these are the last 3 keys and key 0.
+
+    Attributes:
+        last: the number of last keys; None for all.
+        first: the indices of further keys, int64 ``(n,)`` on the CPU; None for no others.
+    """
+
+    last: int | None
+    first: Tensor | None = None
+
+
 class Mask(NamedTuple):
     """Which keys a query may see. The T queries are the last T of the S tokens.
 
-    Source: DecBERT, arXiv:2204.08688, for layers with a direction. The diagonal is never masked
-    by a direction, a window or segments.
+    Encodings limit the keys (:meth:`~fairseq_posenc.encodings.base.Encoding.mask`) by the fields
+    from ``window`` on; layers add a direction and padding. The diagonal is never masked by a
+    direction, a window or segments.
+
+    >>> Mask("lr", window=4).reach, Mask("both", window=4).reach  # distance of the farthest key
+    (3, 2)
+
+    Source: DecBERT, arXiv:2204.08688, for layers with a direction.
+
+    Attributes:
+        direction: ``lr``, keys up to the query (causal); ``rl``, keys from the query on; ``both``.
+        key_padding: ``(B, S)`` of bool, True for padding.
+        pairs: ``(T, S)`` of bool, True where a query must not see a key.
+        cache: the forward pass's cache; None outside of one.
+        window: W. A query with a direction sees W keys, including its own; a query without one
+            sees keys at most W // 2 away. None for no limit.
+        segments: the number of each token's segment (chunk, document), ``(B or 1, S)`` of int64; a
+            query sees the keys of its segment. None for no limit.
+        documents: whether segments are documents; then a reset is for the first token of each.
+        longest: the largest number of tokens in a segment, if it is known.
+        first_keys: ``(B or 1, S)`` of bool, True for keys that no window hides. None for none.
+        prefill: whether later tokens, generated one by one, have no window.
     """
 
-    direction: str = "both"  # `lr`, keys up to the query (causal); `rl`, keys from the query on
-    key_padding: Tensor | None = None  # `(B, S)` of bool, True for padding
-    pairs: Tensor | None = None  # `(T, S)` of bool, True where a query must not see a key
-    cache: PerForwardCache | None = None  # the forward pass's cache; None outside of one
-    locality: Locality = Locality()  # a window, first keys, which no window hides, and segments
+    direction: str = "both"
+    key_padding: Tensor | None = None
+    pairs: Tensor | None = None
+    cache: PerForwardCache | None = None
+    window: int | None = None
+    segments: Tensor | None = None
+    documents: bool = False
+    longest: int | None = None
+    first_keys: Tensor | None = None
+    prefill: bool = False
+
+    @property
+    def limits(self) -> bool:
+        """Whether a query may not see every key that its direction allows."""
+        return self.window is not None or self.segments is not None
+
+    @property
+    def reach(self) -> int | None:
+        """The largest distance to a visible key; None for no limit."""
+        if self.window is None:
+            return None
+        return self.window // 2 if self.direction == "both" else self.window - 1
 
     @property
     def may_hide_all(self) -> bool:
@@ -40,7 +91,7 @@ class Mask(NamedTuple):
     @property
     def cache_deps(self) -> tuple[object, ...]:
         """All that hides keys: a cached result is valid as long as these objects are the same."""
-        return (self.direction, self.key_padding, self.pairs, *self.locality)
+        return tuple(self._replace(cache=None))
 
     def hides(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         """Check whether a query may not see a key, by their indices among the S tokens.
@@ -54,7 +105,7 @@ class Mask(NamedTuple):
         Returns:
             ``(B or 1, M, W)`` of bool.
         """
-        first_keys, segments = self.locality.first_keys, self.locality.segments
+        segments, first_keys = self.segments, self.first_keys
         exempt = None if first_keys is None else first_keys[:, key_at]  # [B or 1, 1, W]
         hidden = self.mark_hidden(key_at - query_at, exempt)
         if segments is not None:
@@ -72,14 +123,10 @@ class Mask(NamedTuple):
         return self.cached("forbidden", deps, lambda: self._combine_parts(tgt_len, src_len, device))
 
     def without_needless_window(self, src_len: int) -> Mask:
-        """Drop a window that reaches over all keys: plain attention may be faster.
-
-        An exported graph serves all lengths, so there the window stays.
-        """
-        reach = self.locality.reach(self.direction)  # the largest visible distance; None: no limit
-        if reach is None or is_exporting() or reach < src_len - 1:
+        """Drop a window that reaches over all keys: plain attention may be faster."""
+        if self.reach is None or self.reach < src_len - 1:
             return self
-        return self._replace(locality=self.locality._replace(window=None, first_keys=None))
+        return self._replace(window=None, first_keys=None)
 
     def without_dropped_keys(self, count: int) -> Mask:
         """Leave out the first ``count`` keys, which a cache has dropped."""
@@ -97,20 +144,20 @@ class Mask(NamedTuple):
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Mask:
         """Change the tensors, ``(B or 1, S)`` and ``(T, S)``; the new ones are in no cache."""
-        tensors = (self.key_padding, self.pairs, self.locality.segments, self.locality.first_keys)
+        tensors = (self.key_padding, self.pairs, self.segments, self.first_keys)
         padding, pairs, segments, first_keys = (None if x is None else change(x) for x in tensors)
-        locality = self.locality._replace(segments=segments, first_keys=first_keys)
-        return Mask(self.direction, padding, pairs, cache=None, locality=locality)
+        changed = self._replace(key_padding=padding, pairs=pairs, segments=segments)
+        return changed._replace(first_keys=first_keys, cache=None)
 
     def mark_hidden(self, distances: Tensor, first_keys: Tensor | None = None) -> Tensor:
         """Mark the distances, key minus query, that a direction or a window hides.
 
         Args:
             distances: of any shape.
-            first_keys: True where the key is one of :attr:`Locality.first_keys`, which no window
+            first_keys: True where the key is one of the mask's ``first_keys``, which no window
                 hides; by default, none is.
         """
-        reach = self.locality.reach(self.direction)
+        reach = self.reach
         if self.direction == "lr":
             hidden = distances > 0
         elif self.direction == "rl":
@@ -131,15 +178,15 @@ class Mask(NamedTuple):
         with first keys, or with segments whose numbers do not ascend. While ``torch.compile``
         traces, the numbers cannot be read, so any segments give None.
         """
-        if self.locality.first_keys is not None:
+        if self.first_keys is not None:
             return None
         queries = torch.arange(src_len - tgt_len, src_len, device=device).unsqueeze(0)  # [1, T]
         low = torch.zeros_like(queries)
         high = torch.full_like(queries, src_len - 1)
-        if (reach := self.locality.reach(self.direction)) is not None:
+        if (reach := self.reach) is not None:
             low = (queries - reach).clamp(min=0)
             high = (queries + reach).clamp(max=src_len - 1)
-        if (segments := self.locality.segments) is not None:
+        if (segments := self.segments) is not None:
             if torch.compiler.is_compiling() or bool((segments.diff(dim=1) < 0).any()):
                 return None
             segments = segments.contiguous()  # other tensors are copied, with a warning
@@ -162,6 +209,51 @@ class Mask(NamedTuple):
         """Compute a value once for a forward pass, and again for other objects in ``deps``."""
         return compute() if self.cache is None else self.cache.get(name, deps, compute)
 
+    def needed_keys(self, queries: int = 0) -> NeededKeys:
+        """Find the keys that a cache must hold for the next tokens of a causal model.
+
+        A compiled graph cannot read how many first keys there are, so with these it needs all keys.
+
+        Args:
+            queries: how many of the tokens in ``first_keys`` and ``segments``, the last ones, are
+                new, so that the cache does not hold them yet.
+        """
+        if self.prefill:  # the next tokens are generated, and have no window
+            return Mask(segments=self.segments, longest=self.longest).needed_keys()
+        sizes = [size for size in (self.window, self.longest) if size is not None]
+        # The last key stays even if no query sees it: sums of decay continue from it.
+        last = max(min(sizes) - 1, 1) if sizes else None
+        if self.first_keys is None or last is None:
+            return NeededKeys(last)
+        if torch.compiler.is_compiling():
+            return NeededKeys(None)
+        held = self.first_keys.size(1) - queries
+        is_first = self.first_keys[:, :held]  # [B or 1, held]
+        if self.segments is not None:
+            # An unknown token continues the last segment, or begins one without these keys.
+            open_segments = self.segments[:, -max(queries, 1) :]  # [B or 1, queries or 1]
+            is_open = self.segments[:, :held, None].eq(open_segments[:, None])
+            is_first = is_first & is_open.any(2)
+        return NeededKeys(last, is_first.any(0).nonzero()[:, 0].cpu())
+
+    def __and__(self, other: Mask) -> Mask:
+        """Combine the limits of two encodings: a key is visible if both allow it.
+
+        One may have first keys; directions, padding, pairs and cache are those of the first mask.
+        """
+        segments = other.segments if self.segments is None else self.segments
+        if self.segments is not None and other.segments is not None:
+            # A number for each pair of segments.
+            segments = self.segments * (other.segments.amax() + 1) + other.segments
+        return self._replace(
+            window=min((x for x in (self.window, other.window) if x), default=None),
+            segments=segments,
+            documents=self.documents or other.documents,
+            longest=min((x for x in (self.longest, other.longest) if x), default=None),
+            first_keys=other.first_keys if self.first_keys is None else self.first_keys,
+            prefill=self.prefill or other.prefill,
+        )
+
     def _count_uncached(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
         """Count the keys in each query's range; without ranges, count all pairs."""
         ranges = self.find_visible_ranges(tgt_len, src_len, device)
@@ -181,7 +273,7 @@ class Mask(NamedTuple):
         """Combine everything that hides keys; see :meth:`forbidden`."""
         # With `lr`, a single query is the last token, and sees all keys.
         directed = self.direction == "rl" or (self.direction == "lr" and tgt_len > 1)
-        if not directed and not self.locality.limits and self.pairs is None:
+        if not directed and not self.limits and self.pairs is None:
             padding = self.key_padding
             return None if padding is None else padding[:, None, None, :]  # [B, 1, 1, S]
         keys = torch.arange(src_len, device=device)
