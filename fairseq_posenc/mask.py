@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairseq_posenc.errors import UserError
+
 if TYPE_CHECKING:  # backends import this module
     from fairseq_posenc.backends.forward_cache import PerForwardCache
 
@@ -116,6 +118,16 @@ class Mask(NamedTuple):
             past = self.pairs.size(1) - self.pairs.size(0)
             hidden = hidden | self.pairs[query_at - past, key_at]
         return hidden if hidden.dim() == 3 else hidden[None]
+
+    def with_direction(self, direction: str) -> Mask:
+        """Set the direction.
+
+        Raises:
+            UserError: the direction is unknown.
+        """
+        if direction not in DIRECTIONS:
+            raise UserError(f"unknown direction {direction!r}: choose {', '.join(DIRECTIONS)}")
+        return self._replace(direction=direction)
 
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""

@@ -18,8 +18,7 @@ from fairseq_posenc.backends.forward_cache import PerForwardCache, is_reentrant_
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, find_first
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.errors import UserError
-from fairseq_posenc.mask import DIRECTIONS, Mask, NeededKeys
+from fairseq_posenc.mask import NO_MASK, Mask, NeededKeys
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.specs import Spec
 
@@ -29,12 +28,12 @@ class Shared(NamedTuple):
 
     Attributes:
         positions: positions of the tokens.
-        cache: values computed once for all layers; ``get`` also takes what a value depends on.
+        mask: the keys that a query may see, without the direction of a layer. Its cache has values
+            that are computed once for all layers.
         encodings: those that these layers share, to compute terms or rotations again; none in
             fairseq's layers, which get the tensors of terms and rotation as arguments.
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
-        limits: limits of the keys that a query may see.
         source: positions of an encoder's output, for rotary attention to it.
         source_rotation: rotation of the source's keys.
         spec: encodings of the stack; our own layers compare it, and ``dims``, with theirs.
@@ -42,11 +41,10 @@ class Shared(NamedTuple):
     """
 
     positions: Positions
-    cache: PerForwardCache
+    mask: Mask = NO_MASK
     encodings: tuple[Encoding, ...] = ()
     terms: Terms = Terms()
     rotation: Rotation | None = None
-    limits: Mask = Mask()
     source: Positions | None = None
     source_rotation: Rotation | None = None
     spec: Spec | None = None
@@ -65,8 +63,8 @@ class Shared(NamedTuple):
 
     def needed_keys(self) -> NeededKeys:
         """Find the keys that later queries may see, once for all layers."""
-        limits = self.limits
-        return self.cache.get("needed", tuple(limits), limits.needed_keys)  # again for other limits
+        mask = self.mask
+        return mask.cached("needed", mask.cache_deps, mask.needed_keys)  # again for other limits
 
     def rotation_of_last(self, count: int) -> Rotation | None:
         """Select the rotation of the last ``count`` tokens: T, or all if keys are cached unrotated.
@@ -78,7 +76,7 @@ class Shared(NamedTuple):
         positions = self.positions
         if count != positions.tgt_len:  # computed by the first layer that needs it
             compute = partial(self._rotate_ids, positions.places[:, -count:])
-            return self.cache.get("last", (positions.places, count), compute)
+            return self.mask.cached("last", (positions.places, count), compute)
         if self.rotation is not None and is_reentrant_recomputation():
             return self._rotate_ids(positions.query_places)
         return self.rotation
@@ -86,17 +84,6 @@ class Shared(NamedTuple):
     def _rotate_ids(self, ids: Tensor) -> Rotation | None:
         """Compute the rotation at positions ``(B or 1, S)``."""
         return find_first(encoding.rotation(ids) for encoding in self.encodings)
-
-    def mask(self, direction: str) -> Mask:
-        """Make the mask of a direction, with the padding of the tokens.
-
-        Raises:
-            UserError: the direction is unknown.
-        """
-        if direction not in DIRECTIONS:
-            raise UserError(f"unknown direction {direction!r}: choose {', '.join(DIRECTIONS)}")
-        padding = self.positions.padding
-        return self.limits._replace(direction=direction, key_padding=padding, cache=self.cache)
 
     def with_source(self, source: Positions) -> Shared:
         """Add the rotation of a source's keys at its positions."""
@@ -115,14 +102,15 @@ def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, 
     terms = {name: x.combined_terms(positions) for name, x in named.items()}
     rotations = {name: x.rotation(positions.query_places) for name, x in named.items()}
     limits = {name: x.mask(positions) for name, x in named.items()}
-    return tuple(
-        Shared(
+    states = []
+    for names in encodings.kinds:
+        tokens = Mask(key_padding=positions.padding, cache=PerForwardCache())
+        shared = Shared(
             positions,
-            PerForwardCache(),
+            reduce(and_, (limits[name] for name in names), tokens),  # all limits hold
             tuple(named[name] for name in names),
-            terms=reduce(or_, (terms[name] for name in names), Terms([])),
-            rotation=find_first(rotations[name] for name in names),  # a layer has at most one
-            limits=reduce(and_, (limits[name] for name in names), Mask()),  # all hold
+            reduce(or_, (terms[name] for name in names), Terms([])),
+            find_first(rotations[name] for name in names),  # a layer has at most one
         )
-        for names in encodings.kinds
-    )
+        states.append(shared)
+    return tuple(states)

@@ -130,7 +130,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if keys == src_len:  # also for graphs of any length, which the comparisons below would fix
             return
         least = src_len
-        needed = shared.limits.needed_keys()  # `last`: how many; `first`: further ones, or None
+        needed = shared.mask.needed_keys()  # `last`: how many; `first`: further ones, or None
         # transformers' caches can drop all but the last keys, so not if the first are needed, too.
         if needed.last is not None and needed.first is None:
             least = min(src_len, needed.last + shared.positions.tgt_len)

@@ -94,7 +94,7 @@ class AttentionCore:
         if terms is None:
             terms = self.compute_terms(shared)
         if mask is None:
-            mask = shared.mask(self.direction)
+            mask = shared.mask.with_direction(self.direction)
         # No query sees dropped keys: the first of S, or all but those at `places`, `(K,)` indices.
         dropped = src_len - key.size(2)
         if places is not None:

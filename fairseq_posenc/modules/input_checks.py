@@ -74,7 +74,7 @@ def check_self_cache(
     key_shape, value_shape = cache.kept.key.shape, cache.kept.value.shape
     held = (*key_shape[:3], value_shape[3])  # (B, heads, K, D): rotated keys may be wider
     # The new queries need the last keys, as of a window, and perhaps the text's first ones.
-    last, first = shared.limits.needed_keys(queries=positions.tgt_len)
+    last, first = shared.mask.needed_keys(queries=positions.tgt_len)
     needed_length = tokens if last is None else min(tokens, last)
     if first is not None:
         lacking = int((~torch.isin(first, cache.kept.list_places(tokens))).sum())

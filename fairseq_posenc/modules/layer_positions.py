@@ -81,9 +81,8 @@ class LayerPositions(AttentionCore, nn.Module):
         """
         state = select_state(shared, self.kind, self.spec, self.dims)
         positions = state.positions
-        return state.mask(direction).forbidden(
-            positions.tgt_len, positions.src_len, positions.device
-        )
+        mask = state.mask.with_direction(direction)
+        return mask.forbidden(positions.tgt_len, positions.src_len, positions.device)
 
     def bias(self, shared: tuple[Shared, ...]) -> Tensor | None:
         """Compute the bias, which is added to the scaled scores before masks and softmax.

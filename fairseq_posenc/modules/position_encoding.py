@@ -174,5 +174,5 @@ class PositionEncoding(AttentionCore, StackPositions):
         if inputs.shape != shape:
             raise UserError(f"inputs {tuple(inputs.shape)} must be {shape}")
         shared = compute_shared(self.shared, positions)[0]  # the spec has one layer
-        mask = shared.mask(direction or self.direction)
+        mask = shared.mask.with_direction(direction or self.direction)
         return self.make_call(query, key, value, shared, inputs, mask=mask, dropout=dropout)

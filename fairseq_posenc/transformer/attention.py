@@ -152,7 +152,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             shared,
             inputs=query.transpose(0, 1),  # [B, T, C]; forget gates and states are computed from it
             cache=cache,
-            mask=shared.mask(self.direction)._replace(
+            mask=shared.mask.with_direction(self.direction)._replace(
                 key_padding=padding,
                 # fairseq's additive masks mean "not this pair". Added as finite values such as
                 # -1e8, they could be outweighed by other terms.

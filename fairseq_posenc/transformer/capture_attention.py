@@ -103,11 +103,11 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
     if isinstance(attention, PositionalAttention):
         context = current_layer()  # still set: hooks run in the layer's forward
         terms = attention.compute_terms(context)
-        inputs = queries.transpose(0, 1)  # of the layer; some terms are computed from them
-        terms |= attention.encodings.input_terms(inputs, context.positions)
+        terms |= attention.encodings.input_terms(queries.transpose(0, 1), context.positions)
         rotation = attention.rotation(context)  # of the stack or of this layer; None without any
         # Only encodings that count the visible keys, such as `cope`, use the mask.
-        return split(query, key, terms, rotation, mask=context.mask(attention.direction))
+        mask = context.mask.with_direction(attention.direction)
+        return split(query, key, terms, rotation, mask=mask)
     if isinstance(attention.q_proj, RotatedProjection):
         context = current_layer()
         return split(query, key, Terms(), context.rotation, key_rotation=context.source_rotation)

@@ -12,7 +12,6 @@ from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import count_parameters
 from fairseq_posenc.backends import triton
-from fairseq_posenc.backends.forward_cache import PerForwardCache
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import is_identity
@@ -156,9 +155,7 @@ def test_rotary_cross_attention_equals_the_formula():
     query, key = torch.randn(3, 1, 32).double(), torch.randn(5, 1, 32).double()
     (rope,) = model.decoder.encodings.as_list()
     at_target, at_source = (rope.rotation(torch.arange(length)[None]) for length in (3, 5))
-    with set_context(
-        layer=Shared(None, PerForwardCache(), rotation=at_target, source_rotation=at_source)
-    ):
+    with set_context(layer=Shared(None, rotation=at_target, source_rotation=at_source)):
         ours, _ = attention(query, key, key, need_weights=False)
 
     def linear(projection, x):
