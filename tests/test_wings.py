@@ -245,11 +245,11 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (28780, 27500),
-    "fairseq_posenc/encodings": (3799, 3800),
-    "fairseq_posenc/backends": (3998, 3600),
-    "fairseq_posenc/backends/triton": (1200, 1200),
-    "fairseq_posenc/modules": (1333, 1150),
+    "fairseq_posenc": (28749, 27500),
+    "fairseq_posenc/encodings": (3699, 3800),
+    "fairseq_posenc/backends": (3793, 3600),
+    "fairseq_posenc/backends/triton": (1199, 1200),
+    "fairseq_posenc/modules": (1331, 1150),
     "fairseq_posenc/analysis": (266, 300),
     "fairseq_posenc/transformer": (978, 1100),
     "fairseq_posenc/models": (519, 520),
@@ -272,7 +272,7 @@ LINES = {
     "preprocess": (2588, 2600),
     "docs/generate": (434, 750),
     "benchmarks": (3003, 3600),
-    "tests": (31042, 32000),
+    "tests": (31031, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

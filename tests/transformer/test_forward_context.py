@@ -30,7 +30,7 @@ from tests.helpers.tiny_models import (
 )
 
 FAMILIES = list(ARCHITECTURES)
-MASKS = "mask.Mask._combine_parts"
+MASKS = "fairseq_posenc.mask.Mask._combine_parts"
 CROSS = "rope(cross_attention=true)"
 # Operations that make the CPU wait for a GPU.
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
@@ -169,9 +169,9 @@ MADE_ONCE = [
     ("masked_lm", "m4m+reset", "auto", "torch.eye", 1),
     ("masked_lm", "m4+reset", "reference", f"{BACKENDS}.by_distance._compute_row_index", 1),
     *(
-        (family, "t5", backend, f"{BACKENDS}.{made}", 1)
+        (family, "t5", backend, made, 1)
         for family in ("masked_lm", "causal_lm")
-        for backend, made in (("sdpa", "sdpa._build_bias"), ("reference", MASKS))
+        for backend, made in (("sdpa", f"{BACKENDS}.sdpa._build_bias"), ("reference", MASKS))
     ),
 ]
 

@@ -168,9 +168,9 @@ def test_a_window_that_reaches_over_all_keys_is_left_out(monkeypatch):
     mask = Mask("lr", window=9, first_keys=first_keys)
     assert mask.without_needless_window(src_len=9) == Mask("lr")
     calls, real = [], planner.choose
-    monkeypatch.setattr(planner, "choose", lambda *given: calls.append(given[2]) or real(*given))
+    monkeypatch.setattr(planner, "choose", lambda *given: calls.append(given[1]) or real(*given))
     assert attend(AttentionCall(*torch.randn(3, 1, 2, 9, 8), Terms(), mask))[1] is None
-    assert [call.limited for call in calls] == [False]
+    assert [call.mask.limits for call in calls] == [False]
 
 
 def test_first_keys_are_needed_beside_the_last_ones_of_a_window():
