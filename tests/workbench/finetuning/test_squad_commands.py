@@ -16,14 +16,7 @@ from fairseq_posenc.tasks.squad.databin import open_data_bin
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad.command import compose_training
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
-from tests.helpers.commands import (
-    halting,
-    kill_command,
-    made_once,
-    new_directory,
-    refused,
-    run,
-)
+from tests.helpers.commands import halting, kill_command, made_once, new_directory, refused, run
 from tests.helpers.exchanged import checkpoint
 from tests.helpers.preprocess import write_bpe
 
