@@ -27,8 +27,8 @@ _PHRASES = {  # fields of `WeightSettings` in messages
     "pooler": "pooler activation {}",
     "add_bos_token": "add_bos_token {}",
     "language": "language {}",
-    "dictionary": "a dict.txt whose symbols have the hash {}",
 }
+_OTHER_SYMBOLS = "trained with a dict.txt of other symbols, or the same in another order"
 STATE_KEY = "_extra_state"  # torch's name for state that a module stores beside its parameters
 _BLOCK = 1024  # bytes are padded to a multiple: models to be averaged need tensors of one size
 _ROUNDING = 2e-3  # averaging equal values changes them by less, even in float16
@@ -76,7 +76,9 @@ class WeightSettings(NamedTuple):
     def differences(self, model: WeightSettings) -> list[str]:
         """Describe the fields in which a model differs, among those known of both."""
         return [
-            f"trained with {_PHRASES[name].format(ours)}, the model has "
+            _OTHER_SYMBOLS  # the hashes would say nothing
+            if name == "dictionary"
+            else f"trained with {_PHRASES[name].format(ours)}, the model has "
             f"{_PHRASES[name].format(theirs)}"
             for name, ours, theirs in zip(self._fields, self, model)
             if None not in (ours, theirs) and ours != theirs

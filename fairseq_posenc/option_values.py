@@ -6,7 +6,7 @@ import math
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.errors import UserError, shortened, suggest
 
 # Larger tables would not fit into memory, and larger scores would overflow.
 _LARGEST_INT = 1_000_000
@@ -41,7 +41,7 @@ def parse_value(key: str, text: str, option_type: Any, largest_int: int = _LARGE
         return parse_value(key, text, option_type, largest_int)
     if get_origin(option_type) is Literal:
         if text not in types:
-            raise UserError(f"choose one of {', '.join(types)}")
+            raise UserError(f"{suggest(text, types)}choose one of {', '.join(types)}")
         return text
     if get_origin(option_type) is tuple:  # tuple[X, ...]
         return tuple(parse_value(key, part, types[0], largest_int) for part in text.split("/"))

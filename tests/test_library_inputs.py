@@ -162,7 +162,7 @@ def test_a_layer_refuses_the_state_of_other_sizes(sizes):
 
 
 @pytest.mark.parametrize(
-    "mistaken", [None, BOOL, Cache(), stack(), stack()(X)], ids=lambda x: type(x).__name__
+    "mistaken", [None, (), BOOL, Cache(), stack(), stack()(X)], ids=lambda x: type(x).__name__
 )
 def test_shared_is_the_second_result_of_the_positions(mistaken):
     positions, name = stack(), type(mistaken).__name__

@@ -245,7 +245,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (28749, 27500),
+    "fairseq_posenc": (28744, 27500),
     "fairseq_posenc/encodings": (3699, 3800),
     "fairseq_posenc/backends": (3793, 3600),
     "fairseq_posenc/backends/triton": (1199, 1200),
@@ -255,14 +255,14 @@ LINES = {
     "fairseq_posenc/models": (519, 520),
     "fairseq_posenc/tasks": (820, 820),
     "fairseq_posenc/checkpoints": (795, 800),
-    "fairseq_posenc/host": (692, 700),
-    "fairseq_posenc/hf": (3307, 2700),
-    "fairseq_posenc/workbench": (9174, 10000),
+    "fairseq_posenc/host": (690, 700),
+    "fairseq_posenc/hf": (3305, 2700),
+    "fairseq_posenc/workbench": (9171, 10000),
     "fairseq_posenc/tokens": (797, 800),
     "fairseq_posenc/workbench/running": (700, 700),
     "fairseq_posenc/workbench/loading": (516, 520),
     "fairseq_posenc/workbench/results": (497, 500),
-    "fairseq_posenc/workbench/experiments": (1687, 1700),
+    "fairseq_posenc/workbench/experiments": (1684, 1700),
     "fairseq_posenc/workbench/training": (74, 400),
     "fairseq_posenc/workbench/finetuning": (1340, 1350),
     "fairseq_posenc/workbench/translation": (633, 650),
@@ -272,7 +272,7 @@ LINES = {
     "preprocess": (2588, 2600),
     "docs/generate": (434, 750),
     "benchmarks": (3003, 3600),
-    "tests": (31024, 32000),
+    "tests": (31023, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

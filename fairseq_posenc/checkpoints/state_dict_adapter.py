@@ -80,8 +80,8 @@ class PositionCheckpoints(nn.Module):
         """
         model_state = self.state_dict(prefix=prefix)
         refuse_broken_weights(state_dict, model_state)
-        changes = self._match_identities(state_dict, prefix)
         _refuse_other_dictionary(state_dict, model_state)
+        changes = self._match_identities(state_dict, prefix)
         extended_tables = extend_tables(self, state_dict, prefix)  # in place; first: no row is lost
         replaced_parameters = fit_positions(state_dict, model_state)  # in place, what did not fit
         changes += replaced_parameters

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.errors import UserError, shortened, suggest
 from fairseq_posenc.option_values import format_value, parse_value
 
 _MAX_FACTOR = 1_000_000  # no input is so many times as long as those of the training
@@ -66,7 +66,7 @@ class Scaling(ABC):
         kind, _, rest = text.partition(":")
         factor, *written = rest.split(":")
         if kind not in KINDS or not factor:
-            raise UserError(_FORM)
+            raise UserError(f"{'' if kind in KINDS else suggest(kind, KINDS)}{_FORM}")
         cls = KINDS[kind]
         defaults = {setting.name: setting.default for setting in fields(cls)}
         settings: dict[str, Any] = {}
@@ -74,8 +74,8 @@ class Scaling(ABC):
             name, _, value = assignment.partition("=")
             if name not in defaults:
                 raise UserError(
-                    f"{kind} has no setting {shortened(assignment)!r}; its settings: "
-                    f"{', '.join([*defaults][1:]) or 'none'}"  # all but the factor
+                    f"{kind} has no setting {shortened(assignment)!r}: {suggest(name, defaults)}"
+                    f"its settings: {', '.join([*defaults][1:]) or 'none'}"  # all but the factor
                 )
             if name in settings:
                 raise UserError(f"{name} is set twice")

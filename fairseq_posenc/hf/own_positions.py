@@ -275,7 +275,10 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
                 )
             items += [_change_options(own_item, changes) for own_item in own_items]
         expanded.append("+".join(items))
-    return parse(join_layers(expanded))
+    try:
+        return parse(written := join_layers(expanded))
+    except UserError as error:
+        raise UserError(f"{shortened(spec)}, in this model {shortened(written)}: {error}") from None
 
 
 def join_layers(layers: Sequence[str]) -> str:

@@ -85,12 +85,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
     """
 
     def __init__(
-        self,
-        spec: Spec,
-        stack: Stack,
-        max_positions: int,
-        directions: str,
-        boundary_id: int | None,
+        self, spec: Spec, stack: Stack, max_positions: int, directions: str, boundary_id: int | None
     ) -> None:
         dims = stack.dims(max_positions)
         super().__init__(

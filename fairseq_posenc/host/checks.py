@@ -1,6 +1,5 @@
 """Refuses options and data with which a run would fail late, or be wasted."""
 
-import os
 import struct
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,16 +94,6 @@ def refuse_long_blocks(task: Any, block: int, max_positions: int) -> None:
             f"that the model reads, and would be left out; give --tokens-per-sample "
             f"{max_positions}, or train with more --max-positions (causal LM: "
             "--max-target-positions); fairseq-posenc lm-length measures longer ones"
-        )
-
-
-def refuse_training_alone(world_size: int) -> None:
-    """Refuse to train alone, and write the same checkpoints, in each process of torchrun."""
-    started = os.environ.get("WORLD_SIZE", "1")
-    if "RANK" in os.environ and started.isdigit() and int(started) > 1 and world_size == 1:
-        raise UserError(
-            f"{started} processes of one training: with --distributed-world-size 1 each would "
-            f"train alone, as rank 0; give --distributed-world-size {started}"
         )
 
 

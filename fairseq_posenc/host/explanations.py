@@ -6,15 +6,19 @@ The hook for exceptions (:mod:`~fairseq_posenc.host.startup`) prints the line.
 import re
 import traceback
 import weakref
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from fairseq.registry import REGISTRIES
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from omegaconf.errors import OmegaConfBaseException as SettingError
 
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import chain, shortened, suggest
+from fairseq_posenc.transformer.options import list_settings
 
 # The model that this process trains, if it still lives, and the folder of its checkpoints.
 _training: tuple[weakref.ref[PositionCheckpoints], str] | None = None
@@ -45,15 +49,12 @@ _ADVICE = {
     r".*should not exceed max_tokens=(\d+)": r"a sample has more than \1 tokens, the most of a "
     "batch: give more --max-tokens",
     "Must specify batch size": "give --max-tokens, the tokens of a batch, or --batch-size",
-    "Could not infer language pair": "the task reads pairs: no SPLIT.SRC-TGT.SRC.bin here",
     "Dataset not found: (.*)": r"the data have no split \1: name their folder, and a split of it",
     r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip": r"sample \1 "
-    r"has \2 tokens, and the model reads \3: give it more positions, or leave such samples out by "
-    "--skip-invalid-size-inputs-valid-test (the log then counts them)",
+    r"has \2 tokens, and \3 is the most of the model or of --max-tokens: give more, or leave such "
+    "samples out by --skip-invalid-size-inputs-valid-test (the log then counts them)",
     r"world size is \d+ but": "--distributed-world-size is more than the GPUs that torch sees: "
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
-    "(No module named 'torch_xla'|.*'xla_device')": "fairseq takes --bf16 on the command line for "
-    "a TPU, and torch_xla is not installed: fairseq-hydra-train with common.bf16=true uses GPUs",
     "--activation-fn .* not supported": r"\g<0>",
     "'MaskedLMTask' object has no attribute 'args'": "--mask-whole-words does not work in fairseq "
     "0.12: leave it out",
@@ -95,16 +96,22 @@ def _explain(error: BaseException) -> str | None:
         name = error.full_key or error.key
         reason = shortened(" ".join(str(error).splitlines()[0].split()))
         if isinstance(error, ConfigKeyError | ConfigAttributeError):
-            similar = suggest(str(error.key), map(str, error.parent_node or ()))  # may be ""
-            lacks_name = "struct" in reason  # "is not in struct": the file of settings lacks it
-            add = f"; +{name}=VALUE adds one to the file's" if lacks_name else ""
-            return f"there is no setting {name}: {similar}{reason}{add}"
+            # "is not in struct": the file of settings lacks it.
+            add = f"; +{name}=VALUE adds one to the file's" if "struct" in reason else ""
+            return f"there is no setting {name}: {_suggest_settings(error)}{reason}{add}"
         return f"the setting {name}: {reason}" if name else reason
     # A setting that caused hydra's error explains more: `chain` yields it next.
     if isinstance(error, HydraException) and not isinstance(error.__cause__, SettingError):
         return shortened(" ".join(re.split("Config search path|See https", str(error))[0].split()))
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, KeyError) and frames and frames[-1].name == "build_x":  # fairseq.registry
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    place = frames[-1].f_code.co_name if frames else ""  # the function that raised the error
+    if isinstance(error, IndexError) and place == "batch_by_size":
+        return _ADVICE["The dataset is empty"]
+    if str(error).startswith("Could not infer language pair") and place == "setup_task":
+        folder = Path(frames[-1].f_locals["paths"][0])
+        found = ", ".join(sorted(path.name for path in folder.glob("*.idx")))
+        return f"{folder} has no pairs, as train.de-en.de.idx; its splits: {found or 'none'}"
+    if isinstance(error, KeyError) and place == "build_x":  # fairseq.registry
         known = [name for part in REGISTRIES.values() for name in part["registry"]]
         return f"fairseq has no {error}: {suggest(str(error.args[0]), known)}correct this name"
     if not isinstance(error, FileNotFoundError | NotADirectoryError) or not error.filename:
@@ -120,3 +127,19 @@ def _explain(error: BaseException) -> str | None:
         f"{path.parent} has no {path.name}, which tasks of running text read, those of pairs "
         f"dict.LANG.txt; found: {found or 'no dictionary'}"
     )
+
+
+def _suggest_settings(error: ConfigKeyError | ConfigAttributeError) -> str:
+    """Suggest settings in place of one that hydra's section lacks, also those of other sections."""
+    key, section = str(error.key), error.parent_node
+    if not isinstance(section, DictConfig):
+        return ""
+    own = {*map(str, section), *list_settings(section.get("_name"))}
+    if key in own:
+        return ""  # a setting of the model, which the file does not name
+    root: Any = section._get_root()
+    parts = [(name, x) for name, x in root.items() if isinstance(x, DictConfig)]
+    known = {str(k): f"{name}.{k}" for name, part in reversed(parts) for k in part}
+    known |= {name: name for name in own}
+    near = [key] if key in known else get_close_matches(key, known, n=2)
+    return f"did you mean {' or '.join(known[name] for name in near)}? " if near else ""

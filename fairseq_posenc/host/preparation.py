@@ -23,16 +23,7 @@ from fairseq_posenc import locks
 from fairseq_posenc.checkpoints.recovery import check_resumption, find_start, restore_if_torn
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.checks import (
-    check_blocks,
-    check_data_bins,
-    check_document_ends,
-    check_precision,
-    check_shards,
-    refuse_long_blocks,
-    refuse_training_alone,
-    refuse_wrong_checkpoints,
-)
+from fairseq_posenc.host import checks
 from fairseq_posenc.host.explanations import FAMILIES, watch
 from fairseq_posenc.host.startup import take_command
 from fairseq_posenc.specs import Spec
@@ -50,18 +41,18 @@ def prepare_command(model: Any, task: Any, specs: Sequence[Spec]) -> None:
 
     A model that is only loaded from a checkpoint belongs to no command.
     """
-    command = take_command()  # None for all models but the first that a command builds
+    command, settings = take_command()  # "" for all models but the first that a command builds
     if command:
-        check_precision(command.settings.common)
-    check_data_bins(task)
+        checks.check_precision(settings.common)
+    checks.check_data_bins(task)
     for spec in specs:
-        check_document_ends(spec, task)
-    if command and command.name == "eval_lm":
+        checks.check_document_ends(spec, task)
+    if command == "eval_lm":
         if isinstance(model, FairseqEncoderDecoderModel):
             raise UserError("this is a translation model: use fairseq-generate or translate")
-        check_blocks(command.settings, model.max_positions())
-    elif command and command.name == "train":
-        _prepare_training(model, task, command.settings)
+        checks.check_blocks(settings, model.max_positions())
+    elif command == "train":
+        _prepare_training(model, task, settings)
 
 
 def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
@@ -69,15 +60,27 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     for name in ("best", "num_runs"):  # which fairseq keeps of an earlier member of a sweep
         for function in filter(None, (checkpoint_utils.save_checkpoint, _find_counter())):
             vars(function).pop(name, None)
-    refuse_training_alone(settings.distributed_training.distributed_world_size)
-    refuse_wrong_checkpoints(settings.checkpoint)
+    started, ranks = os.environ.get("WORLD_SIZE", "1"), settings.distributed_training
+    is_rank = "RANK" in os.environ and started.isdigit() and int(started) > 1  # of torchrun
+    if is_rank and ranks.distributed_world_size == 1:  # each would write the same checkpoints
+        raise UserError(
+            f"{started} processes of one training: with --distributed-world-size 1 each would "
+            f"train alone, as rank 0; give --distributed-world-size {started}"
+        )
+    checks.refuse_wrong_checkpoints(settings.checkpoint)
     if type(task) in _UNFIT:  # not a user's own, which may build other batches
         # fairseq would fail in the first batch, or count tokens that are not masked.
         criterion = getattr(settings.criterion, "_name", settings.criterion)  # or a name alone
         if criterion in _UNFIT[type(task)] or isinstance(model, FairseqEncoderDecoderModel):
             raise UserError(f"the model, the task or the criterion does not fit: {FAMILIES}")
-        refuse_long_blocks(settings.task, settings.task.tokens_per_sample, model.max_positions())
-    check_shards(getattr(settings.task, "data", None) or "", settings.dataset.train_subset)
+        block, batch = settings.task.tokens_per_sample, settings.dataset.max_tokens
+        if settings.task.sample_break_mode != "eos" and batch and block > batch:
+            raise UserError(
+                f"--tokens-per-sample {block} is more than --max-tokens {batch}, the most of a "
+                "batch: give more --max-tokens, or shorter blocks"
+            )
+        checks.refuse_long_blocks(settings.task, block, model.max_positions())
+    checks.check_shards(getattr(settings.task, "data", None) or "", settings.dataset.train_subset)
     lock_save_dir(settings)
     # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
     # fairseq, which torch loads only if files may run code. So several ranks could not resume.

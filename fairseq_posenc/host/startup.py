@@ -12,7 +12,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -34,34 +34,26 @@ _REMARKS = (
 )
 
 
-class RunningCommand(NamedTuple):
-    """A command of fairseq, and its configuration; changes of the configuration take effect."""
-
-    name: str  # train, generate, interactive or eval_lm
-    settings: DictConfig
-
-
 class _SettingsRecorder(logging.Filter):
     """Keeps the configuration that a command logs; lets messages of LOGLEVEL through."""
 
-    started: RunningCommand | None = None
+    started: tuple[str, Any] = ("", None)
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.msg, DictConfig):
-            name = record.name.removeprefix("fairseq_cli.")
-            self.started = RunningCommand(name, record.msg)
+            self.started = record.name.removeprefix("fairseq_cli."), record.msg
         return record.levelno >= logging.getLogger("fairseq_cli").getEffectiveLevel()
 
 
 _RECORDER = _SettingsRecorder()
 
 
-def take_command() -> RunningCommand | None:
-    """Return the command that has started since the last call, if any.
+def take_command() -> tuple[str, Any]:
+    """Return the command that has started since the last call, if any, and its configuration.
 
     A command is thus prepared once, for the first model that it builds.
     """
-    started, _RECORDER.started = _RECORDER.started, None
+    started, _RECORDER.started = _RECORDER.started, ("", None)
     return started
 
 
@@ -121,24 +113,15 @@ def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
     if not str(caller.f_globals.get("__name__")).startswith("fairseq."):
         return
     if event == "compile":
-        _refuse_source(arguments[0])
+        source = arguments[0]  # of `eval` UTF-8 bytes; `is_literal` refuses other encodings
+        text = source.decode("utf-8", "replace") if type(source) is bytes else source
+        if type(text) is not str or not is_literal(text):
+            raise UserError(
+                "a setting that fairseq evaluates is not a literal (numbers, words, lists of them),"
+                f" and would be run as code: {shortened(' '.join(str(text).split()))!r}"
+            )
     elif caller.f_code.co_name == "load_checkpoint_to_cpu":  # opens all of fairseq's checkpoints
         path = os.fsdecode(arguments[0])
         if os.path.isfile(path) or os.path.isdir(path):  # not a pipe
             with open_checkpoint(Path(path)) as state:  # checks its settings
                 refuse_incomplete(state)
-
-
-def _refuse_source(source: Any) -> None:
-    """Refuse the source that Python is about to compile unless it is a literal.
-
-    Python passes the text of ``eval`` as UTF-8 bytes; :func:`is_literal` refuses texts that declare
-    another encoding.
-    """
-    text = source.decode("utf-8", "replace") if type(source) is bytes else source
-    if type(text) is not str or not is_literal(text):
-        quoted = shortened(" ".join(str(text).split()))
-        raise UserError(
-            "a setting that fairseq evaluates is not a literal (numbers, words, lists of them), "
-            f"and would be run as code: {quoted!r}"
-        )

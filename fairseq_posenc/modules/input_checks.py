@@ -18,7 +18,7 @@ from fairseq_posenc.specs import Spec
 
 def select_state(shared: object, kind: int, spec: Spec, dims: Dims) -> Shared:
     """Select the state of a kind of layer; refuse one that another stack computed."""
-    if not isinstance(shared, tuple) or not all(isinstance(state, Shared) for state in shared):
+    if not (isinstance(shared, tuple) and shared and all(isinstance(x, Shared) for x in shared)):
         raise UserError(
             f"`shared` must be the second result of the stack's positions, not "
             f"{type(shared).__name__}: x, shared = positions(embeddings), then layer(x, shared)"

@@ -86,15 +86,22 @@ def refuse_unknown_settings(settings: DictConfig) -> None:
     if name not in ARCH_MODEL_REGISTRY:
         similar = suggest(name, ARCH_MODEL_REGISTRY)
         sys.exit(f"fairseq-posenc: error: model._name={name}: {similar}there is no such model")
-    if name not in MODEL_DATACLASS_REGISTRY:
-        parser = ArgumentParser()
-        ARCH_MODEL_REGISTRY[name].add_args(parser)
-        gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
-        known = {"_name", *vars(parser.parse_args([]))}
-        for key in map(str, settings):
-            if key not in known and "position_encoding" in known:  # a model of this package
-                fault = f"model.{key}: {suggest(key, known)}{name} has no such setting"
-                sys.exit(f"fairseq-posenc: error: {fault}")
+    known = list_settings(name)
+    for key in map(str, settings):
+        if known and key not in known:
+            fault = f"model.{key}: {suggest(key, known)}{name} has no such setting"
+            sys.exit(f"fairseq-posenc: error: {fault}")
+
+
+def list_settings(name: str | None) -> set[str]:
+    """List the settings of one of our models, by its architecture; empty for all others."""
+    if name not in ARCH_MODEL_REGISTRY or name in MODEL_DATACLASS_REGISTRY:
+        return set()
+    parser = ArgumentParser()
+    ARCH_MODEL_REGISTRY[name].add_args(parser)
+    gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
+    known = {"_name", *vars(parser.parse_args([]))}
+    return known if "position_encoding" in known else set()
 
 
 def resolve_positions(args: Any) -> PositionOptions:

@@ -189,11 +189,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
     """fairseq's decoder with chosen position encodings; our options are in ``cfg.position``."""
 
     def __init__(
-        self,
-        cfg: Any,
-        dictionary: Any,
-        embed_tokens: nn.Embedding,
-        no_encoder_attn: bool = False,
+        self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, no_encoder_attn: bool = False
     ) -> None:
         cfg = _assemble(cfg, "decoder")
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn)
@@ -222,8 +218,17 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         if full_context_alignment:
             raise UserError("full-context alignment is not supported: decoders see only the past")
         decoding = incremental_state is not None
-        if decoding:
-            self._check_step(prev_output_tokens, incremental_state)
+        if decoding:  # refuse a token whose predecessors have not been decoded
+            state: Any = incremental_state
+            layer: Any = self.layers[0]  # only to make a key that no other module uses
+            key = layer.self_attn._get_full_incremental_state_key("steps")
+            steps, tokens = state.get(key, 0), prev_output_tokens.size(1)
+            if tokens != steps + 1:
+                raise UserError(
+                    f"{tokens} tokens were given to decode after {steps}: with an incremental "
+                    "state, decode token by token, from the first"
+                )
+            state[key] = tokens  # the cache may have fewer keys, with a window
         shared = current_context()  # a caller's, of `at_positions`, or None
         if shared is None or decoding:
             shared = self.compute_shared(prev_output_tokens, decoding)
@@ -241,18 +246,6 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """Build no mask of pairs for fairseq: the direction of the layers replaces it."""
-
-    def _check_step(self, tokens: Tensor, state: Any) -> None:
-        """Refuse to decode a token whose predecessors have not been decoded."""
-        layer: Any = self.layers[0]  # only to make a key that no other module uses
-        key = layer.self_attn._get_full_incremental_state_key("steps")
-        steps = state.get(key, 0)  # counted here, because a window keeps fewer keys
-        if tokens.size(1) != steps + 1:
-            raise UserError(
-                f"{tokens.size(1)} tokens were given to decode after {steps}: with an incremental "
-                "state, decode token by token, from the first"
-            )
-        state[key] = tokens.size(1)
 
 
 def _assemble(cfg: Any, side: str) -> Any:

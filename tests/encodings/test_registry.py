@@ -67,7 +67,7 @@ def test_canonical_form(text, canonical):
         ("m4m(max_distance=many)", r"m4m\(max_distance=many\): expected a whole number"),
         ("m4m(scale_factor=big)", "expected a number"),
         ("m4m(per_head=1)", "write true or false"),
-        ("rope(layout=quarter)", "choose one of interleaved, half"),
+        ("rope(layout=hlaf)", r"did you mean half\? choose one of interleaved, half"),
         ("learned+sinusoidal", "learned and sinusoidal both act on the input; choose one"),
         ("none+learned", "none and learned both act on the input"),
         ("m4m+m4m", "m4m is named twice"),

@@ -217,7 +217,7 @@ def test_own_stands_for_the_positions_of_a_model(
         ("own(size=8),own", "rope,rope+window(size=4)", "no option 'size'"),
         ("own+rope", "rope", "rope is named twice"),
         ("own(scaling=yarn:4)", "rope(scaling=llama3:8)", "are scaled already, by llama3:8"),
-        ("own(scaling=yarn)", "rope", "KIND:F"),
+        ("own(scaling=yarnn)", "rope", r"^own\(scaling=yarnn\), in .* rope\(.*did you mean yarn\?"),
         ("own+owl", "rope", "unknown position encoding 'owl'"),
     ],
 )

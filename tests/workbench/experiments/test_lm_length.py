@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.experiments.length import hf_model
 from fairseq_posenc.workbench.experiments.length.hf_model import parse_models
 from fairseq_posenc.workbench.experiments.length.scoring import batch_windows, cut_windows
 from fairseq_posenc.workbench.results.record import read
-from tests.helpers.commands import kill_command, script
+from tests.helpers.commands import kill_command, refused, script
 from tests.helpers.hf_models import save_llama, save_tokenizer
 
 SENTENCE = "the cat sat on a mat and then the dog came in to see it . it ran away ."
@@ -148,22 +148,22 @@ def test_mistakes_are_one_line_and_no_model_is_scored_before(llama, measure, tmp
     path.write_text(json.dumps({**json.loads(path.read_text()), "decoder": {"type": "Fuse"}}))
     for wrong, message in ((tmp_path / "damaged", "damaged"), (f"{llama}@rotary", "'rotary'")):
         assert message in measure(f"a={llama}", f"b={wrong}", *SHORT, fails=True)
-    assert not list((tmp_path / "out").glob("a/*"))
     for models_, message in (
         ([f"a={tmp_path / 'blanks'}"], "reads its tokenizer wrongly"),
         ([f"a={llama}", f"b={other}"], "cut the text into other tokens"),
         ([f"a={tmp_path / 'model.pt'}"], "is not a folder of transformers; export a checkpoint"),
         ([f"a={tmp_path / 'empty'}"], "is not a folder of transformers"),
-        ([f"a={llama}@own(limit=3)"], "limit"),
+        ([f"a={llama}", f"b={llama}@own(bas=3)"], "no option 'bas'; did you mean base?"),
+        ([f"a={llama}", f"b={llama}@"], "cannot read position encoding ''"),
         ([f"a={llama}", "--windows", "22"], "would predict the same tokens"),
         ([f"a={llama}", "--stride", "9", "--windows", "2"], "windows of 8 tokens cannot predict"),
         ([f"a={llama}", f"a={llama}"], "'a': each value needs its own name"),
         ([f"../a={llama}"], "'../a': each value needs its own name, which a folder can have"),
     ):
         assert message in measure(*SHORT, *models_, fails=True)
+        assert not (tmp_path / "out").exists()
     assert "text.txt has only 80 tokens" in measure(f"a={llama}", "--lengths", 999, fails=True)
-    assert cli.main(["lm-length", f"a={llama}", *SHORT]) == 2
-    assert "required: --text" in capsys.readouterr().err
+    assert "required: --text" in refused(capsys, "lm-length", f"a={llama}", *SHORT)
 
 
 def test_only_one_model_at_a_time_is_in_memory(llama, measure, monkeypatch):
@@ -178,7 +178,7 @@ def test_only_one_model_at_a_time_is_in_memory(llama, measure, monkeypatch):
 
     monkeypatch.setattr(hf_model, "load", count_and_load)
     measure(f"own={llama}", f"none={llama}@none", *SHORT)
-    assert before == [0] * 2
+    assert before == [0] * 4
 
 
 def test_spread_windows_predict_the_same_tokens_at_every_length(llama, measure, tmp_path):
@@ -207,9 +207,8 @@ def test_spread_windows_predict_the_same_tokens_at_every_length(llama, measure, 
 def test_names_may_be_specs_and_paths_may_have_an_at(llama, tmp_path):
     odd = tmp_path / "a@b"
     shutil.copytree(llama, odd)
-    first, second = parse_models([f"rope(base=100)={odd}", f"near={odd}@alibi"])
-    assert first == ("rope(base=100)", odd, None)
-    assert second == ("near", odd, "alibi")
+    models_ = [f"rope(base=100)={odd}", f"near={odd}@alibi"]
+    assert parse_models(models_) == [("rope(base=100)", odd, None), ("near", odd, "alibi")]
 
 
 def test_a_finished_score_is_not_computed_again_and_another_request_is_refused(llama, measure):

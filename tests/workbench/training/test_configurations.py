@@ -209,6 +209,8 @@ def test_a_model_of_the_users_own_is_accepted():
         ("b_small", "distributed_training.distributed_world_size=3", "divided among 3 GPUs"),
         ("laptop", "distributed_training.distributed_world_size=2", "more than the GPUs that"),
         ("laptop", "model.position_encodin=rope", "did you mean position_encoding? Key"),
+        ("laptop", "max_update=3", "did you mean optimization.max_update? Key"),
+        ("laptop", "model.init_positions=true", "init_positions: Key 'init_positions' is not in"),
         ("laptop", "optimization.max_update=x", "the setting optimization.max_update: Value 'x'"),
         ("laptop", "optimization.lr=0.1", "optimization.lr is a list: write brackets"),
         ("laptop", "model.activation_fn=m4(b=2)", "\"model.activation_fn='m4(b=2)'\""),

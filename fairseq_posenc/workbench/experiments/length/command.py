@@ -72,21 +72,23 @@ def run(args: argparse.Namespace) -> int:
     models = hf_model.parse_models(args.models)
     raw = read_text(args.text)
     rows: list[Row] = []
-    tokens = None  # of the text, as the first model cuts it
+    texts: list[Tensor] = []  # the text's tokens, for each model
+    for named in models:  # a mistake in the last shows before the first is scored, and writes none
+        model = hf_model.load(named, dtype, args.lengths[-1])  # for the longest: sorted
+        texts.append(hf_model.tokenize_text(raw, named.path, model))
+        del model  # frees the memory for the next one
+        total = len(texts[-1]) - 1  # text[0] is the token with which texts begin
+        _check_length(total, args)
+        if not torch.equal(texts[-1][1:], texts[0][1:]):
+            raise UserError(
+                f"{models[0].name} and {named.name} cut the text into other tokens, so their "
+                "perplexities by token cannot be compared: score them one by one"
+            )
     with lock_folder(args.out):
         if args.windows and args.windows < LEAST_SEEDS:  # windows replace seeds
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
-        for named in models:
-            model = hf_model.load(named, dtype, args.lengths[-1])  # for the longest: sorted
-            text = hf_model.tokenize_text(raw, named.path, model)
-            total = len(text) - 1  # text[0] is the token with which texts begin
-            _check_length(total, args)
-            if tokens is not None and not torch.equal(text[1:], tokens):
-                raise UserError(
-                    f"{models[0].name} and {named.name} cut the text into other tokens, so their "
-                    "perplexities by token cannot be compared: score them one by one"
-                )
-            tokens = text[1:]
+        for named, text in zip(models, texts):
+            model = hf_model.load(named, dtype, args.lengths[-1])
             facts = {
                 "model": named.name,
                 "checkpoint": str(named.path),

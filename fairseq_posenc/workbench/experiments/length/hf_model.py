@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.folders import check_folder, check_ids, load_model, load_tokenizer
-from fairseq_posenc.hf.own_positions import names_own, read_trained_length
-from fairseq_posenc.specs import parse
+from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.workbench.running.devices import place
 from fairseq_posenc.workbench.running.options import parse_named
 
@@ -33,16 +32,14 @@ class NamedModel(NamedTuple):
 def parse_models(texts: Sequence[str]) -> list[NamedModel]:
     """Parse ``NAME=FOLDER[@SPEC]``, and look at each folder.
 
-    A model is opened only when those before it have been scored, so mistakes are found here.
-
     Raises:
         UserError: an argument is malformed, a name occurs twice, or a folder cannot be used.
     """
     models = []
     for name, value in parse_named(texts, "NAME=FOLDER[@SPEC]").items():
-        path, _, spec = value.rpartition("@")
-        if not path or Path(value).exists():  # there is no spec; a path may contain "@"
-            path, spec = value, ""
+        path, at, spec = value.rpartition("@")
+        if not at or Path(value).exists():  # there is no spec; a path may contain "@"
+            path = value
         folder = Path(path)
         if not (folder / "config.json").is_file():
             raise UserError(
@@ -50,9 +47,7 @@ def parse_models(texts: Sequence[str]) -> list[NamedModel]:
                 "or use fairseq-eval-lm --context-window"
             )
         check_folder(folder)  # refuses code, links and files elsewhere, and damaged files
-        if spec and not names_own(spec):  # `own` means the model's positions, unknown here
-            parse(spec)
-        models.append(NamedModel(name, folder, spec or None))
+        models.append(NamedModel(name, folder, None if path == value else spec))
     return models
 
 
