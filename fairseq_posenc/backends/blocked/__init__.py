@@ -16,7 +16,7 @@ from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall
 from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
 from fairseq_posenc.backends.blocked.geometry import find_near, split
-from fairseq_posenc.backends.blocked.operands import hides_by_distance_and_key, lay_out
+from fairseq_posenc.backends.blocked.operands import lay_out
 from fairseq_posenc.backends.forward_cache import is_saving_hooked
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import (
@@ -89,18 +89,23 @@ def expand_terms(call: AttentionCall) -> AttentionCall:
 
 def _attend_blocks(call: AttentionCall) -> Tensor:
     call = expand_terms(call)
+    near = find_near(call.terms, call.key.size(2))
     operands = lay_out(call)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     # Under hooks on saved tensors no block is saved: hooks would not see that a graph is dropped,
     # or would offload each block alone.
-    saves = learns and _count_saved_bytes(call) <= SAVED_BYTES and not is_saving_hooked()
+    saves = (
+        learns
+        and _count_saved_bytes(call, near is not None) <= SAVED_BYTES
+        and not is_saving_hooked()
+    )
     # Fixed biases may make weights denormal, which `flushes` turns into 0; trained ones do not.
     terms, bias = call.terms, call.terms.bias
     is_fixed = bias is not None and not bias.table.requires_grad  # a bias by distance
     work = Computation(
-        split(call),
+        split(call, near),
         call.key.size(2),
-        None if hides_by_distance_and_key(call.mask) else call.mask._replace(cache=None),
+        call.mask._replace(cache=None) if call.mask.hides_any else None,
         product=terms.product,
         softcap=terms.softcap,
         flushes=is_fixed or terms.has(NumbersByPair, Decay),
@@ -117,13 +122,14 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     return attended.type_as(call.query)
 
 
-def _count_saved_bytes(call: AttentionCall) -> int:
+def _count_saved_bytes(call: AttentionCall, has_far: bool) -> int:
     """Count what the graphs of all blocks would save for pairs, operation by operation.
 
-    Hidden pairs count: a call with a window saves blocks only where one without does.
+    Few pairs are near where others are far. Hidden pairs count: a call with a window saves blocks
+    only where one without does.
     """
     terms, temperature = call.terms, call.temperature()
-    multiplies = terms.product and find_near(terms, call.key.size(2)) is None  # no pair is far
+    multiplies = terms.product and not has_far
     factors = sum(terms.rows(of) is not None for of in ("query", "key")) if multiplies else 0
     numbers = 1  # of each pair: the weight
     numbers += 1 + factors if factors else int(terms.gain is not None)  # content and factors

@@ -15,6 +15,7 @@ tokens, queries or keys, in tiles of N.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,39 +29,60 @@ FEW_TOKENS = 128
 
 
 def multiply_rows(
-    x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool, onto: Tensor | None = None
+    x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool, in_tiles: bool = False
 ) -> Tensor:
-    """Multiply tokens with the table rows of their pairs: q_i.Q_r or k_j.K_r.
+    """Multiply tokens with the table rows of their pairs, q_i.Q_r or k_j.K_r: ``(k, h, M, W)``.
 
     Args:
         x: ``(k, h, n, D)``.
         rows: ``(G, M + W - 1, D)``, or distinct ones ``(G, U, D)``.
         index: which of the distinct rows each distance has, ``(M + W - 1,)``.
         of_keys: whether the tokens are keys.
-        onto: ``(k, h, M, W)``, to which the numbers are added in place; None for no such tensor.
-
-    Returns:
-        The numbers of all pairs, ``(k, h, M, W)``; with a single row, one number for each token,
-        ``(k, h, M, 1)`` or ``(k, h, 1, W)``.
+        in_tiles: whether the result may be a view, ``(k, h, tiles, N, W)``.
     """
     pairs: Tensor
-    if index is None and rows.size(1) > 1:  # no index: each distance has its row
-        # In a tile of N, each token is multiplied with N - 1 rows that it does not need: small
-        # tiles waste little; but tiles that are too small make slow matrix products.
-        tokens = x.size(2)
-        missing = -tokens % (MAX_TILE if tokens >= FEW_TOKENS else MIN_TILE)
-        if missing:
-            x, rows = (F.pad(y, (0, 0, 0, missing)) for y in (x, rows))
-        direct = None if missing or of_keys else onto  # pairs of keys are faster with a copy
-        pairs = Band.apply(x, rows, of_keys, direct)
-        pairs = pairs.narrow(3 if of_keys else 2, 0, tokens) if missing else pairs
-        return pairs if onto is None or direct is not None else onto.add_(pairs)
-    if of_keys:
-        products = rows.expand(*x.shape[:2], *rows.shape[1:]) @ x.mT  # [k, h, U, W]
-    else:
-        products = x @ (rows[0] if len(rows) == 1 else rows).mT  # [k, h, M, U]
-    pairs = products if index is None else Spread.apply(products, index, of_keys)
-    return pairs if onto is None else onto.add_(pairs)
+    if index is not None:
+        factor = rows[0] if len(rows) == 1 else rows  # one product for all heads
+        products = rows @ x.mT if of_keys else x @ factor.mT  # [k, h, U, W] or [k, h, M, U]
+        pairs = Spread.apply(products, index, of_keys)
+        return pairs
+    # In a tile of N, each token is multiplied with N - 1 rows that it does not need: small tiles
+    # waste little; but tiles that are too small make slow matrix products.
+    tokens = x.size(2)
+    missing = -tokens % (MAX_TILE if tokens >= FEW_TOKENS else MIN_TILE)
+    if missing:
+        x, rows = (F.pad(y, (0, 0, 0, missing)) for y in (x, rows))
+    pairs = Band.apply(x, rows, of_keys)
+    pairs = pairs if of_keys or (in_tiles and not missing) else pairs.flatten(2, 3)
+    return pairs.narrow(3 if of_keys else 2, 0, tokens) if missing else pairs
+
+
+def add_rows(
+    scores: Tensor,
+    x: Tensor,
+    rows: Tensor,
+    index: Tensor | None,
+    of_keys: bool,
+    widths: tuple[int, int, int],
+) -> Tensor:
+    """Add q_i.Q_r or k_j.K_r to scores ``(k, h, M, W)``, in place.
+
+    Args:
+        scores: of the pairs with keys before near ones, with these, and with those after them.
+        x: queries ``(k, h, M, D)``, or keys ``(k, h, W, D)``.
+        rows: of the distances of near keys; pairs with keys before them have the first row, pairs
+            with keys after them the last one.
+        index: see :func:`multiply_rows`.
+        of_keys: whether ``x`` are keys.
+        widths: the numbers of keys before, near and after.
+    """
+    before, near, after = x.split(widths, 2) if of_keys else (x, x, x)
+    pairs = multiply_rows(near, rows, index, of_keys, in_tiles=True)
+    if widths[1] == scores.size(3):
+        return AddParts.apply(scores, widths[1:2], pairs)
+    ends = before @ rows[:, :1].mT, after @ rows[:, -1:].mT  # a number for each token
+    first, last = (numbers.mT if of_keys else numbers for numbers in ends)
+    return AddParts.apply(scores, widths, first, pairs, last)
 
 
 def sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
@@ -81,7 +103,23 @@ def sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
 
 def view_by_distance(numbers: Tensor, queries: int) -> Tensor:
     """View numbers by distance, ``(G, M + W - 1)``, as those of pairs, ``(G, M, W)``."""
-    return numbers.unfold(1, numbers.size(1) - queries + 1, 1)
+    pairs: Tensor = ByDistance.apply(numbers, queries)
+    return pairs
+
+
+class ByDistance(torch.autograd.Function):
+    """:func:`view_by_distance`, whose gradient takes autograd longer than a matrix product."""
+
+    @staticmethod
+    def forward(ctx: Any, numbers: Tensor, queries: int) -> Tensor:
+        """View ``(G, M + W - 1)`` as ``(G, M, W)``."""
+        return numbers.unfold(1, numbers.size(1) - queries + 1, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Sum within tiles of queries first: skewed at once, the whole would be mostly zeros."""
+        tiles = grad.unflatten(1, (-1, _tile_size(grad.size(1))))
+        return _sum_skewed(_sum_skewed(tiles, 1), tiles.size(2)), None
 
 
 class Band(torch.autograd.Function):
@@ -92,19 +130,17 @@ class Band(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, of_keys: bool, onto: Tensor | None) -> Tensor:
-        """Multiply ``(k, h, n, D)`` and ``(G, M + W - 1, D)``; see :func:`multiply_rows`."""
+    def forward(ctx: Any, x: Tensor, rows: Tensor, of_keys: bool) -> Tensor:
+        """Multiply ``(k, h, n, D)`` and ``(G, M + W - 1, D)``.
+
+        Returns:
+            The pairs of queries in tiles, ``(k, h, tiles, N, W)``, or of keys, ``(k, h, M, W)``.
+        """
         ctx.save_for_backward(x, rows)
-        ctx.of_keys, ctx.adds = of_keys, onto is not None
+        ctx.of_keys = of_keys
         tiles = _unskew(_tile(x, rows) @ _window(rows, x.size(2)).mT, x.shape)
-        if onto is not None:
-            ctx.mark_dirty(onto)
-            onto.view(tiles.shape).add_(tiles)
-            return onto
         if not of_keys:
-            pairs = x.new_empty(*x.shape[:3], tiles.size(4))
-            pairs.view(tiles.shape).copy_(tiles)
-            return pairs
+            return tiles
         pairs = x.new_empty(*x.shape[:2], tiles.size(4), x.size(2))
         by_token = tiles.permute(2, 3, 0, 1, 4).reshape(x.size(2), -1)  # [n, k * h * others]
         pairs.view(-1, x.size(2)).copy_(by_token.t())
@@ -112,7 +148,7 @@ class Band(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the gradients of tokens and rows; that of ``onto`` is the result's."""
+        """Compute the gradients of tokens and rows."""
         x, rows = ctx.saved_tensors
         tiles, window = _tile(x, rows), _window(rows, x.size(2))
         skewed = grad.new_empty(*tiles.shape[:3], window.size(2))
@@ -120,7 +156,6 @@ class Band(torch.autograd.Function):
         size = pairs.size(3)
         # Zeros are where a tile's rows are not those of a token: up to N - 1 on either side.
         skewed[..., : size - 1], skewed[..., pairs.size(4) :] = 0, 0
-        total = grad if ctx.adds else None
         if ctx.of_keys:
             by_token = grad.reshape(-1, x.size(2)).t().contiguous()  # [n, k * h * others]
             grad = by_token.view(*pairs.shape[2:4], *pairs.shape[:2], -1).permute(2, 3, 0, 1, 4)
@@ -130,7 +165,7 @@ class Band(torch.autograd.Function):
         by_tile = skewed.mT @ tiles  # [G, tiles, N + others - 1, D]
         for index in range(by_tile.size(1)):  # one by one, since neighbouring tiles share rows
             rows_grad[:, index * size : index * size + by_tile.size(2)] += by_tile[:, index]
-        return x_grad.transpose(1, 2).reshape(x.shape), rows_grad, None, total
+        return x_grad.transpose(1, 2).reshape(x.shape), rows_grad, None
 
 
 class Spread(torch.autograd.Function):
@@ -158,35 +193,31 @@ class Spread(torch.autograd.Function):
         return sums.scatter_add_(ctx.dim, _view_index(index, ctx.shape, ctx.dim), grad), None, None
 
 
-class JoinProducts(torch.autograd.Function):
-    """Puts the products of queries and far keys next to the scores of near ones, without a copy."""
+class AddParts(torch.autograd.Function):
+    """Adds numbers to parts of scores, in place; autograd would copy the gradient of a part."""
 
     @staticmethod
-    def forward(ctx: Any, near: Tensor, *far: Tensor) -> Tensor:
-        """Join the pairs with keys before, near and after, ``(k, h, M, W)`` all together.
-
-        ``far`` are queries and keys of the pairs before, then of the pairs after.
-        """
-        ctx.save_for_backward(*far)
-        before_query, before_key, after_query, after_key = far
-        ctx.widths = before_key.size(2), near.size(3), after_key.size(2)
-        joined = near.new_empty(*near.shape[:3], sum(ctx.widths))
-        before, middle, after = joined.split(ctx.widths, 3)
-        middle.copy_(near)
-        for part, query, key in (
-            (before, before_query, before_key),
-            (after, after_query, after_key),
-        ):
-            part.flatten(0, 1).baddbmm_(query.flatten(0, 1), key.flatten(0, 1).mT, beta=0)  # = q k
-        return joined
+    def forward(ctx: Any, scores: Tensor, widths: Sequence[int], *parts: Tensor) -> Tensor:
+        """Add to ``(k, h, M, W)`` what broadcasts to ``(k, h, M, w)`` of each width w, or tiles."""
+        ctx.mark_dirty(scores)
+        ctx.widths, ctx.shapes = widths, [x.shape for x in parts]
+        for of_part, numbers in zip(AddParts.split(ctx, scores), parts):
+            of_part.add_(numbers)
+        return scores
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        """Compute the gradients of the near pairs, and of both far queries and keys."""
-        before_query, before_key, after_query, after_key = ctx.saved_tensors
-        before, near, after = grad.split(ctx.widths, 3)
-        of_before = before @ before_key, (before_query.mT @ before).mT
-        return near, *of_before, after @ after_key, (after_query.mT @ after).mT
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Sum the gradients of each part; that of the scores is the result's."""
+        of_parts = zip(AddParts.split(ctx, grad), ctx.shapes)
+        return grad, None, *(x.sum_to_size(shape) for x, shape in of_parts)
+
+    @staticmethod
+    def split(ctx: Any, x: Tensor) -> list[Tensor]:
+        """View the parts of ``(k, h, M, W)``, in tiles where the numbers are."""
+        return [
+            part.unflatten(2, shape[2:4]) if len(shape) == 5 else part
+            for part, shape in zip(x.split(ctx.widths, 3), ctx.shapes)
+        ]
 
 
 class Multiply(torch.autograd.Function):
@@ -208,6 +239,13 @@ class Multiply(torch.autograd.Function):
             return grad * factors[0], by_content
         first, second = factors
         return (grad * first).mul_(second), by_content * second, by_content.mul_(first)
+
+
+def _sum_skewed(x: Tensor, step: int) -> Tensor:
+    """Sum the n rows of ``(..., n, W)``, each ``step`` columns right of the one before."""
+    rows, width = x.size(-2), x.size(-1) + (x.size(-2) - 1) * step
+    skewed = F.pad(x, (0, rows * step)).flatten(-2)[..., : rows * width]
+    return skewed.unflatten(-1, (rows, width)).sum(-2)
 
 
 def _view_index(index: Tensor, shape: torch.Size, dim: int) -> Tensor:

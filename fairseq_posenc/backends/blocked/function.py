@@ -9,7 +9,7 @@ Shapes: k sentences and h heads of a block, M queries, W keys, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +19,20 @@ from torch import Tensor
 from fairseq_posenc.backends import equation
 from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked.bands import (
-    JoinProducts,
     Multiply,
+    add_rows,
     multiply_rows,
     sum_rows,
     view_by_distance,
 )
 from fairseq_posenc.backends.blocked.dropout import Weigh
 from fairseq_posenc.backends.blocked.geometry import Block
-from fairseq_posenc.backends.blocked.operands import HIDDEN, Operands
+from fairseq_posenc.backends.blocked.operands import Operands
 from fairseq_posenc.backends.forward_cache import copy_if_kept
 from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.mask import Mask
+
+HIDDEN = -1e38  # the score of a hidden pair, below any other, and finite: all keys may be hidden
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Computation:
     Attributes:
         blocks: they cover all queries.
         src_len: the number of keys of the call.
-        mask: hides pairs that the operands do not hide; None if they hide all.
+        mask: the keys that queries may see; None for all.
         product: whether content and rows are multiplied, not added.
         softcap: the limit of the scores.
         flushes: whether weights may be denormal numbers, which become 0.
@@ -57,80 +59,121 @@ class Computation:
     dropout: float
     saves: bool
 
-    def attend(self, x: Operands, block: Block, sums: Tensor | None = None) -> Tensor:
+    def list_blocks(
+        self, device: torch.device, are_saved: bool = False
+    ) -> Iterator[tuple[Block, Tensor | None]]:
+        """Yield each block with its hidden pairs, ``(k or 1, 1, M, W)``; None for none needed."""
+        mask, place, hidden = None if are_saved else self.mask, None, None
+        for block in self.blocks:
+            if mask is not None and place != (block.sentences, block.queries):
+                place = block.sentences, block.queries  # the next blocks differ in heads alone
+                of_sentences = mask.select_sentences(block.sentences)
+                hidden = of_sentences.hides(*block.list_places(self.src_len, device))[:, None]
+            yield block, hidden
+
+    def attend(
+        self,
+        call: Operands,
+        block: Block,
+        hidden: Tensor | None,
+        records: bool,
+        sums: Tensor | None = None,
+    ) -> tuple[Operands, Tensor]:
         """Compute the sums of values of a block, ``(k, h, M, D)``, not divided by the keep rate.
 
         Args:
-            x: the tensors of the block, each described at its field.
+            call: the tensors of the call.
             block: its places in the call.
+            hidden: the pairs that are hidden; see :meth:`list_blocks`.
+            records: whether autograd records a graph of the block alone, from its own tensors on.
             sums: the result, if it is known and only its graph is needed.
-        """
-        content, rows = self._multiply_tokens(x)
-        # Without a scale, which queries or rows have; in place, as nothing else reads the content.
-        scores = equation.score(
-            content,
-            rows,
-            product=self.product and bool(rows),
-            gain=None if x.gain is None else view_by_distance(x.gain, x.query.size(2)),
-            biases=[] if x.bias is None else [view_by_distance(x.bias, x.query.size(2))],
-            add=Tensor.add_,
-            multiply=_multiply,
-        )
-        if x.first_at is not None and x.first_query is not None and x.first_key is not None:
-            query_at, key_at = block.list_places(self.src_len, scores.device)
-            first_at = x.first_at[:, None, None, None]
-            scores = torch.where(first_at == key_at, x.first_key, scores)
-            scores = torch.where(first_at == query_at, x.first_query, scores)
-        scores = equation.score(
-            scores,
-            biases=self._list_biases(x, block),
-            temperature=x.temperature,
-            softcap=self.softcap,
-            add=Tensor.add_,
-        )
-        if x.hidden is not None:
-            scores = scores.add_(view_by_distance(x.hidden, scores.size(2)))
-        if x.padding is not None:
-            scores = scores.add_(x.padding[:, :, None])
-        if self.mask is not None:
-            query_at, key_at = block.list_places(self.src_len, scores.device)
-            hidden = self.mask.select_sentences(block.sentences).hides(query_at, key_at)
-            scores = scores.masked_fill_(hidden[:, None], HIDDEN)
-        if x.sink is not None:
-            scores = torch.cat([scores, x.sink.expand(*scores.shape[:3], 1)], -1)
-        known = sums if x.value_rows is None else None  # else they include sums of rows
-        attended, kept = Weigh.apply(  # softmax, dropout, sums of values; the weights that are kept
-            scores, self.flushes, self.dropout, x.query_seeds, x.key_seeds, known, x.value
-        )
-        if x.value_rows is not None:
-            attended = attended + sum_rows(kept, x.value_rows, x.value_index)
-        return attended
-
-    def _multiply_tokens(self, x: Operands) -> tuple[Tensor, list[Tensor]]:
-        """Multiply queries with keys, and both with the rows of their pairs.
 
         Returns:
-            The content q_i.k_j, which the caller may overwrite, and the products with rows; none
-            if the content includes them, as with far keys, or where they are added in place.
+            The tensors of the block, which are the leaves of its graph, and the sums.
         """
-        content, products = copy_if_kept(x.query @ x.key.mT), []
-        onto = None if self.product or x.gain is not None else content  # a gain is of content only
-        if x.query_rows is not None:
-            products.append(multiply_rows(x.query, x.query_rows, x.query_index, False, onto))
-        if x.key_rows is not None:
-            products.append(multiply_rows(x.key, x.key_rows, x.key_index, True, onto))  # of_keys
-        products = products if onto is None else []  # else the content includes them
-        if x.before_key is None:  # no keys are far: see `Operands`
-            return content, products
-        scores = equation.score(
-            content, products, product=self.product, add=Tensor.add_, multiply=_multiply
+        x = call.select(block, call)
+        if records:
+            leaves = (
+                None
+                if y is None or whole is None
+                else y.detach().requires_grad_(whole.requires_grad)
+                for y, whole in zip(x, call)
+            )
+            x = Operands._make(leaves)
+        with torch.set_grad_enabled(records):
+            scores = equation.score(
+                self._multiply_tokens(x, block),
+                biases=self._list_biases(x, block),
+                temperature=x.temperature,
+                softcap=self.softcap,
+                add=Tensor.add_,
+            )
+            if hidden is not None:  # not recorded: hidden pairs have no weight, so no gradient
+                scores.detach().masked_fill_(hidden, HIDDEN)
+            if x.sink is not None:
+                scores = torch.cat([scores, x.sink.expand(*scores.shape[:3], 1)], -1)
+            known = sums if x.value_rows is None else None  # else they include sums of rows
+            attended, kept = (
+                Weigh.apply(  # softmax, dropout, sums of values; the weights that are kept
+                    scores, self.flushes, self.dropout, x.query_seeds, x.key_seeds, known, x.value
+                )
+            )
+            if x.value_rows is not None:
+                attended = attended + sum_rows(kept, x.value_rows, x.value_index)
+            return x, attended
+
+    def _multiply_tokens(self, x: Operands, block: Block) -> Tensor:
+        """Combine the content q_i.k_j, its gain and the products with rows: ``(k, h, M, W)``.
+
+        Queries, or the rows of one table, are scaled already.
+        """
+        if not self.product and x.first_query is None:
+            scores = copy_if_kept(x.query @ x.key.mT)
+            if x.gain is not None:  # of the content alone
+                scores = scores * view_by_distance(x.gain, x.query.size(2))
+            if x.query_rows is not None:
+                of_query = x.query, x.query_rows, x.query_index, False
+                scores = add_rows(scores, *of_query, block.widths)
+            if x.key_rows is not None:
+                scores = add_rows(scores, x.key, x.key_rows, x.key_index, True, block.widths)
+            return scores
+        ends = slice(1), None, slice(-1, None)  # the first row and the last one are far keys'
+        parts = [
+            self._multiply_near(x, key) if end is None else _multiply_far(x, key, end)
+            for key, end in zip(x.key.split(block.widths, 2), ends)
+            if key.size(2)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def _multiply_near(self, x: Operands, key: Tensor) -> Tensor:
+        """Multiply all parts of near pairs, or add them where some have the rows of a reset."""
+        products = []
+        for tokens, rows, index, reset in (
+            (x.query, x.query_rows, x.query_index, x.query_reset),
+            (key, x.key_rows, x.key_index, x.key_reset),
+        ):
+            if rows is None:
+                continue
+            pairs = multiply_rows(tokens, rows, index, of_keys=tokens is key)
+            if reset is not None:
+                numbers = (tokens @ reset.mT).unbind(-1)  # two of each token, [k, h, M or W]
+                dim = -2 if tokens is key else -1
+                pairs = _insert_reset(x, pairs, *(y.unsqueeze(dim) for y in numbers))
+            products.append(pairs)
+        return equation.score(
+            copy_if_kept(x.query @ key.mT),
+            products,
+            product=self.product and bool(products),
+            gain=None if x.gain is None else _view_numbers(x, x.gain, x.gain_reset),
+            add=Tensor.add_,
+            multiply=Multiply.apply,
         )
-        far = x.before_query, x.before_key, x.after_query, x.after_key
-        return JoinProducts.apply(scores, *far), []
 
     def _list_biases(self, x: Operands, block: Block) -> list[Tensor]:
-        """List what is added to the scaled scores, but the bias by distance."""
-        biases = [] if x.pair_bias is None else [x.pair_bias]
+        """List what is added to the scaled scores."""
+        biases = [] if x.bias is None else [_view_numbers(x, x.bias, x.bias_reset)]
+        if x.pair_bias is not None:
+            biases.append(x.pair_bias)
         if x.state_rows is not None and x.states is not None:
             biases.append(multiply_rows(x.states, x.state_rows, x.state_index, of_keys=False))
         if x.query_decay is not None and x.key_decay is not None:
@@ -155,13 +198,11 @@ class Blocks(torch.autograd.Function):
         sums = call.value.new_empty(queries, batch, heads, call.value.size(3))
         sums = sums.permute(1, 2, 0, 3)  # [B, H, T, D]
         ctx.graphs = []
-        for block in work.blocks:
+        for block, hidden in work.list_blocks(sums.device):
+            graph = work.attend(call, block, hidden, records=work.saves)
             if work.saves:
-                ctx.graphs.append(_record(work, call, block))
-                attended = ctx.graphs[-1][1]
-            else:
-                attended = work.attend(call.select(block, call), block)
-            block.select(sums, "BHTD").copy_(attended.detach())  # a view of the block's part
+                ctx.graphs.append(graph)
+            block.select(sums, "BHTD").copy_(graph[1].detach())  # a view of the block's part
         ctx.work = work
         ctx.save_for_backward(sums, *tensors)
         return sums
@@ -175,41 +216,28 @@ class Blocks(torch.autograd.Function):
         call = Operands._make(tensors)
         learns = [x is not None and x.requires_grad for x in tensors]
         totals = [torch.zeros_like(x) if y else None for x, y in zip(tensors, learns)]
-        key_fields = [call._fields.index(x) for x in ("key", "value", "before_key", "after_key")]
-        for index in key_fields:  # transposed: the products for them are faster
-            if learns[index]:
-                x = tensors[index].mT
-                totals[index] = torch.zeros_like(x, memory_format=torch.contiguous_format).mT
+        of_keys = {}  # by index, transposed: the products for them are faster
+        for index, name in enumerate(call._fields):
+            if name in ("key", "value") and learns[index]:
+                of_keys[index] = tensors[index].new_zeros(tensors[index].mT.shape)
+                totals[index] = of_keys[index].mT
         graphs, ctx.graphs = ctx.graphs[::-1], []  # a second backward pass computes them again
-        for block in work.blocks:
+        for block, hidden in work.list_blocks(grad.device, are_saved=bool(graphs)):
             with no_autocast(grad.device):
                 if graphs:
                     leaves, attended = graphs.pop()
                 else:
                     known = block.select(sums, "BHTD")
-                    leaves, attended = _record(work, call, block, known)
+                    leaves, attended = work.attend(call, block, hidden, True, known)
                 learnt = [leaf for leaf, y in zip(leaves, learns) if y]  # in the order of `totals`
                 grads = iter(torch.autograd.grad(attended, learnt, block.select(grad, "BHTD")))
             del attended, leaves, learnt  # their memory is needed
             for total in call.select(block, totals):
                 if total is not None:
                     total += next(grads)  # in place: these are views of the totals
-        for index in key_fields:
-            total = totals[index]
-            totals[index] = None if total is None else _transpose(total.mT)
+        for index, total in of_keys.items():
+            totals[index] = _transpose(total)
         return None, *totals
-
-
-def _record(
-    work: Computation, call: Operands, block: Block, sums: Tensor | None = None
-) -> tuple[list[Tensor | None], Tensor]:
-    """Compute a block with a graph of its own; also return the leaves of the graph."""
-    leaves = [
-        None if x is None or whole is None else x.detach().requires_grad_(whole.requires_grad)
-        for x, whole in zip(call.select(block, call), call)
-    ]
-    with torch.enable_grad():
-        return leaves, work.attend(Operands._make(leaves), block, sums)
 
 
 def _transpose(x: Tensor) -> Tensor:
@@ -223,7 +251,27 @@ def _transpose(x: Tensor) -> Tensor:
     return out.unflatten(2, (x.size(1), -1)).transpose(1, 2)  # [B, H, n, D]
 
 
-def _multiply(content: Tensor, *factors: Tensor) -> Tensor:
-    """Multiply content and products with rows, which may be the same for all keys or queries."""
-    product: Tensor = Multiply.apply(content, *(x.expand_as(content) for x in factors))
-    return product
+def _multiply_far(x: Operands, key: Tensor, end: slice) -> Tensor:
+    """Multiply the parts of pairs that share a row of each table, at the end of its rows.
+
+    (q.k) (q.Q) (k.K) is the dot product of (q.Q) q and (k.K) k.
+    """
+    query = x.query
+    if x.query_rows is not None:
+        query = query * (query @ x.query_rows[:, end].mT)
+    if x.key_rows is not None:
+        key = key * (key @ x.key_rows[:, end].mT)
+    return query @ key.mT
+
+
+def _view_numbers(x: Operands, numbers: Tensor, reset: Tensor | None) -> Tensor:
+    """View numbers by distance as those of pairs, ``(G, M, W)``, or ``(k, G, M, W)`` if reset."""
+    pairs = view_by_distance(numbers, x.query.size(2))
+    return pairs if reset is None else _insert_reset(x, pairs, *reset[..., None, None].unbind(1))
+
+
+def _insert_reset(x: Operands, pairs: Tensor, of_query: Tensor, of_key: Tensor) -> Tensor:
+    """Replace the numbers of the first token's pairs, as the query, and as the key."""
+    assert x.first_query is not None
+    assert x.first_key is not None
+    return torch.where(x.first_query, of_query, torch.where(x.first_key, of_key, pairs))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
 MIN_QUERIES = 64  # the fewest queries of a block where a window or segments hide most keys
 KEYS_PER_QUERY = 8  # there, a block has a query for every 8 keys that a query sees on average
 FEW_QUERIES = 256  # the most queries of a block where a direction hides keys: fewer hide more
-NEAR_QUERIES = 128  # the maximum in a block where products with far rows are part of the content
+NEAR_QUERIES = 256  # the most queries where many keys are far: fewer have fewer near keys
 MAX_NEAR = 0.75  # the largest share of all keys that are near ones
 
 # The first and the last key that each of T queries sees.
@@ -59,9 +60,6 @@ class Block:
         return {
             **{"B": self.sentences, "H": self.heads, "T": self.queries, "S": self.keys},
             "R": slice(first + self.keys.start, last + self.keys.stop),
-            "b": slice(self.keys.start, self.near.start),
-            "n": self.near,
-            "a": slice(self.near.stop, self.keys.stop),
             "r": slice(first + self.near.start, last + self.near.stop),
         }
 
@@ -71,28 +69,28 @@ class Block:
         keys = torch.arange(self.keys.start, self.keys.stop, device=device)
         return src_len - 1 - queries[:, None], keys[None]
 
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """The numbers of keys before near ones, of these, and after them."""
+        begin, end = self.near.start, self.near.stop
+        return begin - self.keys.start, end - begin, self.keys.stop - end
+
     def select(self, x: Tensor, axes: str) -> Tensor:
         """Select this block of a tensor, as a view.
 
         Args:
             x: the tensor; a dimension of size 1 is kept whole, as it is for all.
-            axes: a letter for each dimension: B, H, T and S as above, R distances; n near keys, r
-                the distances of these, b and a keys before and after them; others are taken whole.
+            axes: a letter for each dimension: B, H, T and S as above, R distances, r those of near
+                keys; others are taken whole.
         """
         places = (self._places.get(axis, slice(None)) for axis in axes)
         return x[tuple(y if n > 1 else slice(None) for y, n in zip(places, x.shape))]
 
 
-def list_distances(tgt_len: int, src_len: int, device: torch.device) -> Tensor:
-    """List the distances of queries and keys, ``(R,)``, in the order of table rows."""
-    return torch.arange(tgt_len + src_len - 1, device=device) - (src_len - 1)
-
-
-def split(call: AttentionCall) -> list[Block]:
-    """List the blocks that hold all visible pairs of a call."""
+def split(call: AttentionCall, near: tuple[int, int] | None = None) -> list[Block]:
+    """List the blocks that hold all visible pairs of a call; ``near`` is of :func:`find_near`."""
     batch, heads, tgt_len, _ = call.query.shape
     src_len, device, mask = call.key.size(2), call.query.device, call.mask
-    near = find_near(call.terms, src_len)
     # A block has one sentence if heads have tables of their own (`bands._unskew`).
     per_head = any(term.per_head for term in call.terms if isinstance(term, ByDistance))
     # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs work
@@ -114,11 +112,10 @@ def split(call: AttentionCall) -> list[Block]:
         widest = max(keys.stop - keys.start for _, keys, _ in places)
         fitting = max(pairs // (min(size, tgt_len) * widest), 1)  # heads of all sentences together
         sentences = 1 if per_head else max(fitting // heads, 1)
-        for b in range(begin, end, sentences):
+        for b, place in product(range(begin, end, sentences), places):
             of_sentences = slice(b, min(b + sentences, end))
             for h in range(0, heads, fitting):
-                of_heads = slice(h, min(h + fitting, heads))
-                blocks += [Block(of_sentences, of_heads, *place) for place in places]
+                blocks.append(Block(of_sentences, slice(h, min(h + fitting, heads)), *place))
     return blocks
 
 
@@ -135,7 +132,7 @@ def _choose_queries(ranges: Ranges, mask: Mask, most: int) -> int:
 def find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
     """Find the distances between which tables have different rows, if there are many others.
 
-    Products with far rows are part of the content only if every table has shared rows.
+    Far pairs must share a row in every table.
 
     Returns:
         The first distance of the second row, and that of the last row, of all tables together.
@@ -146,7 +143,7 @@ def find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
     if not starts or whole or terms.gain is not None or terms.first is not None:
         return None
     low, high = min(x[0] for x in starts), max(x[-1] for x in starts)
-    return (low, high) if high - low + MAX_QUERIES <= MAX_NEAR * src_len else None
+    return (low, high) if high - low + NEAR_QUERIES <= MAX_NEAR * src_len else None
 
 
 def _find_near_keys(
@@ -155,8 +152,9 @@ def _find_near_keys(
     """Find the keys beyond which all distances share a row, on either side; at least one."""
     if near is None:
         return keys
-    # Key j is at i' + j - (S - 1) from query i': far from all before `low`, or from `high` on.
-    low, high = near[0] + src_len - queries.stop, near[1] + src_len - 1 - queries.start
+    # Key j is at i' + j - (S - 1) from query i': far from all before `low`, or from `high` on. The
+    # near keys include one of each side, so that their rows include those of far ones.
+    low, high = near[0] - 1 + src_len - queries.stop, near[1] + src_len - queries.start
     first = min(max(low, keys.start), keys.stop - 1)
     return slice(first, max(min(high, keys.stop), first + 1))
 
