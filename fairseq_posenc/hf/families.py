@@ -268,7 +268,6 @@ class Stack(NamedTuple):
             self.module.set_submodule(family.rotary, NoRotation())
         if hasattr(self.config, "layer_rope_theta"):  # granite_swa: bases of layers, 0: no rotation
             self.config.layer_rope_theta = [0] * self.config.num_hidden_layers  # ours is passed on
-            self.module.set_submodule("rotary_embs", nn.ModuleList())  # one for each base
         if family.temperature:
             self.config.rope_parameters[family.temperature] = 0.0
         if family.table:

@@ -11,9 +11,11 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from fairseq_posenc.backends import planner
+from fairseq_posenc.backends.flex import build_block_mask
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.saving import is_stock
+from fairseq_posenc.mask import Mask
 from tests.helpers.hf_models import (
     MODELS,
     SYMBOLS,
@@ -219,3 +221,6 @@ def test_a_model_with_flex_attention_keeps_it(
         set_positions(model, "cope")
     model.set_attn_implementation("sdpa")
     set_positions(model, "own")(**cell.inputs).logits.sum().backward()
+    blocks = build_block_mask(Mask("lr"), 12, 12, torch.device("cpu"))
+    with pytest.raises(UserError, match="needs attn_implementation='flex_attention'"):
+        set_positions(MODELS["llama"].build(), "own")(torch.ones(1, 12).long(), blocks)

@@ -79,6 +79,13 @@ def test_adapters_have_records_in_their_configuration(
     assert f"{NO_RECORD} t5" in caplog.text
 
 
+def test_adapters_do_not_name_the_folder_of_the_stock_model() -> None:
+    model = MODELS["llama"].build()
+    model.name_or_path = "stock"
+    adapted = peft.get_peft_model(set_positions(model, "alibi"), peft.LoraConfig())
+    assert not adapted.peft_config["default"].base_model_name_or_path
+
+
 @pytest.mark.parametrize("kind", KINDS | PROMPTS)
 def test_adapters_that_contain_positions_are_compared_wherever_they_load(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

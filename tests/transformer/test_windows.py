@@ -261,7 +261,9 @@ def test_a_mask_is_its_definition_for_each_pair(direction, tgt_len):
     masks = [Mask(direction), Mask(direction, padding), Mask(direction, padding, pairs)]
     sizes = (tgt_len, 9, padding.device)
     of_chunks = Mask(window=5, segments=segments)
-    for limits in (Mask(window=3), of_chunks, of_chunks._replace(first_keys=first_keys)):
+    descending = Mask(window=5, segments=segments.flip(1))
+    of_first = of_chunks._replace(first_keys=first_keys)
+    for limits in (Mask(window=3), of_chunks, descending, of_first):
         reach = limits.window // 2 if direction == "both" else limits.window - 1
         for mask in (mask & limits for mask in masks):
             found = mask.forbidden(*sizes).expand(2, -1, -1, -1)[:, 0]
@@ -269,7 +271,8 @@ def test_a_mask_is_its_definition_for_each_pair(direction, tgt_len):
             for b, i, j in itertools.product(range(2), range(9 - tgt_len, 9), range(9)):
                 hidden = {"both": False, "lr": j > i, "rl": j < i}[direction]
                 hidden |= abs(j - i) > reach and (limits.first_keys is None or j != 1)
-                hidden |= limits.segments is not None and bool(segments[b, i] != segments[b, j])
+                if (numbers := limits.segments) is not None:
+                    hidden |= bool(numbers[b, i] != numbers[b, j])
                 hidden |= mask.key_padding is not None and bool(padding[b, j])
                 hidden |= mask.pairs is not None and bool(pairs[i - 9 + tgt_len, j])
                 assert found[b, i - 9 + tgt_len, j] == hidden

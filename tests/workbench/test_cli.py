@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -116,6 +117,11 @@ def test_a_deleted_working_folder_is_a_line(tmp_path):
 def test_odd_arguments_are_refused_before_any_work(words, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert message in refused(capsys, *words)
+
+
+def test_a_very_long_message_keeps_its_beginning_and_its_end():
+    message = str(UserError(f"first{' word' * 9999} last"))
+    assert re.fullmatch("first .{,500} last", message)
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):

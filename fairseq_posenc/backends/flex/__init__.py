@@ -93,8 +93,7 @@ def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.devic
         return ~hidden[index_or_zero(hidden, 0, b), i, j]
 
     blocks = create_block_mask(visible_pair, len(hidden), 1, queries, keys, str(device), TILE)
-    lists = blocks.kv_num_blocks, blocks.kv_indices
-    mark_batch_dynamic(*lists, blocks.full_kv_num_blocks, blocks.full_kv_indices)
+    mark_batch_dynamic(*(x for x in vars(blocks).values() if isinstance(x, Tensor)))
     return blocks
 
 

@@ -54,6 +54,8 @@ def test_a_head_starts_fresh_on_a_pretrained_model_and_is_kept_on_a_fine_tuned_o
     pretrained = make_model("masked_lm", position_encoding="learned+m4m")
     model, again = with_head(), with_head()
     before = model.span_head.scores.weight.clone()
+    assert before.std() < 0.03  # BERT's weights: 0.02
+    assert not model.span_head.scores.bias.any()
     model.load_state_dict(pretrained.state_dict(), strict=True)
     assert torch.equal(model.span_head.scores.weight, before)
     tuned = {k: v if is_identity(k) else v + 1 for k, v in model.state_dict().items()}
