@@ -56,10 +56,7 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave some to `make matrix`, and begin with the files of most slow tests.
-
-    A long one that came last would run alone.
-    """
+    """Leave some to `make matrix`; begin with the files of most slow tests."""
     left = [] if WHOLE else [item for item in items if item.get_closest_marker("matrix")]
     if left:
         config.hook.pytest_deselected(items=left)

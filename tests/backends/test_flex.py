@@ -162,6 +162,17 @@ def test_kernels_skip_tiles_and_serve_new_lengths():
     assert counters["stats"]["unique_graphs"] == before["unique_graphs"]
 
 
+@pytest.mark.parametrize("spec", ["m4m+ssmax", "tupe"])
+def test_one_kernel_serves_every_batch(spec, monkeypatch):
+    compiled = torch.compile(flex_attention, fullgraph=True, backend="eager")
+    monkeypatch.setattr(flex, "_compile_attention", lambda: compiled)
+    graphs = set()
+    for batch in (2, 3, 4):
+        assert _largest_difference(_call(spec, batch, 20, True, True)) < 1e-5
+        graphs.add(counters["stats"]["unique_graphs"])
+    assert len(graphs) == 1
+
+
 @pytest.mark.parametrize(
     "backend",  # a kernel in C++ takes half a minute to compile
     ["aot_eager", pytest.param("inductor", marks=pytest.mark.matrix)],

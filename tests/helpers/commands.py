@@ -66,11 +66,7 @@ class Run(NamedTuple):
         return [{key: line[key] for key in ("valid_loss", "valid_ppl")} for line in found]
 
     def error(self) -> str:
-        """Return the one line in which a command reports a user's mistake.
-
-        Raises:
-            AssertionError: the command succeeded, or said more or less than that line.
-        """
+        """Return the one line, all that is said, in which a command reports a mistake."""
         said = [line for line in self.err.splitlines() if not line.startswith(("INFO:", "DEBUG:"))]
         assert self.status, f"{self.command} succeeded"
         assert len(said) == 1, self.err
@@ -102,11 +98,7 @@ def run(
     given: str | None = None,
     fails: bool = False,
 ) -> Run:
-    """Run a console script to its end, by default in an empty folder; ``given`` is its input.
-
-    Raises:
-        AssertionError: the script failed, and not ``fails``; with the end of what it said.
-    """
+    """Run a console script, in an empty folder; it succeeds, or ``fails``; ``given`` is input."""
     command = [str(script(name)), *map(str, arguments)]
     done = subprocess.run(
         command,
@@ -128,11 +120,7 @@ def run(
 
 
 def halting(folder: Path) -> tuple[dict[str, str], Path]:
-    """Return an environment in which a training below a folder halts before its second checkpoint.
-
-    Returns:
-        The environment, and a file that is there once it has halted.
-    """
+    """Return an environment that halts a training's second checkpoint, and a file made then."""
     halted = new_directory() / "halted"
     paths = [str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])]
     fault = {"PYTHONPATH": os.pathsep.join(paths), "HALT": f"{folder},{halted}"}

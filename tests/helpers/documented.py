@@ -100,11 +100,7 @@ def shims() -> Path:
 
 
 def run(script: str, folder: Path) -> None:
-    """Run a script in bash, with what it names in its folder.
-
-    Raises:
-        AssertionError: a command failed.
-    """
+    """Run a script in bash, with what it names in its folder; each command must succeed."""
     text = "\n".join(line for line in commands(script) if not line.startswith(LEFT_OUT))
     for name in FILES:
         if name in text and not (folder / name).exists():

@@ -57,7 +57,6 @@ def checkpoint(
     """Write a checkpoint of a tiny model, every weight drawn so that it matters.
 
     Args:
-        family, spec: of the model.
         data: folder with its dictionaries; by default a new one of :data:`WORDS`.
         task, **more: fairseq's, and its options; by default those of the family's training.
     """

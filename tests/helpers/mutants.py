@@ -145,11 +145,7 @@ class Shuffle:
 
 
 def run_tests(tree: Path, words: list[str], plugin: Shuffle, limit: int) -> int:
-    """Run tests of a copy of this tree in a child process, for ``limit`` s of processor time.
-
-    Returns:
-        The exit code of pytest; a negative number if a signal ended it, as after the limit.
-    """
+    """Run tests in a child process for ``limit`` s; return pytest's code, or -signal."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -19,10 +19,7 @@ WHOLE = os.environ.get("WHOLE_PRODUCTS", "0") != "0"
 
 
 def some_of(chosen: Collection[Any], every: Collection[Any], whole: bool = WHOLE) -> list[Any]:
-    """Return the values of one axis: those chosen, or every one where products are whole.
-
-    For properties that depend on the kind of a value and not on the value itself.
-    """
+    """Return chosen values of an axis, if their kind alone matters; all, for whole products."""
     return list(every if whole else chosen)
 
 

@@ -30,11 +30,7 @@ SHARED = "FAIRSEQ_POSENC_TESTS_SHARED"  # the server's folder, of the process th
 
 @cache
 def _server() -> tuple[Any, Any]:
-    """Start the server, once for each session; it ends with this process.
-
-    Returns:
-        The folder of its socket and its programs, removed at the end of the session; the server.
-    """
+    """Start the server, once for each session; return its folder, deleted at the end, and it."""
     folder = tempfile.TemporaryDirectory(prefix="fairseq-posenc-programs-")
     python = Path(folder.name) / "python"
     call = shlex.join([sys.executable, "-IS", str(HERE / "fork_client.py")])

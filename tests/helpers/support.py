@@ -26,11 +26,7 @@ ANYWHERE = [backend for backend in BACKENDS if backend not in ("flex", "triton")
 
 
 def works(name: str, family: str, backend: str) -> bool:
-    """Run a case; return whether it is served.
-
-    Raises:
-        AssertionError: it runs, but wrongly.
-    """
+    """Run a case; return whether it is served. A wrong result is an AssertionError."""
     torch.manual_seed(0)
     try:
         model = make_model(family, position_encoding=name, position_backend=backend)

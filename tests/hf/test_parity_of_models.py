@@ -28,11 +28,7 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def attend_by_inkling(captured: dict[str, Any]) -> tuple[Any, Tensor]:
-    """Run a layer of Inkling; note the queries and keys of its attention.
-
-    Returns:
-        The attention module and its input.
-    """
+    """Run a layer of Inkling, noting its queries and keys; return its attention and input."""
 
     def capture(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **named: Any):
         captured.update(query=query, key=key, value=value, scaling=named["scaling"])
