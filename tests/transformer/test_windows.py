@@ -260,8 +260,7 @@ def test_a_mask_is_its_definition_for_each_pair(direction, tgt_len):
     first_keys, pairs = torch.arange(9)[None] == 1, torch.rand(tgt_len, 9) < 0.3
     masks = [Mask(direction), Mask(direction, padding), Mask(direction, padding, pairs)]
     sizes = (tgt_len, 9, padding.device)
-    of_chunks = Mask(window=5, segments=segments)
-    descending = Mask(window=5, segments=segments.flip(1))
+    of_chunks, descending = (Mask(window=5, segments=x) for x in (segments, segments.flip(1)))
     of_first = of_chunks._replace(first_keys=first_keys)
     for limits in (Mask(window=3), of_chunks, descending, of_first):
         reach = limits.window // 2 if direction == "both" else limits.window - 1
