@@ -260,13 +260,13 @@ class Mask(NamedTuple):
         """
         segments = other.segments if self.segments is None else self.segments
         if self.segments is not None and other.segments is not None:
-            # A number for each pair of segments.
-            segments = self.segments * (other.segments.amax() + 1) + other.segments
+            segments = self.segments * (other.segments.amax() + 1) + other.segments  # of each pair
         return self._replace(
-            window=min((x for x in (self.window, other.window) if x), default=None),
+            window=min(self.window or other.window or 0, other.window or self.window or 0) or None,
             segments=segments,
             documents=self.documents or other.documents,
-            longest=min((x for x in (self.longest, other.longest) if x), default=None),
+            longest=min(self.longest or other.longest or 0, other.longest or self.longest or 0)
+            or None,
             first_keys=other.first_keys if self.first_keys is None else self.first_keys,
             prefill=self.prefill or other.prefill,
         )
