@@ -37,13 +37,13 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        mask: Tensor | None,
-        scaling: float | None = None,
+        attention_mask: Tensor | None,  # some models name it
         **named: Any,
     ) -> tuple[Tensor, Tensor | None]:
         positions = getattr(module, POSITIONS, None)
         if positions is not None or module not in encoder:  # Whisper's encoder has no positions
-            queries, factor = plain_queries(module, query, scaling)  # unscaled; c of 1 / sqrt(c D)
+            # Unscaled, and the c of 1 / sqrt(c D).
+            queries, factor = plain_queries(module, query, named.get("scaling"))
             if positions is None:
                 terms = Terms([ScaleFactor(factor)])
                 call, rotation = AttentionCall(queries, key, value, terms), None
@@ -59,7 +59,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             keys = key.repeat_interleave(query.size(1) // key.size(1), 1)
             parts = split(queries, keys, call.terms, rotation, mask=call.mask)
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
-        return attend_with_positions(module, query, key, value, mask, scaling=scaling, **named)
+        return attend_with_positions(module, query, key, value, attention_mask, **named)
 
     # Our code attends (`is_native`) and rotates (`is_rotated`) even where the model's code usually
     # does: only then does our attention function get queries and keys before their rotation.

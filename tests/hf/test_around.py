@@ -65,9 +65,8 @@ def test_exported_for_inputs_of_any_length(name: str, spec: str) -> None:
     cell = Cell.build(name, spec, **FEW)
     cell.model.config.use_cache = False
     sizes = {key: {1: LENGTH} for key in cell.inputs}
-    program = torch.export.export(
-        cell.model, (), cell.inputs, dynamic_shapes=sizes, strict=False
-    ).module()
+    exported = torch.export.export(cell.model, (), cell.inputs, dynamic_shapes=sizes, strict=False)
+    program = exported.module()
     for length in (4, 12, 30):
         inputs = make_inputs(cell.tiny, length=length)
         assert distance(program(**inputs).logits, compute_logits(cell.model, inputs)) < 1e-5
@@ -90,8 +89,7 @@ def test_rotations_become_an_onnx_graph(name: str, spec: str, tmp_path: Path) ->
     session = onnxruntime.InferenceSession(path)
     for length in (12, 30):
         inputs = make_inputs(cell.tiny, length=length)
-        arrays = {key: x.numpy() for key, x in inputs.items()}
-        logits = torch.from_numpy(session.run(None, arrays)[0])
+        logits = torch.from_numpy(session.run(None, {k: x.numpy() for k, x in inputs.items()})[0])
         assert distance(logits, compute_logits(cell.model, inputs)) < 1e-5
 
 

@@ -145,6 +145,8 @@ def test_attention_that_ours_cannot_repeat_is_not_shown():
     torch.nn.init.uniform_(model.model.layers[0].self_attn.query_layernorm.weight)
     with pytest.raises(UserError, match="changes queries and keys after it rotates them"):
         capture_attention(set_positions(model, "own"), inputs)
+    model, inputs = build("afmoe")  # whose code passes the mask by its name
+    assert len(capture_attention(set_positions(model, "own"), inputs)) == 4
 
 
 @pytest.mark.parametrize("kind", [*ROTATED, *ALIKE])
