@@ -90,8 +90,9 @@ def test_a_program_whose_reader_has_gone_ends_without_a_word(stream):
 
 
 def test_an_output_that_cannot_be_written_is_a_line():
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # so that the line is written at the end
     with open("/dev/full", "wb", buffering=0) as full:
-        code, message = python("def program(): print('a line')", stdout=full)
+        code, message = python("def program(): print('a line')", stdout=full, env=buffered)
     assert code == 1
     assert "could not be written (No space left on device)" in message
     assert message.count("\n") == 1
@@ -207,9 +208,8 @@ def test_a_misspelt_command_names_the_one_that_may_be_meant(word, answer, capsys
 
 
 def test_the_environment_changes_no_command(tmp_path):
-    plot = ["plot", "decay", "--encoding", "rope", "--out", str(tmp_path / "decay.png")]
-    code = "import sys; from fairseq_posenc.workbench.cli import main; "
-    code += "sys.exit(main(sys.argv[1:]) or main(['describe', 'rope']))"
-    optimize = "2" if WHOLE else ""  # for which all of torch is compiled
-    environment = {**os.environ, "MPLBACKEND": "evil", "PYTHONOPTIMIZE": optimize}
-    subprocess.run([sys.executable, "-c", code, *plot], env=environment, check=True)
+    code = "from fairseq_posenc.workbench.cli import main\n"
+    code += "def program(): return main(sys.argv[1:]) or main(['describe', 'rope'])"
+    plot = ["plot", "decay", "--encoding", "rope", "--out", tmp_path / "decay.png"]
+    environment = {**os.environ, "MPLBACKEND": "evil", "PYTHONOPTIMIZE": "2" if WHOLE else ""}
+    assert python(code, *plot, env=environment)[0] == 0  # WHOLE compiles all of torch for it
