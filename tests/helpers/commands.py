@@ -287,15 +287,10 @@ def train(
     launcher: Sequence[Any] = ("fairseq-train",),
     **how: Any,
 ) -> Training:
-    """Train a tiny model of a family.
+    """Train a tiny model of a family; ``more`` overrides its options.
 
-    Args:
-        family: its name in :data:`FAMILIES`.
-        *more: options, which override those of the family.
-        user_dir: None for fairseq without this package; give ``--arch`` then.
-        save_dir: where checkpoints go; by default a new directory.
-        launcher: the script to run and what its arguments begin with.
-        **how: see :func:`run`.
+    With ``user_dir=None``, fairseq trains without this package; give ``--arch`` then. ``launcher``
+    is the script to run and what its arguments begin with; ``how`` goes to :func:`run`.
     """
     chosen = FAMILIES[family]
     model = chosen.model if user_dir else []

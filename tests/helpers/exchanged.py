@@ -56,9 +56,7 @@ def checkpoint(
 ) -> Checkpoint:
     """Write a checkpoint of a tiny model, every weight drawn so that it matters.
 
-    Args:
-        data: folder with its dictionaries; by default a new one of :data:`WORDS`.
-        task, **more: fairseq's, and its options; by default those of the family's training.
+    ``data`` has its dictionaries, by default of :data:`WORDS`; ``task``, ``more``: fairseq's.
     """
     data = data or data_bin(family)
     arch = more.pop("arch", f"{ARCH[family]}none_tiny")

@@ -26,10 +26,8 @@ def some_of(chosen: Collection[Any], every: Collection[Any], whole: bool = WHOLE
 def product_of(*axes: Collection[Any], times: int = 1, whole: bool = WHOLE) -> list[Any]:
     """Return the cases of a test, for parametrize: a value of each axis, in the axes' order.
 
-    Args:
-        axes: The values of each axis; those that are tuples are several arguments of the test.
-        times: How often each value of the longest axis is drawn; the others are as often in turn.
-        whole: Whether the cases are the whole product.
+    Tuples are several arguments of the test. Unless ``whole``, each value of the longest axis is
+    drawn ``times`` times, and the others as often in turn.
     """
     sizes = [len(axis) for axis in axes]
     rows = times * max(sizes)

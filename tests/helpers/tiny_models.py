@@ -207,9 +207,7 @@ def assert_decoding_equals_full_pass(
 ) -> dict:
     """Decode step by step, reordered after each as a beam search does; return the last state.
 
-    Args:
-        source: sentences, one for each of the beams.
-        orders: for each step, the beams that go on.
+    ``source`` has a sentence for each beam, ``orders`` for each step the beams that go on.
     """
     encoder_out = None
     if family == "translation":

@@ -79,7 +79,6 @@ def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
         visible = find_visible(weights)  # [L, 1, T, S]
         planes: list[dict[str, Any]] = []
         for (name, role), values in _collect_planes(layers).items():
-            # Very large weights can cause NaN and infinity; the first layer is named.
             if broken := [n for n, layer in enumerate(values, 1) if not layer.isfinite().all()]:
                 raise UserError(
                     f"{model.path}: attention that is NaN or infinite ({kind}, layer {broken[0]}, "
@@ -111,21 +110,22 @@ def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
 def _collect_planes(layers: Sequence[CapturedAttention]) -> dict[tuple[str, str], Tensor]:
     """Collect the planes of one kind of attention: values of all pairs of tokens, ``[L, H, T, S]``.
 
-    The keys are the name of a plane and its role: ``weight``; ``part`` of a score, which is the sum
-    of the parts ``content``, ``position`` and ``both``, the last of which depends on both; a
-    ``detail``, which is a summand of the part ``both``; or a ``factor``, if scores are products.
+    The keys are the name of a plane and its role: ``weight``; ``part`` of a score (``content``,
+    ``position``, and ``both``, the rest); ``detail``, a summand of ``both``; ``factor`` of scores.
     """
-    weights = torch.cat([layer.weights for layer in layers])
-    planes = {("weight", "weight"): weights.double()}  # as the parts of scores are
     splits = [layer.split for layer in layers]
+    planes = {("weight", "weight"): torch.cat([layer.weights.double() for layer in layers])}
     for part in ("content", "position", "both"):
         planes[part, "part"] = torch.cat([getattr(split, part) for split in splits])
-    names = list(splits[0].details)
-    if len(names) > 1:  # a single one equals the part "both"
-        role, suffix = ("factor", " factor") if splits[0].product else ("detail", "")
+    names = list(dict.fromkeys(name for split in splits for name in split.details))
+    products = sum(split.product for split in splits)
+    # A single one equals the part "both". Factors of some layers are not shown among summands.
+    if len(names) > 1 and products in (0, len(splits)):
+        role, suffix = ("factor", " factor") if products else ("detail", "")
+        absent = torch.full_like(splits[0].both, 1.0 if products else 0.0)  # in layers without it
         for name in names:
-            values = torch.cat([split.details[name] for split in splits])
-            planes[name.replace("_", " ") + suffix, role] = values
+            values = [split.details.get(name, absent) for split in splits]
+            planes[name.replace("_", " ") + suffix, role] = torch.cat(values)
     return planes
 
 

@@ -183,6 +183,16 @@ def test_the_factors_of_a_product_stand_beside():
             np.testing.assert_allclose(ours[layer.layer], theirs[0].numpy(), atol=1e-2)
 
 
+@pytest.mark.parametrize("spec", ["shaw+rope,none", "none,shaw+rope", "m4m,none"])
+def test_layers_with_other_parts_than_the_first_are_shown(spec):
+    model = make_model("masked_lm", position_encoding=spec)
+    html = render_page([read_by("masked_lm", model, ["a"] * 6)], "")
+    for name in ("query table", "rotation"):
+        layers = numbers_of(html, "encoder", name)
+        shown = None if layers is None else {np.nan_to_num(x).any() for x in layers}
+        assert shown == (None if spec == "m4m,none" else {True, False})  # a product and a sum
+
+
 @slow
 def test_the_page_says_what_it_was_made_from():
     checkpoint = trained("causal_lm").save_dir / "checkpoint_last.pt"
