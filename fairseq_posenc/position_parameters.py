@@ -107,9 +107,10 @@ def extend_parameter(
     extended = encoding.extend(name, trained)
     if extended.shape == parameter.shape:
         return extended
-    if not encoding.has_position_table or trained.shape[1:] != parameter.shape[1:]:
-        return None
     axes = encoding.axes  # their tables, of equal length, follow one another in the rows
+    is_alike = trained.shape[1:] == parameter.shape[1:] and trained.size(0) % axes == 0
+    if not (encoding.has_position_table and is_alike):
+        return None
     tables = trained.unflatten(0, (axes, -1))
     rows = parameter.size(0) // axes
     # A table by position may begin with rows of no position, as row 0 of `tupe_shared`.

@@ -136,7 +136,7 @@ def _read_question(entry: Any, context: str, place: str) -> Question:
     for item in _read_field(entry, "answers", list, place):
         answer_text = _read_field(item, "text", str, place)
         answers.append(Answer(answer_text, _read_field(item, "answer_start", int, place)))
-    if impossible not in (None, not answers):  # it contradicts the answers
+    if impossible is not None and impossible != (not answers):
         found = "an answer" if answers else "no answer"
         raise UserError(
             f"{place}, question {question_id}: 'is_impossible' is {json.dumps(impossible)}, but "
@@ -148,7 +148,7 @@ def _read_question(entry: Any, context: str, place: str) -> Question:
 def _read_field(entry: Any, name: str, field_type: type[_T], place: str) -> _T:
     """Read a field of a JSON object; refuse texts that UTF-8 cannot write."""
     value = entry.get(name) if isinstance(entry, dict) else None
-    if not isinstance(value, field_type):
+    if type(value) is not field_type:  # JSON's true is no number
         types = {list: "a list", str: "a text", int: "a number"}
         raise UserError(
             f"{place}: has no {name!r} that is {types[field_type]}; is it a file of SQuAD?"

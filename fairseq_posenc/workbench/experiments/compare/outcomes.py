@@ -98,12 +98,13 @@ def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
     Args:
         models: all models, the best first.
         unigram: perplexity of a model that knows only the frequencies of pieces. A model above half
-            of it has hardly learned anything from the order of the text, so its rank says nothing
-            about its positions.
+            of it has learned nearly nothing from the order of the text, so its rank says nothing.
     """
     best, level = models[0], unigram / 2
     sentences = [f"{x.variant.name} diverged at {x.diverged}." for x in models if x.diverged]
-    if not best.perplexity.mean <= level:  # or NaN: all diverged
+    if best.diverged:  # all did, since the best come first
+        return sentences
+    if best.perplexity.mean > level:
         ranks = (
             f"Ranks mean nothing yet: the lowest perplexity is {best.perplexity.mean:,.1f} "
             f"({best.variant.name}). They mean something below {level:,.1f}, half the perplexity "
@@ -114,9 +115,7 @@ def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
     is_tested = min(len(model.ends) for model in models) >= LEAST_SEEDS
     sentences += _judge(compare_models(models)) if is_tested else [few]
     if falling := ", ".join(model.variant.name for model in models if model.still_falls):
-        sentences.append(
-            f"Perplexity still falls ({falling}): more --updates may change the order."
-        )
+        sentences += [f"Perplexity still falls ({falling}): more --updates may change the order."]
     return sentences
 
 
@@ -131,5 +130,5 @@ def _judge(pairs: Mapping[tuple[str, str], PairedDifference]) -> list[str]:
     if not found:
         return [f"{test}, no difference is significant."] if pairs else []
     rest = len(pairs) - sum(map(len, worse.values()))
-    others = f" The other {rest} differences are not significant." if rest else ""
+    others = " No other difference is significant." if rest else ""
     return [f"{test}: {'; '.join(found)}.{others}"]
