@@ -58,7 +58,7 @@ class Positions(NamedTuple):
         padding: True for padding, ``(B, S)``; None if no token is.
         ends: True for tokens that end a sentence, as ``</s>``, ``(B, S)``.
         tgt_len: T, the number of queries; they are the last T tokens.
-        left_padded: whether the id of a real token may differ from its index in the row. Padding
+        is_shifted: whether the id of a real token may differ from its index in the row. Padding
             before it is one cause; documents and ids that a caller gives are others.
         longest: the largest position plus 1, or an upper bound on it; 0 if not known.
         first: result of :meth:`is_first`, if it was computed before.
@@ -75,7 +75,7 @@ class Positions(NamedTuple):
     padding: Tensor | None
     ends: Tensor
     tgt_len: int
-    left_padded: bool
+    is_shifted: bool
     longest: int
     first: Tensor | None = None
     document_starts: Tensor | None = None
@@ -118,15 +118,15 @@ class Positions(NamedTuple):
         ends = torch.zeros_like(padding)
         tgt_len = src_len if tgt_len is None else tgt_len
         if not may_sync(padding.device, decoding=tgt_len < src_len):
-            return cls(ids, padding, ends, tgt_len, left_padded=True, longest=src_len)
+            return cls(ids, padding, ends, tgt_len, is_shifted=True, longest=src_len)
         indices = torch.arange(src_len, device=padding.device).unsqueeze(0)  # [1, S]
         shifted = real & ids.ne(indices)  # by padding before them
         count = ids.amax() + 1 if padding.numel() else ids.sum()  # else 0, on the same device
         # One tensor, so that a GPU is waited for once.
-        padded, left_padded, longest = torch.stack([padding.any(), shifted.any(), count]).tolist()
+        padded, is_shifted, longest = torch.stack([padding.any(), shifted.any(), count]).tolist()
         if not padded:
-            return cls(indices, None, ends, tgt_len, left_padded=False, longest=longest)
-        return cls(ids, padding, ends, tgt_len, bool(left_padded), longest)
+            return cls(indices, None, ends, tgt_len, is_shifted=False, longest=longest)
+        return cls(ids, padding, ends, tgt_len, bool(is_shifted), longest)
 
     def real(self) -> Tensor:
         """Mark the tokens that are not padding, ``(B, S)``."""
@@ -173,7 +173,7 @@ class Positions(NamedTuple):
             longest = int(most) + 1
         return self._replace(
             ids=ids,
-            left_padded=True,  # ids may differ from indices
+            is_shifted=True,
             first=self.is_first(),  # of the counted tokens
             drawn=None,
             longest=longest,
@@ -221,9 +221,7 @@ class Positions(NamedTuple):
         real_begins = real & (document > before)
         starts = torch.where(real_begins, ids, 0).cummax(1).values
         first = real_begins | (real & real.cumsum(1).eq(1))
-        return self._replace(
-            ids=ids - starts, left_padded=True, first=first, document_starts=starts
-        )
+        return self._replace(ids=ids - starts, is_shifted=True, first=first, document_starts=starts)
 
     @property
     def batch_size(self) -> int:
@@ -259,7 +257,7 @@ class Positions(NamedTuple):
 
         One row suffices if ids are indices; padding, on the right, is then counted, too.
         """
-        if self.left_padded or self.padding is None:
+        if self.is_shifted or self.padding is None:
             return self.ids
         return torch.arange(self.src_len, device=self.device).unsqueeze(0)
 
@@ -299,7 +297,7 @@ class Positions(NamedTuple):
         """
         if self.first is not None:
             return self.first
-        if not self.left_padded:
+        if not self.is_shifted:
             return torch.eye(1, self.src_len, dtype=torch.bool, device=self.device)  # index 0
         real = self.real()
         return real & real.cumsum(1).eq(1)

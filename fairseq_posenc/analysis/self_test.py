@@ -54,7 +54,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     does_nothing = rotates and (products - plain).abs().max() < LEAST_CHANGE
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 
-    # With a row for each distance, and without the module's own `_project_rows`: a mistake shows.
+    # With a row for each distance, and rows projected here, so that a mistake in either shows.
     terms = encoding.collect_terms(shared).expanded().projected(_split_heads)
     exact = encoding.make_call(query, key, value, shared, inputs, terms=terms)
     query, key, value = map(_to_float64, exact[:3])

@@ -18,7 +18,8 @@ from fairseq_posenc.encodings.term import RowsByDistance
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import Mask
 
-# Names of terms that add to the scores; in a product, the tables multiply the dot product.
+# Names of terms that add to the scores, or factors. `states` belong to a `state_table`, a `reset`
+# (other rows for the first token) to any table.
 _FACTORS = ("gain", "channel_gain", "query_table", "key_table")
 _PARTS = (*_FACTORS, "bias", "pair_bias", "state_table", "decay", "counted_table")
 
@@ -94,7 +95,6 @@ def split(
     summands = [replace(x, multiplies=False) if isinstance(x, RowsByDistance) else x for x in terms]
 
     def compute(*chosen: str) -> Tensor:
-        """Add some of the terms to the content; states and a reset belong to any table."""
         chosen = (*chosen, "scale_factor", "reset", "states")
         return reference.scores(query, key, Terms([x for x in summands if x.name in chosen]), mask)
 

@@ -43,7 +43,7 @@ def check(requested: str, terms: Terms, head_dim: int, mask: Mask = NO_MASK) -> 
 
     Args:
         requested: ``auto`` or the name of a backend.
-        terms: of a single token; rows that layers project are projected, as in a call.
+        terms: of a single token, as only their kinds count; with rows that layers have projected.
         head_dim: D.
         mask: the spec's limits of the keys; a call's segments are not known yet.
 
@@ -53,7 +53,7 @@ def check(requested: str, terms: Terms, head_dim: int, mask: Mask = NO_MASK) -> 
     if requested == "auto":
         return
     backend = _find_backend(requested)
-    x = torch.empty(1, 1, SHORT, head_dim, dtype=torch.float32, device="meta")
+    x = torch.empty(1, 1, SHORT, head_dim, device="meta")  # long enough for every backend
     call = AttentionCall(x, x, x, terms, mask)
     _refuse_if(backend.unavailable() or backend.refuses(call), requested)
 

@@ -39,7 +39,7 @@ class Deberta(DistanceEncoding):
         ``reset``, pairs with the first token have two rows of their own in the table.
     """
 
-    rows_of = ("query", "key")
+    rows_of = ("query", "key")  # the table has a term for each
 
     def __init__(
         self, dims: Dims, *, scale_factor: float = 3.0, tie_projections: bool = False, **others: Any
@@ -78,7 +78,7 @@ class DebertaV2(Encoding):
 
     acts_on = "scores"
     shared_by_layers = True  # one module; `terms` is called once in a pass
-    ones, zeros = ("norm_weight",), ("norm_bias",)  # where they start: a neutral layer norm
+    ones, zeros = ("norm_weight",), ("norm_bias",)  # initial values: a neutral layer norm
     bucket_rule: Buckets  # which row of the table each distance has
 
     def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
@@ -115,8 +115,8 @@ class DebertaV2(Encoding):
             return exact + math.ceil(share * (exact - 1))
 
         starts = find_starts(find_bucket, last=self.buckets)
-        # The first rows are those of later keys. The farthest earlier keys share the last row, as
-        # the one of their number does not exist.
+        # The table begins with the rows of later keys; `starts` ascend from the earliest keys to
+        # the latest. The earliest keys share the last row, as the one of their number is missing.
         last, last_row = len(starts) // 2, 2 * self.buckets - 1
         rows = [min(self.buckets + bucket, last_row) for bucket in range(last, -last - 1, -1)]
         self.bucket_rule = Buckets(starts, tuple(rows))

@@ -55,7 +55,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         super().__init__()
         attention: Any = stack.attentions[index]
         head_dim = getattr(attention, "head_dim", positions.dims.head_dim)
-        self.dims = positions.dims._replace(own_head_dim=head_dim)
+        self.dims = positions.dims._replace(own_head_dim=head_dim)  # encodings fit either width
         self.num_heads, self.head_dim = self.dims.num_heads, self.dims.head_dim
         self.cosine_width = stack.find_cosine_width(attention)
         self.encodings = build_layer(positions.spec, positions.dims, index)

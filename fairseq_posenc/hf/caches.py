@@ -1,7 +1,7 @@
 """Keeps what our attention needs of earlier tokens in additional layers of transformers' caches.
 
 They are reordered, repeated, selected, cropped and copied with the keys. B batch, S tokens, T of
-them new; G sums of logarithms of forget gates at each token (*decay*), one for each head.
+them new. *Decay*: G sums of logarithms of forget gates at each token, each as two numbers.
 """
 
 from collections.abc import Iterable
@@ -18,8 +18,8 @@ from fairseq_posenc.mask import NeededKeys
 from fairseq_posenc.modules.cache import Kept
 
 _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
-# Attribute of a cache: a bool, whether its tokens have positions that counting does not give; None
-# if nothing was said of them.
+# Attribute of a cache: a bool tensor, whether its tokens have other positions than 0, 1, 2, ...;
+# None if the caller gave neither ids nor documents.
 UNCOUNTED = "fairseq_posenc_uncounted"
 
 # What to do about caches, or masks by types of layers, that were made for other windows.

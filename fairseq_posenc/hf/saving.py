@@ -161,7 +161,7 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
 class ModelWithPositions(Derived):
     """The part of a model with positions that its stock class, here ``super()``, lacks."""
 
-    is_first = True  # it undoes what `StackWithPositions` does to state dicts
+    is_first = True  # of the mixins: it undoes what `StackWithPositions` does to state dicts
     config: PretrainedConfig
     is_saved = True  # as it is in a folder; False from `set_positions` until it is saved
 

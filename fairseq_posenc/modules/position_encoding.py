@@ -38,7 +38,7 @@ class PositionEncoding(AttentionCore, StackPositions):
 
     @property
     def encodings(self) -> Encodings:  # type: ignore[override]
-        """The encodings of the layer; the names of their parameters begin with ``layer``."""
+        """The layer's encodings, for `AttentionCore`; names of parameters begin with ``layer``."""
         return self.layer
 
     def parameter_counts(self) -> dict[str, int]:
@@ -137,7 +137,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         return scores[:, :, reach].mean(0)  # of the middle query, which has all distances
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Split rows ``(R, C)``, which layers would project, into heads ``(H, R, D)``."""
+        """Split rows ``(R, C)`` into heads, for queries and for keys; other layers project them."""
         num_heads = self.dims.num_heads
         if rows.size(-1) != self.dims.heads_dim:
             raise UserError(

@@ -66,8 +66,8 @@ def inject_context(
     shared = _context.stack[cast(Any, layer).self_attn.kind]  # one for equal encodings
     tensors = {f"shared_{name}": tensor for name, tensor in shared.terms.tensors().items()}
     if isinstance(shared.rotation, PairRotation) and shared.rotation.phases.requires_grad:
-        tensors["shared_phases"] = shared.rotation.phases  # its only tensor with a gradient
-    # A layer that is run again must use the tensors of its arguments, and not compute others.
+        tensors["shared_phases"] = shared.rotation.phases  # other rotations have no gradients
+    # From its encodings a layer would compute the terms again, without the arguments' gradients.
     shared = shared._replace(encodings=())
     return args, {**kwargs, "shared": shared, **tensors}
 

@@ -37,7 +37,7 @@ class _PositionalLayer:
         super().__init__(cfg, **kwargs)  # type: ignore[call-arg]
 
     def forward(self, *args: Any, shared: Shared, **kwargs: Any) -> Any:
-        """Run fairseq's layer with the arguments that :func:`inject_context` has added."""
+        """Run fairseq's layer; ``shared``, and its tensors in ``kwargs``, are for the attention."""
         with set_context(layer=pop_context(shared, kwargs)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 

@@ -43,7 +43,7 @@ class StockFamily:
     Attributes:
         family: fairseq's family: ``masked_lm``, ``causal_lm`` or ``translation``.
         classes: for each head of a fairseq model, the class that has it.
-        computes: options of fairseq -> the values without which the class computes another model.
+        computes: options of fairseq -> their only values in the class.
         parts: fairseq's name of a part -> its name in the class; ``{}`` is the number of a layer.
             The first name that fits is used, and parts of a part keep their names.
         options: option of fairseq -> field of config.json with the same value.

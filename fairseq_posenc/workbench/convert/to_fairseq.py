@@ -126,7 +126,7 @@ def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily,
             if name in names:
                 return stock, head
     raise UserError(
-        f"{path}: a {names[0]} cannot be imported, but RoBERTa, XLMRoberta and what export writes. "
+        f"{path}: a {names[0]} cannot be imported: only RoBERTa, XLMRoberta and exported folders. "
         "To change only the positions of a model of transformers, use fairseq-posenc swap"
     )
 
@@ -139,7 +139,7 @@ def _list_options(config: PretrainedConfig, stock: StockFamily) -> dict[str, Any
         "position_encoding": positions.spec,  # it overrides the architecture's
         "position_encoding_decoder": positions.decoder_spec,
         "attention_directions": positions.directions,
-        **stock.computes,  # options whose values the class needs
+        **stock.computes,  # options that have a fixed value in the class
         **{fairseq_name: getattr(config, name) for fairseq_name, name in stock.options.items()},
         **dict.fromkeys(_LENGTHS[stock.family], positions.max_positions),
         "no_scale_embedding": not getattr(config, "scale_embedding", False),
