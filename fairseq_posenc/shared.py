@@ -69,7 +69,8 @@ class Shared(NamedTuple):
     def rotation_of_last(self, count: int) -> Rotation | None:
         """Select the rotation of the last ``count`` tokens: T, or all if keys are cached unrotated.
 
-        It is computed again by reentrant checkpointing, as in :meth:`layer_terms`.
+        A trained one is computed again by reentrant checkpointing, as in :meth:`layer_terms`; not a
+        fixed one, as later passes may have changed the frequencies (``dynamic``).
         """
         if not self.encodings:
             return self.rotation
@@ -77,7 +78,10 @@ class Shared(NamedTuple):
         if count != positions.tgt_len:  # computed by the first layer that needs it
             compute = partial(self._rotate_ids, positions.places[:, -count:])
             return self.mask.cached("last", (positions.places, count), compute)
-        if self.rotation is not None and is_reentrant_recomputation():
+        rotating = (x for x in self.encodings if x.acts_on == "rotation")
+        if is_reentrant_recomputation() and any(
+            p.requires_grad for x in rotating for p in x.parameters()
+        ):
             return self._rotate_ids(positions.query_places)
         return self.rotation
 

@@ -282,10 +282,9 @@ class LongRope(Scaling):
                     f"{width // 2} frequencies"
                 )
         longer = dims.max_positions > (self.length or dims.trained_length)
-        divisors = self.long if longer else self.short
-        return plain_frequencies(base, width) / torch.tensor(
-            divisors, dtype=torch.float32, device="cpu"
-        )
+        numbers = self.long if longer else self.short
+        divisors = torch.tensor(numbers, dtype=torch.float32, device="cpu")
+        return plain_frequencies(base, width) / divisors
 
     def gain(self, dims: Dims) -> float:
         """See :class:`Scaling`."""

@@ -401,8 +401,7 @@ class Cell(NamedTuple):
         other = self.tiny.build(seed=5)
         set_positions(other, self.model.config.position_encoding)
         other.load_state_dict(copy.deepcopy(self.model.state_dict()))
-        a, b = (compute_logits(model, self.inputs) for model in (other, self.model))
-        return distance(a, b)
+        return distance(*(compute_logits(x, self.inputs) for x in (other, self.model)))
 
     def compare_generated(self, **settings: Any) -> bool:
         """Compare generated tokens with those of a generation without a cache, left-padded."""
@@ -413,22 +412,25 @@ class Cell(NamedTuple):
             tokens = self.model.generate(
                 **inputs, max_new_tokens=5, use_cache=use_cache, pad_token_id=PADDING, **settings
             )
-            lines.append(
-                tokens if self.tiny.has_encoder else tokens[:, inputs["input_ids"].size(1) :]
-            )
+            start = 0 if self.tiny.has_encoder else inputs["input_ids"].size(1)
+            lines.append(tokens[:, start:])
         return all(torch.equal(line, lines[0]) for line in lines)
 
-    def gradients(self, checkpointing: bool | None = None) -> dict[str, Tensor]:
-        """Compute the gradients of a loss; checkpointing is reentrant (True) or not, or None."""
+    def gradients(self, checkpointing: bool | None = None, later: int = 0) -> dict[str, Tensor]:
+        """Compute the gradients of a loss, if need be after another pass of ``later`` tokens."""
         model = self.model.train()
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         if checkpointing is not None:
             model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
+            model.enable_input_require_grads()  # which reentrant checkpointing needs
         model.zero_grad()
         labels = self.inputs.get("decoder_input_ids", self.inputs.get("input_ids"))
-        model(**self.inputs, labels=labels).loss.backward()
+        loss = model(**self.inputs, labels=labels).loss
+        if later:
+            model(torch.ones(1, later).long())
+        loss.backward()
         model.gradient_checkpointing_disable()
         model.eval()
         return {

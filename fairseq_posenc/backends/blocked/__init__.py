@@ -94,11 +94,8 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     # Under hooks on saved tensors no block is saved: hooks would not see that a graph is dropped,
     # or would offload each block alone.
-    saves = (
-        learns
-        and _count_saved_bytes(call, near is not None) <= SAVED_BYTES
-        and not is_saving_hooked()
-    )
+    may_save = learns and not is_saving_hooked()
+    saves = may_save and _count_saved_bytes(call, has_far=near is not None) <= SAVED_BYTES
     # Fixed biases may make weights denormal, which `flushes` turns into 0; trained ones do not.
     terms, bias = call.terms, call.terms.bias
     is_fixed = bias is not None and not bias.table.requires_grad  # a bias by distance

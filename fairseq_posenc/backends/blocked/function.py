@@ -113,10 +113,9 @@ class Computation:
             if x.sink is not None:
                 scores = torch.cat([scores, x.sink.expand(*scores.shape[:3], 1)], -1)
             known = sums if x.value_rows is None else None  # else they include sums of rows
-            attended, kept = (
-                Weigh.apply(  # softmax, dropout, sums of values; the weights that are kept
-                    scores, self.flushes, self.dropout, x.query_seeds, x.key_seeds, known, x.value
-                )
+            # Softmax, dropout and sums of values; `kept` are the weights that were not dropped.
+            attended, kept = Weigh.apply(
+                scores, self.flushes, self.dropout, x.query_seeds, x.key_seeds, known, x.value
             )
             if x.value_rows is not None:
                 attended = attended + sum_rows(kept, x.value_rows, x.value_index)
