@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from torch import nn
+from transformers import PretrainedConfig
 
 from fairseq_posenc.encodings.rope import read_rope
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
@@ -46,11 +47,10 @@ def read_spec(model: Any) -> Spec:
     """Read the positions that a model, or its configuration, has: see :func:`read_positions`."""
     if (positions := _find_positions(model)) is not None:
         return positions.spec
-    if isinstance(model, str):
-        raise UserError(f"{shortened(repr(model))} is a name: load the model by from_pretrained")
     config = getattr(model, "config", model)
-    spec = getattr(config, SPEC_FIELD, None)
-    if config is model and spec is not None:  # written by `set_positions`
+    if not isinstance(config, PretrainedConfig):
+        raise UserError(f"{shortened(repr(model))} is not a model: load one by from_pretrained")
+    if config is model and (spec := getattr(config, SPEC_FIELD, None)) is not None:  # it was set
         return parse(spec)
     config = config.get_text_config()  # that of the text model, if this is a part; else itself
     try:

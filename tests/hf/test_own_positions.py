@@ -230,5 +230,5 @@ def test_own_that_cannot_be_read_is_refused(spec: str, theirs: str, message: str
 def test_a_spec_of_windows_alone_and_a_name_are_said() -> None:
     with pytest.warns(UserWarning, match="no positions now: window"):
         set_positions(LlamaForCausalLM(make_config("llama")), "window(size=4)")
-    with pytest.raises(UserError, match="'tiny' is a name"):
+    with pytest.raises(UserError, match="'tiny' is not a model"):
         read_positions("tiny")
