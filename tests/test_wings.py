@@ -311,9 +311,7 @@ def test_docstrings_keep_their_share_of_the_lines():
         for node in nodes(path)
         if isinstance(node, definitions) and ast.get_docstring(node) is not None
     )
-    package = [
-        count for name, count in tracked_lines().items() if name.startswith("fairseq_posenc/")
-    ]
+    package = [n for name, n in tracked_lines().items() if name.startswith("fairseq_posenc/")]
     assert lines >= DOCSTRING_SHARE * sum(package)
 
 

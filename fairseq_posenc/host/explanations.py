@@ -55,6 +55,7 @@ _ADVICE = {
     "samples out by --skip-invalid-size-inputs-valid-test (the log then counts them)",
     r"world size is \d+ but": "--distributed-world-size is more than the GPUs that torch sees: "
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
+    ".*(torch_xla|xla_device)'": "--tpu needs torch_xla, which is not installed: leave it out",
     "--activation-fn .* not supported": r"\g<0>",
     "'MaskedLMTask' object has no attribute 'args'": "--mask-whole-words does not work in fairseq "
     "0.12: leave it out",

@@ -88,11 +88,10 @@ def install_excepthook() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        message = find_message(error) or explain_failure(error)
-        if message is None:
-            previous(kind, error, trace)
-        else:
+        if message := find_message(error) or explain_failure(error):
             print(f"fairseq-posenc: error: {message}", file=sys.stderr)
+        else:
+            previous(kind, error, trace)
 
     sys.excepthook = hook
 

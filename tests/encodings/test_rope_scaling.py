@@ -125,9 +125,8 @@ def test_what_depends_on_the_length_takes_that_of_the_model():
     trained = rope(f"dynamic:2:length={LENGTH}", LENGTH)
     torch.testing.assert_close(trained.frequencies, rope("none").frequencies)
     longer = rope("dynamic:2")
-    longer.set_dims(
-        longer.dims._replace(trained_on=LENGTH)
-    )  # as a checkpoint says that is read with more positions
+    # As a checkpoint says that is read with more positions.
+    longer.set_dims(longer.dims._replace(trained_on=LENGTH))
     torch.testing.assert_close(longer.frequencies, rope(f"dynamic:2:length={LENGTH}").frequencies)
 
 

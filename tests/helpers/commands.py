@@ -128,9 +128,7 @@ def halting(folder: Path) -> tuple[dict[str, str], Path]:
     return {**os.environ, **alone, **fault}, halted
 
 
-def kill_command(
-    words: Sequence[Any], holds: Callable[[], object], folder: Path, **how: Any
-) -> None:
+def kill_command(words: Sequence[Any], holds: Callable[[], Any], folder: Path, **how: Any) -> None:
     """Start a command of ours, kill it once something holds, and wait until its folder is free."""
     command = [str(script("fairseq-posenc")), *map(str, words)]
     with subprocess.Popen(

@@ -106,10 +106,8 @@ def run(script: str, folder: Path) -> None:
         if name in text and not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(FILES[name]())
-    environment = {**os.environ, "PATH": f"{shims()}:{os.environ['PATH']}"}
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    variables = {**os.environ, "PATH": f"{shims()}:{os.environ['PATH']}"}
+    variables |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     bash = ["bash", "-ec", text]
-    done = subprocess.run(
-        bash, cwd=folder, env=environment, input="", capture_output=True, text=True
-    )
+    done = subprocess.run(bash, cwd=folder, env=variables, input="", capture_output=True, text=True)
     assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"

@@ -61,9 +61,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     )
     if name == "BioGptForCausalLM" or not needs_causal(spec)
 ]
-STOCK: list[
-    tuple[str, str, dict[str, Any]]
-] = [  # positions that a class has itself, so that transformers alone loads the folder
+# Positions that a class has itself, so that transformers alone loads the folder.
+STOCK: list[tuple[str, str, dict[str, Any]]] = [
     ("RobertaForMaskedLM", "learned", {}),
     ("RobertaPreLayerNormForMaskedLM", "learned", {}),
     ("M2M100ForConditionalGeneration", "sinusoidal(layout=fairseq)", {}),
@@ -163,6 +162,7 @@ def test_a_model_that_was_made_longer_and_trained_in_transformers_comes_back(nam
     for dictionary in trained.data.iterdir():
         shutil.copy(dictionary, folder)
     compare(open_checkpoint(import_from(folder)), model.eval(), longest=48)
+    assert len(find_changes(trained, folder)) > len(trained.model.state_dict()) / 2
 
 
 REFUSED = [
@@ -210,6 +210,11 @@ def test_an_export_that_cannot_begin_is_a_line(tmp_path, capsys):
     torch.save(state, trained.path)
     message = "a RobertaModel, not a model of fairseq_posenc"
     assert message in refuse_export(capsys, trained)
+    data = checkpoint("translation", "rope", **PRE_NORM).data
+    with open(data / "dict.en.txt", "a", encoding="utf-8") as file:
+        file.write("more 1\n")
+    trained = checkpoint("translation", "rope", data, **PRE_NORM)
+    assert "one width, one dictionary" in refuse_export(capsys, trained)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,7 @@ def test_a_dictionary_of_other_pieces_is_refused(symbols, message, capsys):
     folder, _, _ = as_gpt2()
     trained = checkpoint("masked_lm", "learned", data_bin("masked_lm", symbols))
     assert message in refuse_export(capsys, trained, "--tokens", folder)
+    export_to(trained, tokens="none")
 
 
 def test_a_data_folder_says_what_cut_its_text(tmp_path):

@@ -38,9 +38,7 @@ SIZES += [(1, 1, 1)]
 
 
 @pytest.mark.parametrize(("total", "length", "stride"), SIZES)
-def test_every_token_is_scored_once_none_reads_too_much_and_batches_are_equal(
-    total, length, stride
-):
+def test_tokens_are_scored_once_none_reads_too_much_and_batches_are_equal(total, length, stride):
     found = list(cut_windows(total, length, stride))
     assert [token for w in found for token in range(w.scored, w.end)] == list(range(total))
     assert all(0 < w.end - w.start <= length for w in found)
@@ -94,9 +92,8 @@ def by_hand(model, tokens: list[int], length: int, stride: int) -> float:
 def test_perplexities_are_those_of_single_passes(llama, measure, tmp_path):
     """With the positions that the model has, and with others; also beyond its trained length."""
     tokens = Fast.from_pretrained(llama)(TEXT)["input_ids"]
-    set_positions(LlamaForCausalLM.from_pretrained(llama), "alibi", 24).save_pretrained(
-        tmp_path / "saved"
-    )
+    model = set_positions(LlamaForCausalLM.from_pretrained(llama), "alibi", 24)
+    model.save_pretrained(tmp_path / "saved")
     save_tokenizer(tmp_path / "saved", WORDS)
     specs = {"plain": None, "yarn": "own(scaling=yarn:4)", "none": "none", "near": "alibi"}
     names = [f"{name}={llama}" + (f"@{spec}" if spec else "") for name, spec in specs.items()]

@@ -136,9 +136,7 @@ def test_fairseqs_own_task_reads_the_texts_and_labels_of_every_file(tmp_path, na
                     assert list(example["target"]) == pytest.approx([float(label) / 5])
         if split in task.test_splits:
             assert raw.labels == []
-            assert open_glue_data(data.path).test_ids(split) == [
-                str(n) for n in range(len(raw.ids))
-            ]
+            assert open_glue_data(data.path).test_ids(split) == [*map(str, range(len(raw.ids)))]
     # Long ones are cut and counted.
     limit = data.splits["train"]["longest"] - 1
     start("glue", *common, tmp_path / "cut", "--max-tokens", limit)
@@ -181,9 +179,7 @@ def test_tasks_and_data_that_cannot_be_trained_on_are_told(tmp_path, pieces):
         start("glue", tmp_path, "--out", tmp_path, "--encoder-json", "e", "--vocab-bpe", "v")
     with pytest.raises(UserError, match=r"QQP/train.tsv does not exist, nor with .gz"):
         read(tmp_path, "QQP")
-    with pytest.raises(
-        UserError, match=r"RTE does not exist: make it with .* preprocess glue --tas"
-    ):
+    with pytest.raises(UserError, match=r"RTE does not exist: make it .* preprocess glue --ta"):
         find_training_data(tmp_path, TASKS["RTE"])
     (tmp_path / "RTE").mkdir()
     with pytest.raises(UserError, match="RTE is not a data-bin of a GLUE task: it has no"):

@@ -101,6 +101,7 @@ def test_which_runs_have_collapsed(task, outputs, collapsed):
 def test_predictions_are_labels_and_scores_as_glue_wants_them():
     two, scores = torch.eye(2).flip(0), torch.tensor([[-0.1], [0.52], [1.2]])
     assert format_predictions(TASKS["RTE"], two) == ["not_entailment", "entailment"]
+    assert format_predictions(TASKS["QQP"], two) == ["1", "0"]
     assert format_predictions(TASKS["STS-B"], scores) == ["0.000", "2.600", "5.000"]
 
 

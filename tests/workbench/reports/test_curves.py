@@ -46,9 +46,11 @@ def write(path: Path, *validations: float, training: Points = ((50, 6.3),)) -> P
 def curves(out: Path, *words: object) -> str:
     """Run the command; return its page."""
     assert main(["learning-curves", *map(str, words), "--out", str(out)]) == 0
+    page = (out / "curves.md").read_text()
     for name in ("curves.png", "training.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
-    return (out / "curves.md").read_text()
+        assert f"]({name})" in page
+    return page
 
 
 @pytest.mark.parametrize("line", [PLAIN, HYDRA])
@@ -78,6 +80,7 @@ def test_bad_input_is_one_line(tmp_path, capsys):
 
 # As the paper's Figure 2 has them: updates and loss in nats, straight in between.
 BERT = [(0, 10.8), (1000, 6.9), (8000, 6.1), (10000, 3.2), (16000, 2.6), (40000, 2.2)]
+DECBERT = [(0, 10.8), (1000, 6.9), (4000, 6.5), (6000, 3.1), (16000, 2.5), (40000, 2.1)]
 BAG_OF_WORDS = [(0, 10.8), (1000, 6.9), (10000, 5.9), (40000, 5.8)]
 SINUSOIDAL = [(update, 2.3 + 8.5 * math.exp(-update / 1500)) for update in range(0, 40001, 100)]
 SLOW = [(0, 8.0), (400, 5.6), (40000, 5.2)]
@@ -144,7 +147,7 @@ def test_a_line_is_smoothed_with_as_many_on_either_side():
 def test_the_command_tells_figures_and_stages_and_draws_the_training(tmp_path, capsys):
     """With a name in which matplotlib would look for TeX."""
     words = []
-    for name, corners in (("bert", BERT), (r"$\nope$", BAG_OF_WORDS)):
+    for name, corners in (("bert", BERT), ("diff", DECBERT), (r"$\nope$", BAG_OF_WORDS)):
         log = write(tmp_path / name, 7, 5, 6, training=losses(corners))
         words.append(f"{name}={log}")
     text = curves(tmp_path / "out", *words, "--updates", "0:16000")
@@ -153,15 +156,17 @@ def test_the_command_tells_figures_and_stages_and_draws_the_training(tmp_path, c
     assert "accuracy" not in text
     assert "| `bert` | 900 | 8,000 | 10,000 | 7,100 |" in text
     assert text.count(r"`$\nope$` |") == 1  # it has no stages
+    assert "The dive is the steepest line segment" in text
+    stages = [[*row.values()] for row in read(tmp_path / "out/curves.json").figures["stages"]]
+    assert stages == [["bert", 900, 8000, 10000, 7100], ["diff", 900, 4000, 5900, 3100]]
     assert text.startswith(capsys.readouterr().out)
 
 
 def test_seeds_have_means_with_intervals(tmp_path):
     """Plateaus of 7,000, 6,000 and 8,000 updates: 7,000, and Student's t of two degrees, 4.303."""
     logs = []
-    plateaus = [
-        [(x + more * (x in (8000, 10000)), y) for x, y in BERT] for more in (0, -1000, 1000)
-    ]
+    shifts = (0, -1000, 1000)
+    plateaus = [[(x + more * (x in (8000, 10000)), y) for x, y in BERT] for more in shifts]
     for number, corners in enumerate([*plateaus, BAG_OF_WORDS]):
         end = corners[-1][1] / math.log(2)
         log = tmp_path / f"{number}.log"

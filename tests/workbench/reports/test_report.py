@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from docs.generate.papers import FIGURES
+from docs.generate.papers import FIGURES, format_page
 from fairseq_posenc import specs
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results.record import Record
@@ -96,26 +96,26 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
 
 def test_nothing_to_report_is_one_line(tmp_path, capsys):
     assert "no such file or folder" in refused(capsys, "report", tmp_path / "x")
-    assert "no results yet: repeat its glue, squad predict or bleu" in (
-        refused(capsys, "report", tmp_path)
-    )
+    line = refused(capsys, "report", tmp_path)
+    assert "no results yet: repeat its glue, squad predict or bleu" in line
     (tmp_path / "x.json").write_text("x")
     assert "no results" not in refused(capsys, "report", tmp_path / "x.json")  # its own fault
 
 
 def test_the_papers_figures_agree_and_their_models_can_be_trained():
-    """An average is that of the columns, and what several tables have is the same."""
-    for table in TABLES.values():
+    """The page has all rows; averages are those of columns; figures of several tables agree."""
+    for (name, table), part in zip(TABLES.items(), format_page().split("\n## ")[1:]):
+        assert part.startswith(f"{name}: ")
         assert (ROOT / f"train_scripts/configs/{table['configuration']}.yaml").exists()
         for entry in table["rows"]:
             specs.parse(entry["position_encoding"])
+            (line,) = [x for x in part.splitlines() if x.startswith(f"| {entry['name']} |")]
+            assert f"`{entry['position_encoding']}`" in line
     for name, digits in (("B3", 0.0051), ("B4", 0.051)):
         for entry in TABLES[name]["rows"]:
             values = dict(entry["values"])
             average = values.pop("average")
             assert statistics.fmean(values.values()) == pytest.approx(average, abs=digits)
-    of_m4 = [
-        [x["values"] for x in TABLES[name]["rows"] if x["position_encoding"] == "m4"]
-        for name in ("A2", "A3", "A4")
-    ]
-    assert of_m4[0] == of_m4[1] == of_m4[2] != []
+    rows = [row for name in ("A2", "A3", "A4") for row in TABLES[name]["rows"]]
+    first, *others = (row["values"] for row in rows if row["position_encoding"] == "m4")
+    assert others == [first, first]
