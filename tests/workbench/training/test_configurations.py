@@ -208,7 +208,7 @@ def test_a_model_of_the_users_own_is_accepted():
     [
         ("b_small", "distributed_training.distributed_world_size=3", "divided among 3 GPUs"),
         ("laptop", "distributed_training.distributed_world_size=2", "more than the GPUs that"),
-        ("laptop", "model.position_encodin=rope", "did you mean position_encoding? Key"),
+        ("laptop", "model.position_encodin=rope", "mean position_encoding or position_en"),
         ("laptop", "max_update=3", "did you mean optimization.max_update? Key"),
         ("laptop", "model.init_positions=true", "init_positions: Key 'init_positions' is not in"),
         ("laptop", "optimization.max_update=x", "the setting optimization.max_update: Value 'x'"),
