@@ -158,7 +158,7 @@ else
     step "pip and build tools" pip_install pip setuptools wheel cython
     step "torch (the largest download, some GB on Linux)" pip_install torch numpy
     step "fairseq (compiled once, about a minute)" compile pip_install --no-build-isolation fairseq-fixed
-    step "fairseq_posenc and its tools" pip_install --no-build-isolation --editable '.[dev]'
+    step "fairseq_posenc and its tools (many small packages, a minute or more)" pip_install --no-build-isolation --editable '.[dev]'
 fi
 step "torchaudio left out, if this torch cannot load it" remove_broken_torchaudio
 step "fairseq_posenc as a --user-dir" link_user_dir
