@@ -213,7 +213,7 @@ class Stack(NamedTuple):
         return [any(item.encoding.acts_on == "rotation" for item in kind) for kind in kinds]
 
     def check_layers(self, spec: Spec) -> None:
-        """Refuse a spec that was read from the model, if it gives layers what others have.
+        """Refuse a spec that was read from the model, if it does not describe its layers.
 
         Layers may have been removed from a model whose layers differ, or added to it.
         """
@@ -226,8 +226,8 @@ class Stack(NamedTuple):
             fits = not differ or rotates == self.list_rotated(spec)
         if not fits:
             raise UserError(
-                "layers of this model were removed or added, so its positions are stated of other "
-                "layers than have them: write the positions of each layer in set_positions"
+                "layers of this model were removed or added, so its spec no longer describes them: "
+                "write the positions of each layer in set_positions"
             )
 
     def list_weights(self, owner: nn.Module) -> dict[str, str]:
