@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
         ("masked_lm", ["--criterion", "label_smoothed_cross_entropy"], "or the criterion does not"),
         ("causal_lm", ["--criterion", "masked_lm"], "or the criterion does not fit: roberta_*"),
         ("causal_lm", ["--tpu"], "torch_xla"),
-        ("translation", ["--max-source-positions", 2], "longer than the model reads"),
+        ("translation", ["--max-source-positions=2", "--required-batch-size-multiple=8"], "longer"),
         ("causal_lm", ["--required-batch-size-multiple", 512], "--required-batch-size-multiple 1"),
         ("masked_lm", ["--bpe", "characters"], "Could not find 'bpe/characters' Available"),
     ],
