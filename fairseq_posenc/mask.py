@@ -125,11 +125,7 @@ class Mask(NamedTuple):
         return hidden if hidden.dim() == 3 else hidden[None]
 
     def with_direction(self, direction: str) -> Mask:
-        """Set the direction.
-
-        Raises:
-            UserError: the direction is unknown.
-        """
+        """Set the direction; refuse an unknown one."""
         if direction not in DIRECTIONS:
             raise UserError(f"unknown direction {direction!r}: choose {', '.join(DIRECTIONS)}")
         return self._replace(direction=direction)
@@ -262,11 +258,10 @@ class Mask(NamedTuple):
         if self.segments is not None and other.segments is not None:
             segments = self.segments * (other.segments.amax() + 1) + other.segments  # of each pair
         return self._replace(
-            window=min(self.window or other.window or 0, other.window or self.window or 0) or None,
+            window=_smaller(self.window, other.window),
             segments=segments,
             documents=self.documents or other.documents,
-            longest=min(self.longest or other.longest or 0, other.longest or self.longest or 0)
-            or None,
+            longest=_smaller(self.longest, other.longest),
             first_keys=other.first_keys if self.first_keys is None else self.first_keys,
             prefill=self.prefill or other.prefill,
         )
@@ -296,6 +291,11 @@ class Mask(NamedTuple):
         keys = torch.arange(src_len, device=device)
         queries = keys[src_len - tgt_len :, None]
         return self.hides(queries, keys[None]).unsqueeze(1)  # [B or 1, 1, T, S]
+
+
+def _smaller(limit: int | None, other: int | None) -> int | None:
+    """Return the smaller of two limits; None is no limit."""
+    return limit if other is None or (limit is not None and limit < other) else other
 
 
 NO_MASK = Mask()  # every query may see every key
