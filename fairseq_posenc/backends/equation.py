@@ -21,11 +21,6 @@ import torch
 from torch import Tensor
 
 
-def multiply_all(*factors: Tensor) -> Tensor:
-    """Multiply tensors that broadcast to each other."""
-    return reduce(operator.mul, factors)
-
-
 def score(
     content: Tensor,
     rows: Iterable[Tensor] = (),
@@ -38,7 +33,6 @@ def score(
     temperature: Tensor | None = None,
     softcap: float | None = None,
     add: Callable[[Tensor, Tensor], Tensor] = operator.add,
-    multiply: Callable[..., Tensor] = multiply_all,
 ) -> Tensor:
     """Compute the scores of pairs before masks and softmax, ``(B, H, M, W)``.
 
@@ -53,13 +47,12 @@ def score(
         temperature: tau_i, a factor of all scores of a query, ``(B, H, M, 1)``.
         softcap: C, which turns e into C * tanh(e / C).
         add: adds its second argument to the first, perhaps in place: a block then needs no copy.
-        multiply: multiplies content and rows; a block gives one that saves less for its gradient.
     """
     if gain is not None:
         content = content * gain
     if count_positions is not None:
         biases = [count_positions(content * scale), *biases]  # before `add` overwrites the content
-    combined = multiply(content, *rows) if product else reduce(add, rows, content)
+    combined = reduce(operator.mul if product else add, rows, content)
     scores = reduce(add, biases, combined * scale if scale != 1.0 else combined)
     if temperature is not None:
         scores = scores * temperature

@@ -30,7 +30,7 @@ from fairseq_posenc.encodings.term import (
 )
 
 # Bytes that a call may save for its backward pass; a call that would save more computes its blocks
-# again. With every encoding, RoBERTa-base saves 8 sentences of 512 tokens (384 MiB for a product of
+# again. With every encoding, RoBERTa-base saves 8 sentences of 512 tokens (288 MiB for a product of
 # three terms), and its 12 layers never save more than 4.7 GiB.
 SAVED_BYTES = 400 * 2**20
 # A table whose distinct rows are more than this share of the number of keys is repeated to all
@@ -90,7 +90,7 @@ def expand_terms(call: AttentionCall) -> AttentionCall:
 def _attend_blocks(call: AttentionCall) -> Tensor:
     call = expand_terms(call)
     near = find_near(call.terms, call.key.size(2))
-    operands = lay_out(call)
+    operands = lay_out(call, near is not None)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     # Under hooks on saved tensors no block is saved: hooks would not see that a graph is dropped,
     # or would offload each block alone.
@@ -126,10 +126,9 @@ def _count_saved_bytes(call: AttentionCall, has_far: bool) -> int:
     only where one without does.
     """
     terms, temperature = call.terms, call.temperature()
-    multiplies = terms.product and not has_far
-    factors = sum(terms.rows(of) is not None for of in ("query", "key")) if multiplies else 0
-    numbers = 1  # of each pair: the weight
-    numbers += 1 + factors if factors else int(terms.gain is not None)  # content and factors
+    numbers = 1 + int(terms.gain is not None)  # of each pair: the weight, and the content
+    if terms.product and not has_far:
+        numbers += sum(terms.rows(of) is not None for of in ("query", "key"))
     numbers += temperature is not None and temperature.requires_grad  # the score
     numbers += terms.has(ScoreCap) + (terms.rows("value") is not None and call.dropout > 0)
     pairs = math.prod(call.query.shape[:3]) * call.key.size(2)

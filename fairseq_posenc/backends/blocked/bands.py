@@ -221,24 +221,24 @@ class AddParts(torch.autograd.Function):
 
 
 class Multiply(torch.autograd.Function):
-    """Multiplies pairs; saves the factors and none of the products between them."""
+    """Multiplies the content of pairs, computed again in the backward pass, with their factors."""
 
     @staticmethod
-    def forward(ctx: Any, content: Tensor, *factors: Tensor) -> Tensor:
-        """Multiply ``(k, h, M, W)`` with one or two more of the same shape."""
-        ctx.save_for_backward(content, *factors)
-        product = content * factors[0]
+    def forward(ctx: Any, query: Tensor, key: Tensor, *factors: Tensor) -> Tensor:
+        """Multiply q_i.k_j with one or two factors, ``(k, h, M, W)``."""
+        ctx.save_for_backward(query, key, *factors)
+        product = (query @ key.mT) * factors[0]
         return product.mul_(factors[1]) if len(factors) == 2 else product
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         """Multiply the gradient with all other factors."""
-        content, *factors = ctx.saved_tensors
-        by_content = grad * content
-        if len(factors) == 1:
-            return grad * factors[0], by_content
-        first, second = factors
-        return (grad * first).mul_(second), by_content * second, by_content.mul_(first)
+        query, key, *factors = ctx.saved_tensors
+        content_grad, factor_grads = grad * factors[0], [grad * (query @ key.mT)]
+        if len(factors) == 2:
+            content_grad.mul_(factors[1])
+            factor_grads = [factor_grads[0] * factors[1], factor_grads[0].mul_(factors[0])]
+        return content_grad @ key, (query.mT @ content_grad).mT, *factor_grads
 
 
 def _sum_skewed(x: Tensor, step: int) -> Tensor:

@@ -18,13 +18,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends import equation
 from fairseq_posenc.backends.base import refuse_second_order
-from fairseq_posenc.backends.blocked.bands import (
-    Multiply,
-    add_rows,
-    multiply_rows,
-    sum_rows,
-    view_by_distance,
-)
+from fairseq_posenc.backends.blocked import bands
 from fairseq_posenc.backends.blocked.dropout import Weigh
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.operands import Operands
@@ -118,7 +112,7 @@ class Computation:
                 scores, self.flushes, self.dropout, x.query_seeds, x.key_seeds, known, x.value
             )
             if x.value_rows is not None:
-                attended = attended + sum_rows(kept, x.value_rows, x.value_index)
+                attended = attended + bands.sum_rows(kept, x.value_rows, x.value_index)
             return x, attended
 
     def _multiply_tokens(self, x: Operands, block: Block) -> Tensor:
@@ -129,43 +123,43 @@ class Computation:
         if not self.product and x.first_query is None:
             scores = copy_if_kept(x.query @ x.key.mT)
             if x.gain is not None:  # of the content alone
-                scores = scores * view_by_distance(x.gain, x.query.size(2))
+                scores = scores * bands.view_by_distance(x.gain, x.query.size(2))
             if x.query_rows is not None:
                 of_query = x.query, x.query_rows, x.query_index, False
-                scores = add_rows(scores, *of_query, block.widths)
+                scores = bands.add_rows(scores, *of_query, block.widths)
             if x.key_rows is not None:
-                scores = add_rows(scores, x.key, x.key_rows, x.key_index, True, block.widths)
+                scores = bands.add_rows(scores, x.key, x.key_rows, x.key_index, True, block.widths)
             return scores
-        ends = slice(1), None, slice(-1, None)  # the first row and the last one are far keys'
-        parts = [
-            self._multiply_near(x, key) if end is None else _multiply_far(x, key, end)
-            for key, end in zip(x.key.split(block.widths, 2), ends)
-            if key.size(2)
-        ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        near = self._multiply_near(x)
+        if x.before_key is None or x.after_key is None:
+            return near
+        before = _multiply_far(x, x.before_key, slice(1))
+        return torch.cat([before, near, _multiply_far(x, x.after_key, slice(-1, None))], -1)
 
-    def _multiply_near(self, x: Operands, key: Tensor) -> Tensor:
+    def _multiply_near(self, x: Operands) -> Tensor:
         """Multiply all parts of near pairs, or add them where some have the rows of a reset."""
         products = []
         for tokens, rows, index, reset in (
             (x.query, x.query_rows, x.query_index, x.query_reset),
-            (key, x.key_rows, x.key_index, x.key_reset),
+            (x.key, x.key_rows, x.key_index, x.key_reset),
         ):
             if rows is None:
                 continue
-            pairs = multiply_rows(tokens, rows, index, of_keys=tokens is key)
+            pairs = bands.multiply_rows(tokens, rows, index, of_keys=tokens is x.key)
             if reset is not None:
                 numbers = (tokens @ reset.mT).unbind(-1)  # two of each token, [k, h, M or W]
-                dim = -2 if tokens is key else -1
+                dim = -2 if tokens is x.key else -1
                 pairs = _insert_reset(x, pairs, *(y.unsqueeze(dim) for y in numbers))
             products.append(pairs)
+        if self.product and products and x.gain is None:
+            scores: Tensor = bands.Multiply.apply(x.query, x.key, *products)
+            return scores
         return equation.score(
-            copy_if_kept(x.query @ key.mT),
+            copy_if_kept(x.query @ x.key.mT),
             products,
-            product=self.product and bool(products),
+            product=self.product,
             gain=None if x.gain is None else _view_numbers(x, x.gain, x.gain_reset),
             add=Tensor.add_,
-            multiply=Multiply.apply,
         )
 
     def _list_biases(self, x: Operands, block: Block) -> list[Tensor]:
@@ -174,7 +168,7 @@ class Computation:
         if x.pair_bias is not None:
             biases.append(x.pair_bias)
         if x.state_rows is not None and x.states is not None:
-            biases.append(multiply_rows(x.states, x.state_rows, x.state_index, of_keys=False))
+            biases.append(bands.multiply_rows(x.states, x.state_rows, x.state_index, of_keys=False))
         if x.query_decay is not None and x.key_decay is not None:
             decay = equation.subtract_sums(x.query_decay, x.key_decay)
             if x.later_query_decay is not None and x.later_key_decay is not None:
@@ -217,7 +211,7 @@ class Blocks(torch.autograd.Function):
         totals = [torch.zeros_like(x) if y else None for x, y in zip(tensors, learns)]
         of_keys = {}  # by index, transposed: the products for them are faster
         for index, name in enumerate(call._fields):
-            if name in ("key", "value") and learns[index]:
+            if name.endswith(("key", "value")) and learns[index]:
                 of_keys[index] = tensors[index].new_zeros(tensors[index].mT.shape)
                 totals[index] = of_keys[index].mT
         graphs, ctx.graphs = ctx.graphs[::-1], []  # a second backward pass computes them again
@@ -253,19 +247,17 @@ def _transpose(x: Tensor) -> Tensor:
 def _multiply_far(x: Operands, key: Tensor, end: slice) -> Tensor:
     """Multiply the parts of pairs that share a row of each table, at the end of its rows.
 
-    (q.k) (q.Q) (k.K) is the dot product of (q.Q) q and (k.K) k.
+    (q.k) (q.Q) (k.K) is the dot product of (q.Q) q and (k.K) k, which ``key`` is.
     """
     query = x.query
     if x.query_rows is not None:
         query = query * (query @ x.query_rows[:, end].mT)
-    if x.key_rows is not None:
-        key = key * (key @ x.key_rows[:, end].mT)
     return query @ key.mT
 
 
 def _view_numbers(x: Operands, numbers: Tensor, reset: Tensor | None) -> Tensor:
     """View numbers by distance as those of pairs, ``(G, M, W)``, or ``(k, G, M, W)`` if reset."""
-    pairs = view_by_distance(numbers, x.query.size(2))
+    pairs = bands.view_by_distance(numbers, x.query.size(2))
     return pairs if reset is None else _insert_reset(x, pairs, *reset[..., None, None].unbind(1))
 
 

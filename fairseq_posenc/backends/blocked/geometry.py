@@ -61,6 +61,8 @@ class Block:
             **{"B": self.sentences, "H": self.heads, "T": self.queries, "S": self.keys},
             "R": slice(first + self.keys.start, last + self.keys.stop),
             "r": slice(first + self.near.start, last + self.near.stop),
+            **{"b": slice(self.keys.start, self.near.start), "n": self.near},
+            "a": slice(self.near.stop, self.keys.stop),
         }
 
     def list_places(self, src_len: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -81,7 +83,7 @@ class Block:
         Args:
             x: the tensor; a dimension of size 1 is kept whole, as it is for all.
             axes: a letter for each dimension: B, H, T and S as above, R distances, r those of near
-                keys; others are taken whole.
+                keys, n near keys, b those before and a those after them; others are taken whole.
         """
         places = (self._places.get(axis, slice(None)) for axis in axes)
         return x[tuple(y if n > 1 else slice(None) for y, n in zip(places, x.shape))]

@@ -30,6 +30,9 @@ class Operands(NamedTuple):
     query: Annotated[Tensor, "BHTD"]  # scaled
     key: Annotated[Tensor, "BHSD"]
     value: Annotated[Tensor, "BHSD"]
+    # Of a product, (k.K) k of far keys before near ones, and after them; `key` has near ones alone.
+    before_key: Annotated[Tensor | None, "BHbD"]
+    after_key: Annotated[Tensor | None, "BHaD"]
     query_rows: Annotated[Tensor | None, "HrD"]
     query_index: Annotated[Tensor | None, "r"]  # which of U rows each distance has
     key_rows: Annotated[Tensor | None, "HrD"]
@@ -63,6 +66,8 @@ class Operands(NamedTuple):
         """Select a block's part of these tensors, or of others of their shapes, as views."""
 
         def find_axes(name: str) -> str:
+            if name == "key" and self.before_key is not None:
+                return "BHnD"
             shares = name.endswith("_rows") and getattr(self, f"{name[:-5]}_index") is not None
             return AXES[name].upper().replace("R", "U") if shares else AXES[name]  # U: whole
 
@@ -78,7 +83,7 @@ AXES: dict[str, str] = {
 }
 
 
-def lay_out(call: AttentionCall) -> Operands:
+def lay_out(call: AttentionCall, has_far: bool) -> Operands:
     """Lay out the tensors of a call whose terms have a bias and a gain for each distance."""
     device, terms = call.query.device, call.terms
     (batch, heads, tgt_len, head_dim), src_len = call.query.shape, call.key.size(2)
@@ -110,6 +115,13 @@ def lay_out(call: AttentionCall) -> Operands:
         if term.runs is not None:
             found[name.replace("rows", "index")] = term.runs.find(distances)
         found[name] = rows.contiguous()
+    if has_far and terms.product:
+        rows = found["key_rows"]
+        for side, end in (("before", slice(1)), ("after", slice(-1, None))):
+            # Not a matrix product, whose gradient autocast would round.
+            found[f"{side}_key"] = (
+                key if rows is None else key * (key * rows[:, end]).sum(-1, keepdim=True)
+            )
     if (first := terms.first) is not None:  # [B or 1, S]
         found["first_query"] = first[:, None, src_len - tgt_len :, None].flip(2)
         found["first_key"] = first[:, None, None]
