@@ -116,11 +116,11 @@ def lay_out(call: AttentionCall, has_far: bool) -> Operands:
             found[name.replace("rows", "index")] = term.runs.find(distances)
         found[name] = rows.contiguous()
     if has_far and terms.product:
-        rows = found["key_rows"]
+        key_rows = found["key_rows"]
         for side, end in (("before", slice(1)), ("after", slice(-1, None))):
             # Not a matrix product, whose gradient autocast would round.
             found[f"{side}_key"] = (
-                key if rows is None else key * (key * rows[:, end]).sum(-1, keepdim=True)
+                key if key_rows is None else key * (key * key_rows[:, end]).sum(-1, keepdim=True)
             )
     if (first := terms.first) is not None:  # [B or 1, S]
         found["first_query"] = first[:, None, src_len - tgt_len :, None].flip(2)
