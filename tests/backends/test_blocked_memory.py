@@ -26,7 +26,7 @@ NUMBER = 4 * H * LENGTH**2  # bytes of a number for each pair
 
 
 def forms() -> dict[str, Terms]:
-    """Return terms whose blocks hold one, two and four numbers for each pair, in order."""
+    """Return terms whose blocks hold one, two and three numbers for each pair, in order."""
     table = torch.empty(1, 2 * LENGTH - 1, D).normal_().requires_grad_()
     return {
         "plain": Terms(),
@@ -61,7 +61,7 @@ def held_bytes(call: AttentionCall) -> int:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize(("form", "numbers"), [("plain", 1), ("gain", 2), ("product", 4)])
+@pytest.mark.parametrize(("form", "numbers"), [("plain", 1), ("gain", 2), ("product", 3)])
 def test_a_call_holds_its_blocks_within_the_budget_and_nothing_beyond(
     form, numbers, dropout, monkeypatch
 ):
@@ -81,9 +81,9 @@ def test_a_window_does_not_make_a_call_hold_its_blocks(monkeypatch):
         assert bool(find_blocks(out).graphs) == holds
 
 
-def test_the_budget_holds_eight_sentences_of_roberta_base_and_not_nine():
-    sentence = 4 * 4 * 12 * 512**2  # of a product of three terms
-    assert 8 * sentence <= blocked.SAVED_BYTES < 9 * sentence
+def test_the_budget_holds_eleven_sentences_of_roberta_base_and_not_twelve():
+    sentence = 4 * 3 * 12 * 512**2  # of a product of three terms
+    assert 11 * sentence <= blocked.SAVED_BYTES < 12 * sentence
 
 
 def test_under_hooks_a_call_holds_no_tensor_beside_the_saved_ones():
