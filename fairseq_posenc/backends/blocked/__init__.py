@@ -30,8 +30,8 @@ from fairseq_posenc.encodings.term import (
 )
 
 # Bytes that a call may save for its backward pass; a call that would save more computes its blocks
-# again. With every encoding, RoBERTa-base saves 11 sentences of 512 tokens (396 MiB for a product of
-# three terms), and its 12 layers never save more than 4.7 GiB.
+# again. With every encoding, RoBERTa-base saves 11 sentences of 512 tokens (396 MiB for a product
+# of three terms), and its 12 layers never save more than 4.7 GiB.
 SAVED_BYTES = 400 * 2**20
 # A table whose distinct rows are more than this share of the number of keys is repeated to all
 # distances: multiplying tiles with the rows they need is then faster than multiplying every token
