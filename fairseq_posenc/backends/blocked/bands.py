@@ -103,11 +103,11 @@ def sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
 
 def view_by_distance(numbers: Tensor, queries: int) -> Tensor:
     """View numbers by distance, ``(G, M + W - 1)``, as those of pairs, ``(G, M, W)``."""
-    pairs: Tensor = ByDistance.apply(numbers, queries)
+    pairs: Tensor = SlidingView.apply(numbers, queries)
     return pairs
 
 
-class ByDistance(torch.autograd.Function):
+class SlidingView(torch.autograd.Function):
     """:func:`view_by_distance`, whose gradient takes autograd longer than a matrix product."""
 
     @staticmethod
