@@ -294,7 +294,7 @@ class Mask(NamedTuple):
 
 
 def _smaller(limit: int | None, other: int | None) -> int | None:
-    """Return the smaller of two limits; None is no limit."""
+    """Return the smaller of two limits; None means no limit."""
     return limit if other is None or (limit is not None and limit < other) else other
 
 
