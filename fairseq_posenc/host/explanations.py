@@ -74,14 +74,14 @@ def parse_stop_update(message: str) -> int:
     return int(match[1].replace(",", "")) if match else 0
 
 
-def explain_failure(error: BaseException) -> str | None:
-    """Explain the first known error in an exception's chain; None if none is known."""
+def explain_failure(error: BaseException, settings: Any = None) -> str | None:
+    """Explain the first known error of a command with such settings, or of what caused it."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped; the same command continues from its last checkpoint, if it has written one"
-    return next(filter(None, map(_explain, chain(error))), None)
+    return next(filter(None, (_explain(each, settings) for each in chain(error))), None)
 
 
-def _explain(error: BaseException) -> str | None:
+def _explain(error: BaseException, settings: Any) -> str | None:
     """Explain a divergence, a setting that hydra refuses, a missing file, or one of ``_ADVICE``."""
     model, save_dir = (_training[0](), _training[1]) if _training else (None, "")
     if isinstance(error, FloatingPointError) and model is not None:  # in the update that follows
@@ -108,8 +108,8 @@ def _explain(error: BaseException) -> str | None:
     place = frames[-1].f_code.co_name if frames else ""  # the function that raised the error
     if isinstance(error, IndexError) and place == "batch_by_size":
         return _ADVICE["The dataset is empty"]
-    if str(error).startswith("Could not infer language pair") and place == "setup_task":
-        folder = Path(frames[-1].f_locals["paths"][0])
+    if str(error).startswith("Could not infer language pair") and settings is not None:
+        folder = Path(settings.task.data.partition(":")[0])  # the first of several shards
         found = ", ".join(sorted(path.name for path in folder.glob("*.idx")))
         return f"{folder} has no pairs, as train.de-en.de.idx; its splits: {found or 'none'}"
     if isinstance(error, KeyError) and place == "build_x":  # fairseq.registry

@@ -60,9 +60,9 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     for name in ("best", "num_runs"):  # which fairseq keeps of an earlier member of a sweep
         for function in filter(None, (checkpoint_utils.save_checkpoint, _find_counter())):
             vars(function).pop(name, None)
-    started, ranks = os.environ.get("WORLD_SIZE", "1"), settings.distributed_training
+    started, distributed = os.environ.get("WORLD_SIZE", "1"), settings.distributed_training
     is_rank = "RANK" in os.environ and started.isdigit() and int(started) > 1  # of torchrun
-    if is_rank and ranks.distributed_world_size == 1:  # each would write the same checkpoints
+    if is_rank and distributed.distributed_world_size == 1:  # each would write the same checkpoints
         raise UserError(
             f"{started} processes of one training: with --distributed-world-size 1 each would "
             f"train alone, as rank 0; give --distributed-world-size {started}"

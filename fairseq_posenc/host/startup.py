@@ -88,7 +88,7 @@ def install_excepthook() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if message := find_message(error) or explain_failure(error):
+        if message := find_message(error) or explain_failure(error, _RECORDER.started[1]):
             print(f"fairseq-posenc: error: {message}", file=sys.stderr)
         else:
             previous(kind, error, trace)
