@@ -1,4 +1,4 @@
-"""Reads the positions that a transformers model has, as a spec, for which ``own`` stands.
+"""Reads the positions that a transformers model has, as a spec, which ``own`` means.
 
 Only the configuration is read, never the weights; positions that the library lacks are refused.
 """

@@ -75,7 +75,7 @@ def test_states_are_content_and_position():
 
 
 @pytest.mark.parametrize("spec", ["m4", "deberta"])
-def test_a_table_of_queries_is_told_from_that_of_keys(spec):
+def test_a_table_of_queries_is_shown_from_that_of_keys(spec):
     found, query, key, built = parts(spec)
     without_key = their_scores(built, spec, query[0], torch.zeros_like(key[0]))
     torch.testing.assert_close(found.details["query_table"][0], without_key)

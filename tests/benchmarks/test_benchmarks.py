@@ -175,7 +175,7 @@ def test_the_formula_of_model_flops_counts_the_matrix_products(family):
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)
 
 
-def test_backends_that_cannot_run_or_are_unknown_are_told(capsys):
+def test_backends_that_cannot_run_or_are_unknown_are_shown(capsys):
     case = TINY._replace(mode="training", dropout=0.0)
     found = compare("op", case, ["rope"], ["auto", "flex"], *QUICKLY)
     assert "flex" not in {row["backend"] for row in found}
@@ -313,6 +313,6 @@ def test_layers_have_the_type_and_the_batch_of_the_options():
 
 
 @pytest.mark.slow
-def test_a_mistake_is_told_in_one_line():
+def test_a_mistake_is_shown_in_one_line():
     done = script("transformers_host.py", "--layers", "1", "--specs", "nonsense")
     assert re.fullmatch(r"error: unknown position encoding 'nonsense'.*\n", done.stderr)

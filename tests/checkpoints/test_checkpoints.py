@@ -218,7 +218,7 @@ def test_a_checkpoint_of_an_earlier_version_loads_and_the_log_says_for_what(capl
     assert "did not record positions; assuming rope" in caplog.text
 
 
-def test_a_broken_identity_is_told_in_a_line():
+def test_a_broken_identity_is_shown_in_a_line():
     model = make_model("masked_lm", position_encoding="rope")
     state = model.state_dict()
     (name,) = filter(is_identity, state)

@@ -89,7 +89,7 @@ def test_a_faulty_dictionary_is_refused_by_its_line_with_nothing_left(text, case
     ],
     ids=["all", "most", "half"],
 )
-def test_a_text_that_the_dictionary_does_not_know_is_told(text, content, said, capsys):
+def test_a_text_that_the_dictionary_does_not_know_is_shown(text, content, said, capsys):
     text.with_name("dict.txt").write_text(content)
     binarize(text, "--dict", text.with_name("dict.txt"))
     printed = capsys.readouterr().err
@@ -98,7 +98,7 @@ def test_a_text_that_the_dictionary_does_not_know_is_told(text, content, said, c
 
 
 @pytest.mark.parametrize("program", ["glue", "squad"])
-def test_tasks_that_the_dictionary_does_not_know_are_told(tmp_path, program, capsys):
+def test_tasks_that_the_dictionary_does_not_know_are_shown(tmp_path, program, capsys):
     (tmp_path / "dict.txt").write_text("x 1\n")
     more = ["--dict", tmp_path / "dict.txt", "--sentencepiece-model", write_pieces(tmp_path, 30)]
     if program == "glue":

@@ -118,7 +118,7 @@ def test_a_line_without_end_is_no_text_file(tmp_path, monkeypatch):
         run("--train", tmp_path / "text", "--out", tmp_path / "bin")
 
 
-def test_a_killed_worker_is_told_in_one_line(tmp_path, text, monkeypatch):
+def test_a_killed_worker_is_shown_in_one_line(tmp_path, text, monkeypatch):
     monkeypatch.setattr(
         command, "make_items", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     )

@@ -144,7 +144,7 @@ def test_heads_of_cross_attention_can_be_pruned(spec):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_misspelt_activation_function_is_told_at_once(family, capsys):
+def test_a_misspelt_activation_function_is_shown_at_once(family, capsys):
     """On the command line when it is read; in a configuration of hydra's, before any layer."""
     with pytest.raises(SystemExit):
         configuration(ARCHITECTURES[family], "--activation-fn", "gulu")

@@ -169,7 +169,7 @@ def test_the_list_has_every_encoding_and_companion(capsys):
         ("fairseq-posenc preprocess wiki", {"wikipedia", "wikitext"}),
     ],
 )
-def test_a_shell_is_told_how_words_go_on(line, found, tmp_path):
+def test_a_shell_is_shown_how_words_go_on(line, found, tmp_path):
     answer = tmp_path / "answer"
     shell = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1"}
     shell.update({"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "IFS": "\n"})

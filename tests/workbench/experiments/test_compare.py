@@ -130,7 +130,7 @@ def test_a_difference_that_the_correction_removes_is_not_said():
     )
 
 
-def test_a_seed_that_diverged_is_told_and_the_others_are_compared():
+def test_a_seed_that_diverged_is_shown_and_the_others_are_compared():
     plan, ends = make_ends(FOUR)
     run = next(run for run in ends if run.variant.name == "learned")
     ends[run] = TrainingEnd(ends[run].curve, diverged_at=140)

@@ -262,7 +262,7 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
     assert "make the data with the vocabulary of the pre-training: --dict" in message
 
 
-def test_what_stops_a_training_is_told_in_one_line(tmp_path, capsys):
+def test_what_stops_a_training_is_shown_in_one_line(tmp_path, capsys):
     given = arguments("m4m", *RATE, "--out", tmp_path)
     assert main([*given, *QUICK, *changed("+model.attention_directions=up")]) == 1
     said = capsys.readouterr().err.splitlines()

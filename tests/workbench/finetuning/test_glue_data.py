@@ -59,7 +59,7 @@ def test_quotes_separators_of_other_kinds_and_compression_change_nothing(tmp_pat
         ("SST-2", "train", "renamed", "line 1: no column is called 'label' (sentence, labels)"),
     ],
 )
-def test_a_wrong_row_is_told_with_its_place(tmp_path, task, split, what, message):
+def test_a_wrong_row_is_shown_with_its_place(tmp_path, task, split, what, message):
     """Short rows of QQP's labelled files, which have some, are counted."""
     write_task(tmp_path, task, SIZES)
     path = find_file(tmp_path, TASKS[task], split)
@@ -169,7 +169,7 @@ def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces):
     assert complete_submission(submission, tmp_path / "eight") == missing
 
 
-def test_tasks_and_data_that_cannot_be_trained_on_are_told(tmp_path, pieces):
+def test_tasks_and_data_that_cannot_be_trained_on_are_shown(tmp_path, pieces):
     assert parse_tasks("all") == parse_tasks("MNLI, QQP, QNLI, SST-2, CoLA, STS-B, MRPC, RTE")
     with pytest.raises(UserError, match=r"--tasks WNLI: unknown task 'WNLI': choose from MNLI"):
         parse_tasks("WNLI")

@@ -172,7 +172,7 @@ def test_twenty_questions_learnt_by_heart_are_answered(tmp_path, capsys):
     assert plain == {key: value for key, value in figures.items() if "best" not in key}
 
 
-def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
+def test_wrong_input_is_shown_in_one_line(tmp_path, capsys):
     made = files()
     predict = ["squad", "predict", "--questions", made.raw, "--out", tmp_path, "--checkpoint"]
     assert "was not fine-tuned on SQuAD" in refused(capsys, *predict, made.pretrained)

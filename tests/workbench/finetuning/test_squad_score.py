@@ -204,7 +204,7 @@ BOTH = {"q1": "x", "q2": ""}
         ("v2.0", BOTH, "--na-prob-thresh=0", "--na-prob-thresh: needs --na-prob-file, whose odds"),
     ],
 )
-def test_bad_input_is_told_in_one_line(
+def test_bad_input_is_shown_in_one_line(
     files, tmp_path, capsys, version, predictions, odds, message
 ):
     more = [odds] if isinstance(odds, str) else []
@@ -266,7 +266,7 @@ HALF = b'{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "\\ud80
     ],
     ids=["json", "deep", "bytes", "gzip", "missing", "rows", "half a character", "empty"],
 )
-def test_files_that_are_no_squad_are_told_with_the_place(tmp_path, content, message):
+def test_files_that_are_no_squad_are_shown_with_the_place(tmp_path, content, message):
     path = tmp_path / ("bad.json.gz" if content in (None, CUT) else "bad.json")
     if content is not None:
         path.write_bytes(content)

@@ -108,7 +108,7 @@ def test_a_number_is_within_half_a_step(size):
 
 
 @pytest.mark.parametrize("number", [0.25, 0.0, -3.0])
-def test_equal_numbers_are_told_in_hundredths(number):
+def test_equal_numbers_are_shown_in_hundredths(number):
     found = quantize(torch.full((1, 1, 2, 2), number), torch.ones(1, 1, 2, 2, dtype=torch.bool))
     assert found.codes.eq(1).all()
     assert found.first[0][0] * found.step[0][0] == pytest.approx(number)
@@ -125,7 +125,7 @@ def test_the_first_head_shown_is_the_one_whose_rows_differ_most():
     assert find_telling_head(weights) == [1, 1]
 
 
-def test_what_a_layer_sees_is_told_by_its_directions():
+def test_what_a_layer_sees_is_shown_by_its_directions():
     model = make_model("masked_lm", attention_directions="lr,rl")
     layers = capture_attention(
         model, lambda: logits(model, "masked_lm", torch.randint(4, 20, (1, 6)))

@@ -202,7 +202,7 @@ class TestDevices:
         assert subprocess.check_output([sys.executable, "-c", ask], text=True) == "1\n"
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-    def test_a_gpu_that_is_not_there_is_told(self):
+    def test_a_gpu_that_is_not_there_is_shown(self):
         assert choose_device() == "cpu"
         with pytest.raises(UserError, match="--fp16 is for GPUs, and torch finds none here"):
             choose_dtype(fp16=True, bf16=False)

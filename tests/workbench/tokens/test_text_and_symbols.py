@@ -50,7 +50,7 @@ def test_a_damaged_file_is_one_line_that_names_it(suffix, damage, tmp_path):
         ("a".encode("utf-16"), "line 1: byte 0xff is not UTF-8"),
     ],
 )
-def test_what_is_no_text_is_told_with_its_line(content, said, tmp_path):
+def test_what_is_no_text_is_shown_with_its_line(content, said, tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(content)
     with pytest.raises(UserError, match=said):

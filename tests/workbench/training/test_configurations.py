@@ -163,7 +163,7 @@ def updates(folder: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DATA)
-def test_a_configuration_for_a_laptop_runs_as_it_stands(name, place):
+def test_a_configuration_for_a_laptop_runs_unchanged(name, place):
     words = LANGUAGES if name == "laptop_translation" else []
     (place / "fairseq_posenc").mkdir()  # a checkout has the package, too: the installed one runs
     process = start(place, name, *QUICK, *words)

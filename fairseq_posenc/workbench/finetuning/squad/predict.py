@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.loading.open_model import load_tokenizer, open_mod
 from fairseq_posenc.workbench.running.devices import place
 from fairseq_posenc.workbench.running.progress import bar
 
-NBEST = 20  # spans kept of a window: the best may be white space, which is no answer
+NBEST = 20  # spans kept of a window: the best may be white space, which answers nothing
 MAX_ANSWER = 30  # tokens
 
 
