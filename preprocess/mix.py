@@ -27,6 +27,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -280,12 +281,10 @@ class Sampler:
 
     def _split_lines(self, document: bytes) -> tuple[bytes, bytes]:
         """Split a document into the lines to train on and those held out."""
-        train: list[bytes] = []
-        valid: list[bytes] = []
-        for number, line in enumerate(document.splitlines(keepends=True), self.counts[LINES]):
-            part = valid if self._choose_held_out(number) else train
-            part.append(line)
-        return b"".join(train), b"".join(valid)
+        parts: dict[bool, list[bytes]] = {False: [], True: []}  # by whether lines are held out
+        for number, line in enumerate(BytesIO(document), self.counts[LINES]):
+            parts[self._choose_held_out(number)].append(line)
+        return b"".join(parts[False]), b"".join(parts[True])
 
     def _choose_held_out(self, number: int) -> bool:
         """Decide whether to hold out a document or line by its number, and count it if so."""

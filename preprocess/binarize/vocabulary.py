@@ -86,7 +86,8 @@ class Vocabulary(NamedTuple):
     def write_dictionary(self, dictionary: Dictionary, path: Path) -> None:
         """Write the dictionary of :meth:`load_dictionary`; a file of ``--dict`` is copied."""
         if "dict" in self.files:
-            shutil.copyfile(self.files["dict"], path)
+            with written_whole(path) as new:
+                shutil.copyfile(self.files["dict"], new)
         else:
             save_dictionary(dictionary, path)
 

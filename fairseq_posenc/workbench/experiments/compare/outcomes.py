@@ -79,7 +79,7 @@ def rank_models(ends: Mapping[Run, TrainingEnd]) -> list[ModelOutcome]:
     for run, end in ends.items():
         groups.setdefault((run.variant, run.lr), {})[run.seed] = end
     outcomes = [ModelOutcome(variant, lr, by_seed) for (variant, lr), by_seed in groups.items()]
-    outcomes.sort(key=lambda outcome: (bool(outcome.diverged), outcome.perplexity.mean))
+    outcomes.sort(key=lambda x: math.inf if x.diverged else x.perplexity.mean)
     at_best_rate: dict[Variant, ModelOutcome] = {}
     for outcome in outcomes:
         at_best_rate.setdefault(outcome.variant, outcome)  # keeps the first, at its best rate
