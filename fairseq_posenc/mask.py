@@ -6,16 +6,14 @@ In masks of bool, True hides a key. B batch, T queries, S keys.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.errors import UserError
-
-if TYPE_CHECKING:  # backends import this module
-    from fairseq_posenc.backends.forward_cache import PerForwardCache
+from fairseq_posenc.torch_modes import is_saving_hooked
 
 DIRECTIONS = ("both", "lr", "rl")
 _T = TypeVar("_T")
@@ -51,7 +49,8 @@ class Mask(NamedTuple):
         direction: ``lr``, keys up to the query (causal); ``rl``, keys from the query on; ``both``.
         key_padding: ``(B, S)`` of bool, True for padding.
         pairs: ``(T, S)`` of bool, True where a query must not see a key.
-        cache: the forward pass's cache; None outside of one.
+        cache: values that the first layer of a forward pass computes for all (:meth:`cached`), by
+            their names and by what they depend on; None outside of a pass.
         window: W. A query with a direction sees W keys, including its own; a query without one
             sees keys at most W // 2 away. None for no limit.
         segments: the number of each token's segment (chunk, document), ``(B or 1, S)`` of int64; a
@@ -65,7 +64,7 @@ class Mask(NamedTuple):
     direction: str = "both"
     key_padding: Tensor | None = None
     pairs: Tensor | None = None
-    cache: PerForwardCache | None = None
+    cache: dict[str, dict[tuple[object, ...], Any]] | None = None
     window: int | None = None
     segments: Tensor | None = None
     documents: bool = False
@@ -219,8 +218,26 @@ class Mask(NamedTuple):
         return self.cached("visible", deps, lambda: self._count_uncached(tgt_len, src_len, device))
 
     def cached(self, name: str, deps: tuple[object, ...], compute: Callable[[], _T]) -> _T:
-        """Compute a value once for a forward pass, and again for other objects in ``deps``."""
-        return compute() if self.cache is None else self.cache.get(name, deps, compute)
+        """Compute a value once for a forward pass, and again for other objects in ``deps``.
+
+        The cache holds the latest value of each name, with references to what it depends on: while
+        they live, no new tensor can get their identity.
+
+        Args:
+            name: name of the value.
+            deps: values that the result depends on. Tensors are compared by identity, as torch
+                hashes them: a layer that runs again in the backward pass has other ones.
+            compute: computes the value.
+        """
+        learns = torch.is_grad_enabled()
+        records = learns and any(isinstance(x, Tensor) and x.requires_grad for x in deps)
+        # A compiler finds common subexpressions itself.
+        if torch.compiler.is_compiling() or self.cache is None or (records and is_saving_hooked()):
+            return compute()
+        key = (learns, *deps)
+        if key not in self.cache.get(name, {}):
+            self.cache[name] = {key: compute()}
+        return cast(_T, self.cache[name][key])
 
     def needed_keys(self, queries: int = 0) -> NeededKeys:
         """Find the keys that a cache must hold for the next tokens of a causal model.

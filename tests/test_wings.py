@@ -25,7 +25,7 @@ PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
     *("api", "assembly", "position_parameters", "positions", "registry", "shared"),
     *("specs", "identity", "files", "folders", "locks", "errors", "error_messages"),
-    *("user_dir", "version", "__init__", "option_values", "mask"),
+    *("user_dir", "version", "__init__", "option_values", "mask", "torch_modes"),
     *("encodings", "backends", "modules", "analysis"),
 }
 PLUGIN = {"transformer", "checkpoints", "host", "models", "tasks", "tokens"}
@@ -245,9 +245,9 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (28725, 27500),
+    "fairseq_posenc": (28708, 27500),
     "fairseq_posenc/encodings": (3698, 3800),
-    "fairseq_posenc/backends": (3769, 3600),
+    "fairseq_posenc/backends": (3671, 3600),
     "fairseq_posenc/backends/triton": (1199, 1200),
     "fairseq_posenc/modules": (1331, 1150),
     "fairseq_posenc/analysis": (266, 300),
@@ -272,7 +272,7 @@ LINES = {
     "preprocess": (2588, 2600),
     "docs/generate": (434, 750),
     "benchmarks": (3003, 3600),
-    "tests": (31017, 32000),
+    "tests": (31016, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

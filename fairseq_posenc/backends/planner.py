@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fairseq_posenc.backends import blocked, flex, reference, sdpa, triton
 from fairseq_posenc.backends.base import AttentionCall, Backend, check_dropout
-from fairseq_posenc.backends.forward_cache import is_exporting
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import NO_MASK, Mask
+from fairseq_posenc.torch_modes import is_exporting
 
 logger = logging.getLogger(__name__)
 

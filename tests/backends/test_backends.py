@@ -16,7 +16,6 @@ from fairseq_posenc.backends import BACKENDS, available, blocked, check, choose
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked import dropout as hashed
 from fairseq_posenc.backends.blocked import geometry
-from fairseq_posenc.backends.forward_cache import PerForwardCache
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
@@ -283,15 +282,15 @@ def test_dropout_keeps_the_rate_and_the_mean(name):
 
 
 def test_what_layers_share_is_made_anew_for_other_things():
-    cache, bias, equal = PerForwardCache(), torch.ones(2, requires_grad=True), torch.ones(2)
+    mask, bias, equal = Mask(cache={}), torch.ones(2, requires_grad=True), torch.ones(2)
     given = [(bias, 3), (bias, 3), (bias, 4), (equal, 4), (None, 4), (equal, 4), (equal, 4)]
-    made = [cache.get("doubled", (x, n), lambda: object()) for x, n in given]
+    made = [mask.cached("doubled", (x, n), lambda: object()) for x, n in given]
     assert [ours is theirs for ours, theirs in zip(made, made[1:])] == [
         *(True, False, False, False, False, True)
     ]
     with torch.no_grad():  # as a layer that is run again with gradients finds it
-        without = cache.get("doubled", (bias, 3), lambda: bias * 2)
-    assert cache.get("doubled", (bias, 3), lambda: bias * 2).requires_grad
+        without = mask.cached("doubled", (bias, 3), lambda: bias * 2)
+    assert mask.cached("doubled", (bias, 3), lambda: bias * 2).requires_grad
     assert not without.requires_grad
 
 

@@ -17,7 +17,6 @@ from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
 from fairseq_posenc.backends.blocked.geometry import find_near, split
 from fairseq_posenc.backends.blocked.operands import lay_out
-from fairseq_posenc.backends.forward_cache import is_saving_hooked
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import (
     ByDistance,
@@ -28,6 +27,7 @@ from fairseq_posenc.encodings.term import (
     Reset,
     ScoreCap,
 )
+from fairseq_posenc.torch_modes import is_saving_hooked
 
 # Bytes that a call may save for its backward pass; a call that would save more computes its blocks
 # again. With every encoding, RoBERTa-base saves 11 sentences of 512 tokens (396 MiB for a product

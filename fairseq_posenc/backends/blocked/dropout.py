@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.forward_cache import copy_if_kept
+from fairseq_posenc.torch_modes import copy_if_kept
 
 # From MurmurHash2 and xxHash32, as signed numbers of 32 bits. They are odd, so multiplying by them
 # with int32's overflow maps different numbers to different numbers.

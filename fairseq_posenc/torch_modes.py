@@ -1,52 +1,18 @@
-"""The cache of one forward pass, and checks for the modes of torch that backends must respect.
+"""Checks for the modes of torch that change what may be shared, computed again or changed in place.
 
-The layers of a stack share the cache, so that masks and row indices are computed once. Compilers,
-activation checkpointing and dispatch modes run a layer again or keep its results, so values that
-are shared, recomputed or changed in place depend on them.
+Compilers, activation checkpointing and dispatch modes run a layer again or keep its results.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_T = TypeVar("_T")
 # torch has no public functions for these two, and older versions have none at all.
 _top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 # Without the function, a dispatch mode is assumed to be active.
 _count_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _UNKNOWN_HOOKS = ()  # there may be hooks, but torch cannot tell
-
-
-class PerForwardCache:
-    """Cache of one forward pass: the first layer computes a value, the others reuse it.
-
-    It holds the latest value of each name, with references to what the value depends on: while they
-    live, no new tensor can get their identity.
-    """
-
-    def __init__(self) -> None:
-        self._latest: dict[str, dict[tuple[object, ...], Any]] = {}
-
-    def get(self, name: str, deps: tuple[object, ...], compute: Callable[[], _T]) -> _T:
-        """Look up a value, or compute it if a dependency has changed.
-
-        Args:
-            name: name of the value.
-            deps: values that the result depends on. Tensors are compared by identity, as torch
-                hashes them: a layer that runs again in the backward pass has other ones.
-            compute: computes the value.
-        """
-        learns = torch.is_grad_enabled()
-        records = learns and any(isinstance(x, Tensor) and x.requires_grad for x in deps)
-        # A compiler finds common subexpressions itself.
-        if torch.compiler.is_compiling() or (records and is_saving_hooked()):
-            return compute()
-        key = (learns, *deps)
-        if key not in self._latest.get(name, {}):
-            self._latest[name] = {key: compute()}
-        return cast(_T, self._latest[name][key])
 
 
 def is_exporting() -> bool:
