@@ -5,8 +5,6 @@ that, they check and count them on drafts: encodings on the device "meta", which
 values, and take no memory.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Parses and formats the values of options in specs: numbers, flags, choices, lists of numbers."""
 
-from __future__ import annotations
-
 import math
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin

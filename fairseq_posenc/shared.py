@@ -6,8 +6,6 @@ its kind. B batch, S all tokens, whose last T are the queries (all of them, exce
 decoding).
 """
 
-from __future__ import annotations
-
 from functools import partial, reduce
 from operator import and_, or_
 from typing import NamedTuple
@@ -89,7 +87,7 @@ class Shared(NamedTuple):
         """Compute the rotation at positions ``(B or 1, S)``."""
         return find_first(encoding.rotation(ids) for encoding in self.encodings)
 
-    def with_source(self, source: Positions) -> Shared:
+    def with_source(self, source: Positions) -> "Shared":
         """Add the rotation of a source's keys at its positions."""
         return self._replace(source=source, source_rotation=self._rotate_ids(source.ids))
 

@@ -3,8 +3,6 @@
 B batch, H heads, T queries, S keys, D head size; G is H, or 1 for all heads.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 import torch
@@ -31,7 +29,7 @@ class AttentionCall(NamedTuple):
     dropout: float = 0.0  # probability of dropping a weight; 0 outside training
     need_weights: bool = False  # also return the weights before dropout
 
-    def with_all_heads(self) -> AttentionCall:
+    def with_all_heads(self) -> "AttentionCall":
         """Repeat the heads of keys and values (grouped-query attention) to H."""
         times = self.query.size(1) // self.key.size(1)
         if times == 1:

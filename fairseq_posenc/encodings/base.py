@@ -13,8 +13,6 @@ Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
 In numbers of parameters, m is the number of layers, h that of heads, and n that of positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import or_
@@ -118,7 +116,7 @@ class Encoding(nn.Module):
             else:
                 nn.init.normal_(parameter, std=INIT_STD)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Encoding:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Encoding":
         """Move constants to the parameters' device; their values and types stay.
 
         Constants are plain attributes, not buffers: no checkpoint holds them, so whatever empties a
@@ -254,7 +252,7 @@ class Encodings(nn.ModuleDict):
         """List the encodings in the order of their spec."""
         return list(self.as_dict().values())
 
-    def select(self, kind: int) -> Encodings:
+    def select(self, kind: int) -> "Encodings":
         """Select the encodings of a kind of layer; the modules are the same."""
         named = self.as_dict()
         return Encodings({name: named[name] for name in self.kinds[kind]})

@@ -3,8 +3,6 @@
 B batch, H heads, T tokens, D head size; in formulas d head size, n and L lengths in tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Literal, Optional
@@ -187,7 +185,7 @@ class LeRope(Rope):
         super().__init__(dims, **others)  # the options of `Rope`
         self.alpha = nn.Parameter(torch.empty(self.rotated // 2, dtype=torch.float32))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LeRope:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LeRope":
         """Keep ``alpha`` in float32 in models of 16 bits, as Mistral does.
 
         Rounded to bfloat16, angles at a distance of 1,000 tokens would be wrong by about 1.

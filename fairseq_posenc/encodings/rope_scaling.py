@@ -5,8 +5,6 @@ The text ``yarn:4:beta_fast=16`` of specs and checkpoints is read by :meth:`Scal
 written by ``str()``. F is the factor; a frequency is the angle by which a pair turns per position.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field, fields
@@ -55,7 +53,7 @@ class Scaling(ABC):
             raise UserError(_FORM)  # specs put the option's name before such messages
 
     @staticmethod
-    def parse(text: str) -> Scaling | None:
+    def parse(text: str) -> "Scaling | None":
         """Parse ``KIND:FACTOR`` followed by settings in any order; None if it changes nothing.
 
         >>> Scaling.parse("llama3:8.0:high=3")

@@ -4,8 +4,6 @@
 B batch, H heads, T tokens, D head size, W coordinates that are rotated.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 import torch
@@ -71,7 +69,7 @@ class PairRotation(NamedTuple):
         rotated = self._rotate(key)
         return rotated if self.decay is None else _clamp_as(rotated / self.decay, key)
 
-    def select_sentences(self, batch: int) -> PairRotation:
+    def select_sentences(self, batch: int) -> "PairRotation":
         """Select the rotation of each of ``batch`` sentences, whose rows (a beam) are adjacent."""
         if self.phases.size(0) in (1, batch):
             return self

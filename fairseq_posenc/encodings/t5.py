@@ -3,8 +3,6 @@
 :class:`Buckets` also serves ``tupe_shared`` and ``deberta_v2``.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Callable
@@ -83,7 +81,7 @@ class Buckets(NamedTuple):
     rows: tuple[int, ...]
 
     @classmethod
-    def of_t5(cls, name: str, buckets: int, max_distance: int, both_sides: bool) -> Buckets:
+    def of_t5(cls, name: str, buckets: int, max_distance: int, both_sides: bool) -> "Buckets":
         """Make T5's buckets: small distances have one each, large distances share them.
 
         Args:

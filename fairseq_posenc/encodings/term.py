@@ -13,8 +13,6 @@ B batch, T queries, S keys, H heads, G heads with numbers of their own (H, or 1:
 rows of a table by distance, D head size, C model size, W width of a state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
@@ -258,7 +256,7 @@ class Decay(Term):
     letters = "BHSp"  # p: the parts
 
     @classmethod
-    def split_heads(cls, decay: Tensor, num_heads: int) -> Decay:
+    def split_heads(cls, decay: Tensor, num_heads: int) -> "Decay":
         """Make the term of ``(B, H, S, 2)``, or of ``(B, 2 H, S, 2)`` with later keys' c."""
         earlier, later = decay[:, :num_heads], decay[:, num_heads:]
         return cls(earlier, later if later.size(1) else None)

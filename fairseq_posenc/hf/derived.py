@@ -12,8 +12,6 @@ within a forward pass that the stack has prepared: a part of a model that is cal
 otherwise compute without positions, which nobody would notice.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +38,7 @@ class Derived:
 
     is_first: ClassVar[bool] = False
     stock: Any
-    mixins: tuple[type[Derived], ...]
+    mixins: "tuple[type[Derived], ...]"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _make_empty, (self.stock, self.mixins), self.__dict__

@@ -3,8 +3,6 @@
 H heads, G of them with keys of their own, D head size, C model size, R rows of a table.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -76,7 +74,7 @@ class Family:
     sinks: str = ""
     temperature: str = ""
 
-    def find_stacks(self, model: PreTrainedModel) -> list[Stack]:
+    def find_stacks(self, model: PreTrainedModel) -> "list[Stack]":
         """List the stacks of a model, the encoder first.
 
         A model may have fewer than its family, such as an encoder with a head.

@@ -6,8 +6,6 @@ leaves the model as it was. Then the modules are installed, in place of the pres
 the configuration states them. ``own`` in a spec stands for the model's present positions.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from dataclasses import fields
@@ -138,7 +136,7 @@ class StackPlan(NamedTuple):
     @classmethod
     def make(
         cls, spec: Spec, stack: Stack, max_positions: int, directions: str, boundary_id: int | None
-    ) -> StackPlan:
+    ) -> "StackPlan":
         """Build the modules, with new weights: see :class:`HFStackPositions`."""
         _refuse_unfit(spec, stack)
         weight = next(stack.module.parameters())

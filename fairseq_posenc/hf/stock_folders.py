@@ -7,8 +7,6 @@ configuration (:func:`write_configuration`) is the inverse of reading it, in
 :mod:`~fairseq_posenc.hf.own_positions`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from dataclasses import fields

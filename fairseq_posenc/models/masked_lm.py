@@ -4,8 +4,6 @@
 mean other sizes.
 """
 
-from __future__ import annotations
-
 import logging
 from argparse import ArgumentParser
 from collections.abc import Iterable
@@ -84,7 +82,7 @@ class PositionalRoberta(PositionalModel, RobertaModel):
         parser.add_argument("--offload-activations", action="store_true", help=text)
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> PositionalRoberta:
+    def build_model(cls, args: Any, task: Any) -> "PositionalRoberta":
         """Build a model as fairseq's class does, with our encoder."""
         if OmegaConf.is_config(args):
             OmegaConf.set_struct(args, False)  # so that options can be added

@@ -3,8 +3,6 @@
 ``--arch transformer_alibi`` has fairseq's base size and ALiBi; ``transformer_alibi_tiny`` is small.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from typing import Any, cast
 
@@ -34,7 +32,7 @@ class PositionalTransformer(PositionalModel, TransformerModel):
         add_position_args(parser)
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> PositionalTransformer:
+    def build_model(cls, args: Any, task: Any) -> "PositionalTransformer":
         """Build a model as fairseq's class does, with the stacks that the methods below build."""
         model: Any = super().build_model(as_namespace(args), task)
         # Checkpoints record the languages, which only the task knows: weights trained on other

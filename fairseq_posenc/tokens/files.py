@@ -3,8 +3,6 @@
 As in sacreBLEU, only a line feed ends a line. Errors name the line.
 """
 
-from __future__ import annotations
-
 import bz2
 import codecs
 import gzip

@@ -4,8 +4,6 @@
 "question": "What is old?", "answers": [{"text": "Rome", "answer_start": 0}]}]}]}]}``
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -5,8 +5,6 @@ with the whole question. The target of a window is the first and last token of t
 answer is not in the window, or does not exist, it is ``<s>`` twice.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path

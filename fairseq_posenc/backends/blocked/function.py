@@ -7,8 +7,6 @@ scores exist for one block at a time.
 Shapes: k sentences and h heads of a block, M queries, W keys, D head size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -8,8 +8,6 @@ call's lowest one.
 Shapes: B batch, H heads, T queries, S keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -4,8 +4,6 @@ Queries are stored last one first. B batch, H heads, T queries, S keys, R distan
 1 for all heads), U distinct rows of a table, D head size, W width of a state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated, NamedTuple, get_type_hints
 
@@ -62,7 +60,7 @@ class Operands(NamedTuple):
     query_seeds: Annotated[Tensor | None, "BH2T"]  # of dropout, two for each query
     key_seeds: Annotated[Tensor | None, "BHS"]
 
-    def select(self, block: Block, tensors: Iterable[Tensor | None]) -> Operands:
+    def select(self, block: Block, tensors: Iterable[Tensor | None]) -> "Operands":
         """Select a block's part of these tensors, or of others of their shapes, as views."""
 
         def find_axes(name: str) -> str:

@@ -6,8 +6,6 @@ pair, as it does all other numbers.
 B batch, H heads, T queries, S keys, D head size, G tables (1 for all heads, or H), R distances.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

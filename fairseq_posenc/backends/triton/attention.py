@@ -10,8 +10,6 @@ many that their tiles have at most ``MAX_BYTES``, and at least one.
 B batch, H heads, T queries, S keys, R rows of a table, D head size.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

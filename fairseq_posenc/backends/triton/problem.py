@@ -7,8 +7,6 @@ Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all he
 rows of a table. A distance is the index of a key minus the index of a query, both from 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -96,7 +94,7 @@ class Problem(NamedTuple):
         """The tensors that may have gradients: queries, keys, values, and the rows of tables."""
         return [*self[:3], *(table and table.rows for table in self.tables)]
 
-    def with_tensors(self, tensors: Sequence[Tensor | None]) -> Problem:
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> "Problem":
         """Replace the tensors, in the order of :attr:`tensors`; they are in the first 7 fields."""
         tables = [old and old._replace(rows=new) for old, new in zip(self.tables, tensors[3:])]  # type: ignore[arg-type]
         return Problem(*tensors[:3], *tables, *self[7:])  # type: ignore[call-arg, arg-type]

@@ -1,7 +1,5 @@
 """Writes the card (README.md) of an exported model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Defines ``fairseq-posenc export``, ``import`` and ``swap``."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

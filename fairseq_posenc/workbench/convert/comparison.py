@@ -1,7 +1,5 @@
 """Compares models on random sentences, as exports and imports do to check their results."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ RoBERTa is ``RobertaForMaskedLM``. The tables pair fairseq's names with those of
 ``export`` reads them from left to right, ``import`` from right to left.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Gives a transformers model other positions, and writes it to a new folder."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

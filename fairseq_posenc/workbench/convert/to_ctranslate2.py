@@ -5,8 +5,6 @@ for keys and values, and a bias by distance. Models with other encodings are ref
 it lacks, such as vectors for each head, show when the two models are compared.
 """
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The folder's class must be one of :mod:`stock_classes`. Its configuration become
 and its weights get fairseq's names. Dictionaries are read if the folder has them.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 from typing import Any

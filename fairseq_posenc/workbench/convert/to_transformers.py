@@ -5,8 +5,6 @@ settings of ``generate`` and a card. It appears under its name only after its mo
 compared with the trained one (:func:`whole_folder`).
 """
 
-from __future__ import annotations
-
 import shutil
 import warnings
 from dataclasses import replace

@@ -4,8 +4,6 @@ Such a tokenizer runs a normalizer, a pre-tokenizer that may split text at space
 splits these parts into pieces with ids, and a post-processor that adds special tokens.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -5,8 +5,6 @@ records in ``docs/results``; ``docs/choose.md`` shows all figures. The list of e
 not significantly worse than the best ends before the first that is.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import dataclass

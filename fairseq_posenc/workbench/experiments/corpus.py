@@ -3,8 +3,6 @@
 The text is the user's, or one that every machine has: the documentation in Python's library.
 """
 
-from __future__ import annotations
-
 import ast
 import random
 import re

@@ -1,7 +1,5 @@
 """Makes the data of an experiment from its text: sentencepieces, in fairseq's binary form."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

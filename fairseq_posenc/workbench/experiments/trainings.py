@@ -5,8 +5,6 @@ it has reached: fairseq continues from the last checkpoint, and a training with 
 continues a shorter one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A variant is a spec and, for DecBERT's models, the directions in which the first
 ``rope`` has the spec ``rope`` in all layers, ``decbert_same`` has ``learned`` and directions.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 The file leaves open what depends on the model, the data and the machine: hydra's overrides set it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

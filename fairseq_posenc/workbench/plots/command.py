@@ -3,8 +3,6 @@
 Each kind of picture is a subcommand, such as ``plot table``. ``Any`` is matplotlib's Figure.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace

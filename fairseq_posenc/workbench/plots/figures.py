@@ -4,8 +4,6 @@ A distance is j - i for query i and key j, so that later keys have positive dist
 stands for matplotlib's Figure and Axes, which is optional.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -244,7 +242,7 @@ class Curves(NamedTuple):
     distances: Tensor  # `(R,)` for R distances
     values: Tensor  # `(heads, R)`, or `(1, R)` if all heads share them
 
-    def between(self, low: int, high: int) -> Curves:
+    def between(self, low: int, high: int) -> "Curves":
         """Select the distances from ``low`` to ``high``."""
         shown = (self.distances >= low) & (self.distances <= high)
         return Curves(self.title, self.distances[shown], self.values[:, shown])

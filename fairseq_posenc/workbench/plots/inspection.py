@@ -3,8 +3,6 @@
 L layers, H heads, T queries, S keys.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -1,7 +1,5 @@
 """Captures the attention of a fairseq model to a text; each token has a label for pictures."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

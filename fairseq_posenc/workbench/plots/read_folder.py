@@ -1,7 +1,5 @@
 """Captures the attention of a Hugging Face model to a text."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

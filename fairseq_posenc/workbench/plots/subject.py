@@ -4,8 +4,6 @@ Each layer has a :class:`~fairseq_posenc.api.PositionEncoding`, which computes t
 without a model.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@
 bits; those in nats are ``ln 2`` times as large.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

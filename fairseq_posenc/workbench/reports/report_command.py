@@ -3,8 +3,6 @@
 It reads the records of ``glue``, ``squad predict`` and ``bleu``, and folders with checkpoints.
 """
 
-from __future__ import annotations
-
 import argparse
 import glob
 import json

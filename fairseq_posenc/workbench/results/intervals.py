@@ -7,8 +7,6 @@ each seed, and a paired t-test over the seeds decides whether they are significa
 :data:`LEAST_SEEDS` seeds, differences are reported without a test.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import warnings

@@ -5,8 +5,6 @@ dive and convergence. The paper reads their limits off its figure; here a rule f
 (:func:`find_stages`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import groupby

@@ -4,8 +4,6 @@ Tables are not made by the library tabulate: it does not escape ``|``, and it pa
 width of their column, so one longer figure would change all lines of a page in version control.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 Functions import matplotlib, which takes time; ``Any`` stands for its Figure and Axes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

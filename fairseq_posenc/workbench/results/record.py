@@ -1,7 +1,5 @@
 """Records: the figures of a command in JSON, with their data and the command line."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Chooses the device and the precision to compute in, and counts cores and GPUs."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

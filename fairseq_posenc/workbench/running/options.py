@@ -4,8 +4,6 @@
 also calls for a default in text, raise ``ArgumentTypeError``; :class:`Parser` makes it a UserError.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

@@ -3,8 +3,6 @@
 A second call with the same ``--out`` translates only with the models that are new.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass

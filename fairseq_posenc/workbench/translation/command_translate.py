@@ -1,7 +1,5 @@
 """``fairseq-posenc translate``: translates sentences with a trained model."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -1,7 +1,5 @@
 """Formats the record of an evaluation as tables in Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from fairseq_posenc.workbench.results.intervals import INTERVAL_NOTE, Interval

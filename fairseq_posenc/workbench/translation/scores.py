@@ -1,7 +1,5 @@
 """Computes BLEU and chrF with sacreBLEU, for a test set and by length, and compares systems."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise

@@ -4,8 +4,6 @@ Read top to bottom: make the data once, train every model with every rate and se
 after each training, and print the outcome. The same command continues where it stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from functools import partial

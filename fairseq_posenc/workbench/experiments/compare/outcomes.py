@@ -1,7 +1,5 @@
 """The outcomes of a comparison: each model over its seeds, and the conclusions that they allow."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Shows a comparison: a page with a table and curves, a table for the terminal, and a record."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Callable, Mapping, Sequence

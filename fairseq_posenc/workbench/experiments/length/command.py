@@ -4,8 +4,6 @@ Models are folders of transformers. A finished score is kept in ``OUT/NAME``, in
 request, so the same command does not compute it again.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Opens transformers' causal language models, and tokenizes the text that they read."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Reports perplexity by context length: a record and, from its rows, a table and a picture."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby

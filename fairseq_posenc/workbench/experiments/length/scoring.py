@@ -1,7 +1,5 @@
 """Cuts a text into windows, and computes the loss and the perplexity of a model on them."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import time

@@ -5,8 +5,6 @@ keys of ``STATISTICS``. Each task, learning rate and seed is a run; a second cal
 ``--out`` does only the unfinished runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from functools import partial

@@ -6,8 +6,6 @@ for each set. MNLI has two development sets, matched and mismatched: the names o
 ``_m`` or ``_mm``, as in ``accuracy_mm``.
 """
 
-from __future__ import annotations
-
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence

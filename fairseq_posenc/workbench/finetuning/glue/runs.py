@@ -4,8 +4,6 @@ The folder of a run, such as ``OUT/RTE/lr2e-05-seed1``, is bound to all fields o
 :class:`GlueRun` (:mod:`fairseq_posenc.folders`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path

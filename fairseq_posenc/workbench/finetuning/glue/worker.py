@@ -4,8 +4,6 @@ Training and evaluation each have a process of their own, on the GPU that the ru
 ``python -m fairseq_posenc.workbench.finetuning.glue.worker FOLDER`` evaluates.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

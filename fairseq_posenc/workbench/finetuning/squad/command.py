@@ -4,8 +4,6 @@ In SQuAD 1.1 every question has an answer. In 2.0 a model may also predict no an
 score of no answer minus that of its best answer, so above 0 it prefers no answer.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

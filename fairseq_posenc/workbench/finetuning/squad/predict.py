@@ -4,8 +4,6 @@ As in BERT, the model scores each token as the first and as the last one of the 
 of a span is the sum of the two; that of no answer, called ``null``, is the sum of those of ``<s>``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -100,7 +98,7 @@ class Predictor(NamedTuple):
     spec: str  # spec of its position encodings
 
     @classmethod
-    def load(cls, path: Path, data: Optional[Path], dtype: torch.dtype) -> Predictor:
+    def load(cls, path: Path, data: Optional[Path], dtype: torch.dtype) -> "Predictor":
         """Load a model that ``fairseq-posenc squad train`` made.
 
         Args:

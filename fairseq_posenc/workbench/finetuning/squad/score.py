@@ -4,8 +4,6 @@ Both scripts compare normalised texts; they treat empty texts, questions without
 the odds that a question has no answer differently.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter
