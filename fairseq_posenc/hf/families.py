@@ -25,54 +25,40 @@ class Family:
 
     Paths are those of ``get_submodule``. BERT's stack, for example, is the base model itself, with
     layers at ``encoder.layer``, and a layer's self-attention is at ``attention.self``.
-
-    Attributes:
-        stacks: paths of the stacks of layers in the base model.
-        layers: path of the list of layers in a stack.
-        attention: path of the self-attention in a layer.
-        rotary: name of the module in a stack that computes cosines and sines, or is None.
-        cosines: form of the cosines. ``doubled``: the cosines of all pairs, twice, for the two
-            halves of a head; ``half``: only once; ``pairs``: each one twice, for two adjacent
-            coordinates; ``doubled_pairs``: as ``doubled``, but the model rotates adjacent
-            coordinates and reads the first half.
-        sections: pairs of coordinates that each axis rotates, where ``rope_parameters`` has no
-            ``mrope_section``; empty if positions are on one axis.
-        pairs: ``blocks``: those of an axis are adjacent; ``interleaved``: the axes take turns.
-        rotates: attribute of an attention that is true if it rotates; empty if all rotate.
-        table: path of the table of positions in a stack.
-        sinusoids: layout of that table if it holds sinusoids, not trained rows: ``half`` for all
-            sines, then all cosines; ``fairseq`` counts positions from the padding's index on.
-        first_row: row of position 0 in a trained table, or ``AFTER_PADDING``; sinusoids lack it.
-        scale: attribute of a stack that is the factor of its embeddings. An encoder multiplies only
-            the embeddings that it looks up, a decoder also those that it is called with.
-        projections: names of the query and key projections in an attention, or only the name of the
-            projection that contains all.
-        guarded: the projection whose weight's name files give to our record of the positions, so
-            that stock classes refuse the files; empty for the first of ``projections``.
-        by_head: whether that projection has the queries, keys and values of a head side by side.
-        bias: path of the table of distances in the first layer's attention.
-        sinks: name of the parameter of sinks in an attention.
-        temperature: key of ``rope_parameters`` for larger scores of later queries; 0: no larger.
     """
 
-    stacks: tuple[str, ...] = ("",)
-    layers: str = "layers"
-    attention: str = "self_attn"
-    rotary: str = ""
+    stacks: tuple[str, ...] = ("",)  # paths of the stacks of layers in the base model
+    layers: str = "layers"  # path of the list of layers in a stack
+    attention: str = "self_attn"  # path of the self-attention in a layer
+    rotary: str = ""  # name of the module in a stack that computes cosines and sines, or is None
+    # Form of the cosines. `doubled`: the cosines of all pairs, twice, for the two halves of a head;
+    # `half`: only once; `pairs`: each one twice, for two adjacent coordinates; `doubled_pairs`: as
+    # `doubled`, but the model rotates adjacent coordinates and reads the first half.
     cosines: Literal["doubled", "half", "pairs", "doubled_pairs"] = "doubled"
+    # Pairs of coordinates that each axis rotates, where `rope_parameters` has no `mrope_section`;
+    # empty if positions are on one axis.
     sections: tuple[int, ...] = ()
+    # `blocks`: those of an axis are adjacent; `interleaved`: the axes take turns.
     pairs: Literal["blocks", "interleaved"] = "blocks"
-    rotates: str = ""
-    table: str = ""
+    rotates: str = ""  # attribute of an attention, true if it rotates; empty if all rotate
+    table: str = ""  # path of the table of positions in a stack
+    # Layout of that table if it holds sinusoids, not trained rows: `half` for all sines, then all
+    # cosines; `fairseq` counts positions from the padding's index on.
     sinusoids: Literal["", "half", "fairseq"] = ""
-    first_row: int = 0
+    first_row: int = 0  # row of position 0 in a trained table, or AFTER_PADDING
+    # Attribute of a stack that is the factor of its embeddings. An encoder multiplies only the
+    # embeddings that it looks up, a decoder also those that it is called with.
     scale: str = ""
+    # Names of the query and key projections in an attention, or only the name of the projection
+    # that contains all.
     projections: tuple[str, ...] = ("q_proj", "k_proj")
+    # The projection whose weight's name files give to our record of the positions, so that stock
+    # classes refuse the files; empty for the first of `projections`.
     guarded: str = ""
-    by_head: bool = False
-    bias: str = ""
-    sinks: str = ""
-    temperature: str = ""
+    by_head: bool = False  # whether that has the queries, keys and values of a head side by side
+    bias: str = ""  # path of the table of distances in the first layer's attention
+    sinks: str = ""  # name of the parameter of sinks in an attention
+    temperature: str = ""  # key of `rope_parameters` for larger scores of later queries
 
     def find_stacks(self, model: PreTrainedModel) -> "list[Stack]":
         """List the stacks of a model, the encoder first.

@@ -1,15 +1,16 @@
 """Reads the arguments with which a transformers model calls a stack of layers.
 
 By default tokens are counted from 0, and padding is left out. Whatever else callers say of tokens
-(:class:`TokenPositions`) holds for a single pass: a cache does not keep it, and is not continued.
+holds for a single pass: a cache does not keep it, and is not continued.
 Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import MAKE_CACHES, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.families import Stack
@@ -22,26 +23,6 @@ _NOT_COUNTED = (
     "position_ids or documents do not count on from the tokens in a cache: pass all tokens at "
     "once, without one (use_cache=False)"
 )
-
-
-class TokenPositions(NamedTuple):
-    """What a caller says of the tokens of a pass.
-
-    Attributes:
-        padding: True for padding, ``(B, S)``; None without a mask.
-        ids: position ids of all tokens, ``(B or 1, S)`` or ``(axes, B or 1, S)``; None if they
-            count the tokens of each row, or of each document.
-        documents: number of each token's document, ``(B, S)``; None without ``documents``.
-        ends: True for tokens that end a sentence, ``(B, S)``; None if that is not known.
-        is_uncounted: a bool tensor ``()``, whether counting the tokens of the mask gives other
-            positions; None if neither ids nor documents were given.
-    """
-
-    padding: Tensor | None
-    ids: Tensor | None = None
-    documents: Tensor | None = None
-    ends: Tensor | None = None
-    is_uncounted: Tensor | None = None
 
 
 class StackArguments:
@@ -147,12 +128,12 @@ class StackArguments:
             return self.ids
         return (torch.arange(self.inputs.size(1), device=self.inputs.device) + self.cached)[None]
 
-    def _read_mask(self) -> Tensor | None:
+    def _read_mask(self) -> Tensor:
         """Read the mask ``(B, S)``, 0 for padding, else 1 or a document's number; refuse others."""
         mask = self.mask
-        if mask is None:
-            return None
         shape = (self.inputs.size(0), self.cached + self.inputs.size(1))
+        if mask is None:
+            return torch.ones(shape, dtype=torch.long, device=self.inputs.device)
         if not isinstance(mask, Tensor) or mask.shape != shape:
             found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             advice = f" ({MAKE_CACHES})" if isinstance(self.named["attention_mask"], dict) else ""
@@ -162,50 +143,56 @@ class StackArguments:
             )
         return mask.to(self.inputs.device)
 
-    def read_tokens(self, boundary_id: int | None) -> TokenPositions:
-        """Read what the caller says of the tokens; ``boundary_id`` ends a sentence, or a document.
+    def read_positions(
+        self, encodings: Encodings, boundary_id: int | None
+    ) -> tuple[Positions, Tensor | None]:
+        """Number all tokens by what the caller says of them.
+
+        Args:
+            encodings: those that layers share, which may count in sentences or documents.
+            boundary_id: token that ends a sentence, or a document; None if that is not known.
+
+        Returns:
+            The positions; and a bool tensor ``()``, whether counting the tokens of the mask gives
+            others, or None if neither ids nor documents were given.
 
         Raises:
             UserError: the arguments do not fit the spec, or tokens in a cache have positions that
                 counting does not give.
         """
         past, mask = self.cached, self._read_mask()
-        tokens = TokenPositions(None if mask is None else mask.eq(0))
-        if boundary_id is not None:
-            if self.tokens is None or past:
-                raise UserError(
-                    "boundary_id: the ends of sentences are found in input_ids, and a cache does "
-                    "not keep them: pass all tokens (use_cache=False)"
-                )
-            tokens = tokens._replace(ends=self.tokens.eq(boundary_id))
+        if not self.inputs.size(1):
+            raise UserError(f"input_ids {tuple(self.inputs.shape)} contain no token")
+        if boundary_id is not None and (self.tokens is None or past):
+            raise UserError(
+                "boundary_id: the ends of sentences are found in input_ids, and a cache does "
+                "not keep them: pass all tokens (use_cache=False)"
+            )
         if past and (was_uncounted := getattr(self.cache, UNCOUNTED, None)) is not None:
             _refuse_if(was_uncounted, _NOT_COUNTED)  # an earlier pass marked its cache
+        positions = Positions.from_padding(mask.eq(0), tgt_len=self.inputs.size(1))
         finds_documents = self.has_documents and boundary_id is None  # else `ends` shows them
-        if self.ids is None and not finds_documents:
-            return tokens
-        shape = (self.inputs.size(0), past + self.inputs.size(1))
-        mask = self.inputs.new_ones(shape, dtype=torch.long) if mask is None else mask.long()
-        # tgt_len=0, as in decoding, skips a look at padding that a GPU waits for; `ids` agree.
-        positions = Positions.from_padding(mask.eq(0), tgt_len=0)
-        is_uncounted = mask.new_zeros((), dtype=torch.bool)
-        if finds_documents:
-            starts = self._find_documents(mask)
-            positions, is_uncounted = positions.begin_documents(starts), starts.any()
-            tokens = tokens._replace(documents=starts.cumsum(1))
-        if (ids := self.ids) is not None:
-            counted = positions.ids[:, past:]  # [B, T]
+        starts = self._find_documents(mask.long()) if finds_documents else None
+        if starts is not None:
+            positions = positions.begin_documents(starts)
+        ids, is_uncounted = self.ids, None if starts is None else starts.any()
+        if ids is not None:
+            counted = positions.ids[:, past:]  # [B or 1, T]
             differs = ids.ne(counted) if ids.dim() == 2 else ids.ne(counted[..., None]).any(-1)
             differs = (differs & mask[:, past:].ne(0)).any()
-            is_uncounted = is_uncounted | differs
+            is_uncounted = differs if is_uncounted is None else is_uncounted | differs
             # Ids that count are left out. After a cache, all others are refused below. In a graph
             # values cannot be read: there, ids of a first pass are taken as they are.
             if past or (may_sync(ids.device) and not differs):
                 ids = None
-        if past:
+        if past and is_uncounted is not None:
             _refuse_if(is_uncounted, _NOT_COUNTED)
-        if ids is not None and ids.dim() == 3:
-            ids = ids.permute(2, 0, 1)
-        return tokens._replace(ids=ids, is_uncounted=is_uncounted)
+        if boundary_id is not None:  # ids that are given never begin again at an end
+            ends = self.inputs.eq(boundary_id) & mask.ne(0)
+            positions = encodings.number(positions._replace(ends=ends))
+        if ids is not None:
+            positions = positions.replace_ids(ids)
+        return positions, is_uncounted
 
     def find_packed_ids(self) -> Tensor | None:
         """Check whether ids count several documents in a row, as a bool tensor ``()``.
@@ -250,7 +237,7 @@ class StackArguments:
         """Mark the tokens, ``(B, S)``, that begin a document, other than the first one of a row.
 
         There numbers in the mask or of :meth:`_list_numbers` change, or ids do not grow by one. The
-        ids of tokens after those in a cache must count on (see :meth:`read_tokens`).
+        ids of tokens after those in a cache must count on (see :meth:`read_positions`).
         """
         if self.ids is not None and self.ids.dim() == 3:
             raise UserError(_NO_DOCUMENTS)

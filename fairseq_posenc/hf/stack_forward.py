@@ -31,9 +31,10 @@ from fairseq_posenc.hf.record import RecordedPositions, exchange_names
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
 from fairseq_posenc.hf.stack_arguments import StackArguments
 from fairseq_posenc.identity import format_directions, parse_directions
+from fairseq_posenc.modules.input_checks import check_embeddings
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import may_sync
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import Shared, compute_shared
 from fairseq_posenc.specs import Spec
 
 Cosines = tuple[Tensor, Tensor]  # cosines and sines, each `(B or 1, T, width)`
@@ -194,25 +195,21 @@ class HFStackPositions(RecordedPositions, StackPositions):
             )
         if not past:  # once for a text, not in each step of decoding
             _refuse_offloaded(stack)
-        tokens = arguments.read_tokens(self.boundary_id)
-        embeddings, scale = self._embed(stack, inputs)
-        embeddings, shared = self(  # the `forward` of `StackPositions`
-            embeddings,
-            tokens.padding,
-            past,
-            position_ids=tokens.ids,
-            document_ids=tokens.documents,
-            ends=tokens.ends,
-        )
-        if self.input is not None:  # the code of a decoder multiplies them again
-            embeddings = embeddings / scale if self.is_decoder else embeddings
+        positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
+        if not arguments.has_documents or self.boundary_id is not None:
+            self._refuse_gaps(positions)  # padding may lie between documents
+        shared = compute_shared(self.shared, positions)
+        if self.input is not None:
+            vectors: Any = self.input.as_list()[0].embed(shared[0].positions)  # equal for all kinds
+            embeddings = self._embed(stack, inputs, vectors)
             named = {**named, "inputs_embeds": embeddings, "input_ids": None}
         has_types = hasattr(getattr(module, "embeddings", None), "token_type_ids")
         if has_types and named.get("token_type_ids") is None:
             # Else its code reads zeros from a buffer that is as long as its own table of positions.
-            named = {**named, "token_type_ids": torch.zeros_like(embeddings[..., 0]).long()}
+            types = torch.zeros(inputs.shape[:2], dtype=torch.long, device=inputs.device)
+            named = {**named, "token_type_ids": types}
         state = self._make_state(module, [layers.rotation for layers in shared])
-        state = state._replace(is_uncounted=tokens.is_uncounted)
+        state = state._replace(is_uncounted=is_uncounted)
         if self.is_native:
             return named, state
         requested = named.get("output_attentions")
@@ -269,20 +266,20 @@ class HFStackPositions(RecordedPositions, StackPositions):
         for rope in ropes:
             rope.set_dims(rope.dims._replace(max_positions=src_len))  # which these scalings read
 
-    def _embed(self, stack: Stack, inputs: Tensor) -> tuple[Tensor, float]:
-        """Multiply the embeddings of tokens as the model's code does: ``(B, T, C)``, the factor.
+    def _embed(self, stack: Stack, inputs: Tensor, vectors: Tensor) -> Tensor:
+        """Add vectors ``(B or 1, T, C)`` to the embeddings of the tokens, ``(B, T, C)``.
 
-        An encoder multiplies only the embeddings that it looks up, a decoder also those that it is
-        called with. If no vectors are added, only the shape of the result is used.
+        An encoder's code multiplies only the embeddings that it looks up, a decoder's also those
+        that it is called with, so they are divided for it.
         """
         is_looked_up = not inputs.is_floating_point()
-        if self.input is None:
-            shape = (*inputs.shape[:2], self.dims.embed_dim)
-            return torch.empty(1, device=inputs.device).expand(shape), 1.0
         embeddings = stack.module.get_input_embeddings()(inputs) if is_looked_up else inputs
-        is_scaled = is_looked_up or self.is_decoder
-        scale = getattr(stack.module, self.family.scale, 1.0) if is_scaled else 1.0
-        return embeddings * scale, scale
+        scale = getattr(stack.module, self.family.scale, 1.0)
+        check_embeddings("inputs_embeds", embeddings, self.dims.embed_dim)
+        if is_looked_up or self.is_decoder:
+            embeddings = embeddings * scale
+        embeddings = embeddings + vectors.type_as(embeddings)
+        return embeddings / scale if self.is_decoder else embeddings
 
     def _rotations(self, ids: Tensor) -> list[Rotation | None]:
         """Compute the rotation of each kind of layer at positions ``(B or 1, T)``, or None."""

@@ -8,7 +8,6 @@ configuration (:func:`write_configuration`) is the inverse of reading it, in
 """
 
 import inspect
-from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -141,72 +140,73 @@ def _build(stock_class: Any, model: PreTrainedModel, stacks: list[Stack]) -> Pre
 @torch.no_grad()
 def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> None:
     """Refuse a stock model whose outputs differ by too large a part of the largest output."""
-    was_training, differences = model.training, []
-    model.eval()
-    for arguments, real in _draw_inputs(model, stack):
-        ours = _compute_outputs(model, arguments)
-        try:
-            theirs = _compute_outputs(stock, arguments)
-        except RuntimeError:  # its code rotates whole heads, and its configuration states a part
-            differences.append(torch.inf)
-            break
-        if ours.dim() == 3:  # else one output for each text
-            ours, theirs = ours[:, real], theirs[:, real]
-        differences.append(float((ours - theirs).abs().max() / theirs.abs().max()))
+    arguments = _draw_inputs(model, stack)
+    was_training = model.training
+    ours = _compute_outputs(model.eval(), arguments)
     model.train(was_training)
-    largest = float(torch.tensor(differences).max())  # NaN if one is
+    try:
+        theirs = _compute_outputs(stock, arguments)
+        difference = float((ours - theirs).abs().max() / theirs.abs().max())
+    except RuntimeError:  # its code rotates whole heads, and its configuration states a part
+        difference = torch.inf
     # `eps` is the distance of 1 from the next number; 8 of them leave room in types of 16 bits.
-    if not largest < max(_LARGEST_DIFFERENCE, 8 * torch.finfo(model.dtype).eps):
-        raise NoStockModelError(f"outputs of {type(stock).__name__} differ by {largest:.0e}")
+    if not difference < max(_LARGEST_DIFFERENCE, 8 * torch.finfo(model.dtype).eps):  # or NaN
+        raise NoStockModelError(f"outputs of {type(stock).__name__} differ by {difference:.0e}")
 
 
-def _draw_inputs(model: PreTrainedModel, stack: Stack) -> Iterator[tuple[dict[str, Tensor], slice]]:
-    """Yield arguments with random tokens, 4 more than a window or 8, and the place of real ones."""
+def _draw_inputs(model: PreTrainedModel, stack: Stack) -> dict[str, Tensor]:
+    """Draw random tokens, 7 more than a window or 8, in rows that are padded on no or one side."""
     positions = getattr(stack.module, POSITIONS)
     windows = [dict(item.options).get("size", 0) for item in positions.spec.items]  # 0: no window
-    length = min(max(8, *windows) + 4, _LONGEST_INPUT, positions.dims.max_positions)
+    length = min(max(8, *windows) + 7, _LONGEST_INPUT, positions.dims.max_positions)
     padding = model.config.pad_token_id or 0
     symbols = model.get_input_embeddings().weight.size(0)
     tokens = torch.randint(1, symbols, (1, length), generator=torch.Generator().manual_seed(1))
     tokens = (tokens + padding) % symbols  # all but the padding
-    names = inspect.signature(model.forward).parameters
-    by_ids = stack.is_decoder_alone and "position_ids" in names
-    sides = [(0, 0), (0, 3)]
-    if by_ids or stack.config.is_encoder_decoder:  # other tables count padding on the left
-        sides.append((3, 0))
-    for left, right in sides:
-        arguments = {
-            "input_ids": F.pad(tokens, (left, right), value=padding),
-            "attention_mask": F.pad(torch.ones_like(tokens), (left, right)),
-        }
-        if by_ids:  # as `generate` does
-            arguments["position_ids"] = (arguments["attention_mask"].cumsum(1) - 1).clamp(min=0)
-        if stack.config.is_encoder_decoder:
-            arguments["decoder_input_ids"] = tokens
-        yield {k: x.to(model.device) for k, x in arguments.items()}, slice(left, left + length)
+    has_encoder = stack.config.is_encoder_decoder
+    by_ids = (
+        stack.is_decoder_alone and "position_ids" in inspect.signature(model.forward).parameters
+    )
+    # On the left last, and not for other tables, which count it.
+    mask = torch.ones(3 if by_ids or has_encoder else 2, length, dtype=torch.long)
+    mask[1, -3:], mask[2:, :3] = 0, 0
+    arguments = {"input_ids": torch.where(mask.bool(), tokens, padding), "attention_mask": mask}
+    if by_ids:  # as `generate` does
+        arguments["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+    if has_encoder:
+        arguments["decoder_input_ids"] = tokens.expand_as(mask)
+        arguments["decoder_attention_mask"] = torch.ones_like(mask)
+    return {name: x.to(model.device) for name, x in arguments.items()}
 
 
 def _compute_outputs(model: PreTrainedModel, arguments: dict[str, Tensor]) -> Tensor:
-    """Compute logits or states, ``(1, T, V)``; a second row is by cached steps, if it generates."""
+    """Compute logits or states of all tokens, ``(N, V)``; a model that generates, also by steps.
+
+    N counts no padding. Of a model with one output for each text, N are the texts.
+    """
     # Not by a call, which could be a compiled one.
-    whole: Tensor = model.forward(**arguments, return_dict=True)[0]
+    outputs: list[Tensor] = [model.forward(**arguments, return_dict=True)[0]]
+    ids_name, mask_name = "input_ids", "attention_mask"
+    if "decoder_input_ids" in arguments:
+        ids_name, mask_name = "decoder_input_ids", "decoder_attention_mask"
     names = inspect.signature(model.forward).parameters
     cache_name = next((name for name in ("cache", "past_key_values") if name in names), None)
-    if cache_name is None or not model.can_generate():
-        return whole
-    decoded = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"
-    length = arguments[decoded].size(1)
-    cache, steps = None, []
-    # All tokens but two, which fill the cache, then one by one.
-    for start, end in ((0, length - 2), (length - 2, length - 1), (length - 1, length)):
-        sliced = {decoded, "position_ids"}
-        step = {k: x[:, start:end] if k in sliced else x for k, x in arguments.items()}
-        if decoded == "input_ids":
-            step["attention_mask"] = arguments["attention_mask"][:, :end]
-        out = model.forward(**step, **{cache_name: cache}, use_cache=True, return_dict=True)
-        cache = out[cache_name]
-        steps.append(out[0])
-    return torch.cat([whole, torch.cat(steps, 1)])
+    if cache_name is not None and model.can_generate():
+        length, cache, steps = arguments[ids_name].size(1), None, []
+        # All tokens but two, which fill the cache, then one by one.
+        for start, end in ((0, length - 2), (length - 2, length - 1), (length - 1, length)):
+            new = {
+                k: arguments[k][:, start:end] for k in (ids_name, "position_ids") if k in arguments
+            }
+            new[mask_name] = arguments[mask_name][:, :end]
+            named = {**arguments, **new, cache_name: cache}
+            out = model.forward(**named, use_cache=True, return_dict=True)
+            cache = out[cache_name]
+            steps.append(out[0])
+        outputs.append(torch.cat(steps, 1))
+    if outputs[0].dim() == 2:
+        return outputs[0]
+    return torch.cat([states[arguments[mask_name].bool()] for states in outputs])
 
 
 def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) -> Any:

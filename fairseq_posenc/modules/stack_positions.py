@@ -20,7 +20,7 @@ from fairseq_posenc.modules.input_checks import (
     join_ids,
     read_position_ids,
 )
-from fairseq_posenc.positions import Positions, reading_waits
+from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.shared import Shared, compute_shared
 from fairseq_posenc.specs import Spec, parse
 
@@ -132,8 +132,8 @@ class StackPositions(nn.Module):
             positions = self._replace_ids(positions, position_ids, past_ids)
         elif past_ids is not None:
             raise UserError("the tokens in the cache had position_ids: give those of the new ones")
-        if key_padding_mask is not None and document_ids is None:
-            self._refuse_gaps(key_padding_mask, positions.consecutive)
+        if document_ids is None:
+            self._refuse_gaps(positions)
         shared = compute_shared(self.shared, positions)
         for encoding in self.input.as_list() if self.input is not None else ():
             vectors = encoding.embed(shared[0].positions)  # equal for all kinds of layers
@@ -149,14 +149,14 @@ class StackPositions(nn.Module):
             raise UserError(f"source_{name}: also give source_length")
         return embeddings, tuple(state._replace(spec=self.spec, dims=self.dims) for state in shared)
 
-    def _refuse_gaps(self, padding: Tensor, consecutive: bool) -> None:
+    def _refuse_gaps(self, positions: Positions) -> None:
         """Refuse padding between tokens if distances between places include it."""
         # Tables use distances of places if ids are consecutive, otherwise those of the ids.
-        counts_places = self.has_window or (self.has_tables and consecutive)
-        if not counts_places or torch.compiler.is_compiling() or reading_waits(padding.device):
+        counts_places = self.has_window or (self.has_tables and positions.consecutive)
+        if not counts_places or not may_sync(positions.device, decoding=True):
             return  # on a GPU, the check would be one more wait in every pass
         # The first token of each run of tokens; a row has several runs if padding lies between.
-        begins = ~padding & F.pad(padding, (1, 0), value=True)[:, :-1]  # [B, S]
+        begins = F.pad(positions.real().long(), (1, 0)).diff(dim=1).eq(1)  # [B, S]
         if bool((begins.sum(1) > 1).any()):
             raise UserError(
                 f"key_padding_mask: padding lies between tokens, and {self.spec} would "
