@@ -84,13 +84,7 @@ class Positions(NamedTuple):
     consecutive: bool = True
 
     @classmethod
-    def from_tokens(
-        cls,
-        tokens: Tensor,
-        padding_idx: int,
-        eos_idx: int,
-        tgt_len: int,
-    ) -> Positions:
+    def from_tokens(cls, tokens: Tensor, padding_idx: int, eos_idx: int, tgt_len: int) -> Positions:
         """Number the real tokens of ``tokens``, ``(B, S)``.
 
         Args:

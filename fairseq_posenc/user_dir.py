@@ -25,6 +25,12 @@ MODULES = (  # which register models, tasks and criterions when they are importe
 DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
 
 
+def find_shipped_folder(name: str) -> Path:
+    """Find a folder that lies inside the package in a wheel, and beside it in a checkout."""
+    inside = USER_DIR / name
+    return inside if inside.is_dir() else USER_DIR.parent / name
+
+
 def register() -> None:
     """Register models, and tasks with their criterions, with fairseq, as ``--user-dir`` does.
 

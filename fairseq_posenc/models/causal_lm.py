@@ -22,11 +22,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.checks import forget_tpu
 from fairseq_posenc.models.positional_model import PositionalModel
 from fairseq_posenc.specs import parse
-from fairseq_posenc.transformer.options import (
-    PositionConfig,
-    build_stack_config,
-    read_task_options,
-)
+from fairseq_posenc.transformer.options import PositionConfig, build_stack_config, read_task_options
 from fairseq_posenc.transformer.stacks import PositionalDecoder
 
 

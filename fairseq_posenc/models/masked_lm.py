@@ -18,11 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc import registry
-from fairseq_posenc.models.positional_model import (
-    Architecture,
-    PositionalModel,
-    make_architecture,
-)
+from fairseq_posenc.models.positional_model import Architecture, PositionalModel, make_architecture
 from fairseq_posenc.transformer.options import add_position_args, build_stack_config
 from fairseq_posenc.transformer.stacks import PositionalEncoder
 from fairseq_posenc.user_dir import DECBERT

@@ -50,10 +50,7 @@ def read_bytes(path: Path, name: str = "") -> bytes:
 
 
 def decode_text(
-    content: bytes,
-    name: str,
-    refused: Optional[Mapping[bytes, str]] = None,
-    first_line: int = 1,
+    content: bytes, name: str, refused: Optional[Mapping[bytes, str]] = None, first_line: int = 1
 ) -> str:
     """Decode UTF-8, and drop a byte-order mark at the beginning of a file.
 

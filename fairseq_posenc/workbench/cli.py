@@ -37,8 +37,8 @@ class Command(NamedTuple):
         if add := getattr(module, f"add_{part}_arguments" if part else "add_arguments", None):
             add(parser)
 
-    def run(self, args: argparse.Namespace) -> int:
-        """Run the command; return the exit code."""
+    def run(self, args: argparse.Namespace) -> int | None:
+        """Run the command; return the exit code, None for success."""
         module, part = self._import()
         return getattr(module, f"run_{part}" if part else "run")(args)
 
@@ -50,7 +50,7 @@ class Command(NamedTuple):
 # Commands by the user's purpose, in the order of the help.
 GROUPS: dict[str, dict[str, Command]] = {
     "look at encodings and models": {
-        "list": Command("list the position encodings", ".list_command:list"),
+        "list": Command("list the position encodings", ".describe_command:list"),
         "describe": Command(
             "describe the formula and cost of an encoding", ".describe_command:describe"
         ),
@@ -111,9 +111,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "maintain": {
         "doctor": Command("check and test this installation", ".doctor"),
-        "user-dir": Command(
-            "print the path for fairseq's option --user-dir", ".list_command:user_dir"
-        ),
+        "user-dir": Command("print the path for fairseq's option --user-dir", ".cli:user_dir"),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
@@ -126,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_main(lambda: _run(argv))  # which prints a UserError as one line
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str] | None) -> int | None:
     words = list(sys.argv[1:] if argv is None else argv)
     for word in words:
         if any("\ud800" <= character <= "\udfff" for character in word):  # surrogates: not UTF-8
@@ -175,6 +173,11 @@ def _build_parser(chosen: str) -> Parser:
                 _add_user_dir(subparser)
             add_examples(subparser, EXAMPLES[name])
     return parser
+
+
+def run_user_dir(args: argparse.Namespace) -> None:
+    """Print the path of the package; quickly, as nothing here imports torch."""
+    print(USER_DIR)
 
 
 def _add_user_dir(parser: argparse.ArgumentParser) -> None:

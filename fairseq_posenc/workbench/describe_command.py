@@ -1,4 +1,4 @@
-"""The commands ``describe`` and ``count``: describe an encoding, and count its parameters."""
+"""The commands ``list``, ``describe`` and ``count``: encodings, and their parameters."""
 
 import argparse
 import re
@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping
 
-from fairseq_posenc import specs
+from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.analysis.catalogue import BASE, BASE_LAYERS
 from fairseq_posenc.assembly import count_parameters
@@ -40,20 +40,29 @@ _LETTERS = {
 }
 
 
+def run_list(args: argparse.Namespace) -> None:
+    """Print a line for each encoding."""
+    names = registry.names(companions=True)  # with windows, temperatures, ...
+    acts_on = {name: registry.get(name).acts_on for name in names}
+    width, acts_on_width = max(map(len, names)), max(map(len, acts_on.values()))
+    for name in names:
+        summary = catalogue.summarize(name).replace("``", "")
+        print(f"{name:<{width}}  {acts_on[name]:<{acts_on_width}}  {summary}")
+
+
 def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument of ``fairseq-posenc describe``."""
     text = "an encoding, a spec of several, or one of DecBERT's architectures"
     parser.add_argument("name", metavar="NAME", help=text)
 
 
-def run_describe(args: argparse.Namespace) -> int:
+def run_describe(args: argparse.Namespace) -> None:
     """Print an encoding's sections, options and number of parameters."""
     if directions := DECBERT.get(args.name):
         print(_DECBERT.format(name=args.name, directions=directions))
-        return 0
+        return
     names = dict.fromkeys(item.name for item in specs.parse(args.name).items)  # no duplicates
     print("\n\n".join(map(_describe, names)))
-    return 0
 
 
 def _describe(name: str) -> str:
@@ -103,7 +112,7 @@ def add_count_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decoder", action="store_true", help="count for a causal stack")
 
 
-def run_count(args: argparse.Namespace) -> int:
+def run_count(args: argparse.Namespace) -> None:
     """Print the number of position parameters, in total and by name."""
     spec = specs.parse(args.encoding)
     dims = Dims(args.embed_dim, args.heads, args.max_positions, causal=args.decoder)
@@ -112,4 +121,3 @@ def run_count(args: argparse.Namespace) -> int:
     for name, size in sizes.items():
         print(f"{size:>12,}  {name}")
     print(f"{sum(sizes.values()):>12,}  {spec}")
-    return 0

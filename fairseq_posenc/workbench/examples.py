@@ -68,16 +68,10 @@ doctor
 """
 
 
-def _parse(text: str) -> dict[str, list[str]]:
-    examples: dict[str, list[str]] = {}
-    command = ""
-    for line in text.replace("\\\n    ", "").strip().splitlines():
-        if line.startswith("  "):
-            examples[command].append(line.strip())
-        else:
-            command = line
-            examples[command] = []
-    return examples
-
-
-EXAMPLES = _parse(_TEXT)
+EXAMPLES: dict[str, list[str]] = {}
+_command = ""
+for _line in _TEXT.replace("\\\n    ", "").strip().splitlines():
+    if _line.startswith("  "):
+        EXAMPLES[_command].append(_line.strip())
+    else:
+        EXAMPLES[_command := _line] = []

@@ -11,8 +11,8 @@ import sys
 from importlib import import_module
 from types import FrameType
 
+from fairseq_posenc.user_dir import find_shipped_folder
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
-from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.options import Parser
 
 FOLDER = find_shipped_folder("preprocess")
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "\n".join(lines)  # the command's parser keeps line breaks
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Run the program in this process.
 
     Its folder is put on the import path, from which it imports the packages beside it.
@@ -48,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
     parser = Parser(prog=f"fairseq-posenc preprocess {args.program}", description=program.__doc__)
     program.add_arguments(parser)
     program.run(parser.parse_args(args.options))
-    return 0
 
 
 def _exit_at_once(number: int, frame: FrameType | None) -> None:

@@ -26,7 +26,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quantization", choices=["float32", "float16", "int8"], help=text)
 
 
-def run_export(options: argparse.Namespace) -> int:
+def run_export(options: argparse.Namespace) -> None:
     """Export a model to a folder, and print how much its scores differ from the model's."""
     if options.quantization and options.to != "ctranslate2":
         raise UserError("--quantization is for --to ctranslate2")
@@ -49,7 +49,6 @@ def run_export(options: argparse.Namespace) -> int:
 
         lines = export_to_transformers(trained, options.tokens, options.out)
     print("\n".join(lines))
-    return 0
 
 
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +59,7 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, metavar="FILE", help="start checkpoint of fairseq")
 
 
-def run_import(options: argparse.Namespace) -> int:
+def run_import(options: argparse.Namespace) -> None:
     """Import a model as a start checkpoint, and print the command that trains from it."""
     from fairseq_posenc.workbench.convert.to_fairseq import import_folder
 
@@ -70,7 +69,6 @@ def run_import(options: argparse.Namespace) -> int:
     notes = import_folder(options.source, options.out)
     print(f"wrote {options.out}: {'; '.join(notes)}")
     print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
-    return 0
 
 
 def add_swap_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +84,7 @@ def add_swap_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=1, metavar="N", help="of new parameters (default: 1)")
 
 
-def run_swap(options: argparse.Namespace) -> int:
+def run_swap(options: argparse.Namespace) -> None:
     """Write a folder with other positions, and print the origin of each position parameter."""
     if options.position_encoding is None and options.max_positions is None:
         raise UserError("nothing to swap: give --position-encoding or --max-positions")
@@ -107,4 +105,3 @@ def run_swap(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     print("\n".join(lines))
-    return 0

@@ -22,10 +22,7 @@ from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.folders import load_model
 from fairseq_posenc.workbench.convert.card import LONGEST_TRANSLATION, format_usage, write_card
-from fairseq_posenc.workbench.convert.comparison import (
-    compare_with_transformers,
-    refuse_difference,
-)
+from fairseq_posenc.workbench.convert.comparison import compare_with_transformers, refuse_difference
 from fairseq_posenc.workbench.convert.stock_classes import (
     ACTIVATIONS,
     COPIES,

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import REQUEST
 from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES, SPACE
-from fairseq_posenc.workbench.loading.open_model import OpenModel
+from fairseq_posenc.workbench.loading.open_model import OpenModel, find_pieces
 
 # lstrip: as in fairseq's fill_mask, the token includes the space before it.
 _MASK = AddedToken("<mask>", lstrip=True, special=True)
@@ -42,9 +42,8 @@ def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Pat
     if tokens in ("words", "characters"):
         return tokens
     path = folder if tokens is None else Path(tokens)
-    for name in (f"sentencepiece.{language}.model", PIECES):
-        if (path / name).is_file():
-            return path / name
+    if pieces := find_pieces(path, language):
+        return pieces
     if path.is_file() or (path / ENCODER_JSON).is_file():  # a file is a sentencepiece model
         return path
     request = path / REQUEST  # which commands that write data leave in their folder

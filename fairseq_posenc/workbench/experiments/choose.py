@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from-trained", action="store_true", help=trained_help)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the answer; return the exit code.
+def run(args: argparse.Namespace) -> None:
+    """Print the answer.
 
     Raises:
         UserError: a length is missing, or too short.
@@ -58,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
     elif args.family == ENCODER_DECODER:
         advice = "train candidates on yours (docs/training.md)"
     print(f"\nThis was measured on little text: {advice}")
-    return 0
 
 
 def find_answers(key: str, family: str, wanted: float) -> list[Advice]:

@@ -207,10 +207,18 @@ def read_trained_dictionary(
     return TrainedDictionary(path, size, known, file)
 
 
-def load_tokenizer(folder: Path, dictionary: Dictionary) -> Tokenizer:
+def find_pieces(folder: Path, language: Optional[str] = None) -> Optional[Path]:
+    """Find the sentencepiece model of a language, or of all, in a folder; None without one."""
+    names = (f"sentencepiece.{language}.model", PIECES)
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def load_tokenizer(
+    folder: Path, dictionary: Dictionary, language: Optional[str] = None
+) -> Tokenizer:
     """Load the tokenizer whose files are in a folder; refuse a folder without them."""
-    if (folder / PIECES).exists():
-        return PieceEncoder(Pieces(folder / PIECES), dictionary)
+    if pieces := find_pieces(folder, language):
+        return PieceEncoder(Pieces(pieces), dictionary)
     if (folder / ENCODER_JSON).exists():
         return GPT2(folder / ENCODER_JSON, folder / MERGES, dictionary)
     raise UserError(f"{folder}: holds neither {PIECES} nor {ENCODER_JSON} and {MERGES}")

@@ -59,8 +59,8 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
             add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
 
 
-def run_plot(args: argparse.Namespace) -> int:
-    """Draw the picture; return the exit code."""
+def run_plot(args: argparse.Namespace) -> None:
+    """Draw the picture."""
     if args.out.suffix not in (".png", ".svg"):
         raise UserError(f"--out {args.out}: name a file that ends in .png or .svg")
     refuse_bad_place(args.out, "--out")
@@ -68,7 +68,6 @@ def run_plot(args: argparse.Namespace) -> int:
     figure = draw(_find_subject(args)) if draw else _draw_attention(args)
     pictures.save(figure, args.out)
     say(f"wrote {args.out}")
-    return 0
 
 
 def _find_subject(args: argparse.Namespace) -> Subject:
@@ -133,8 +132,8 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, default="attention.html", metavar="FILE", help="(default: %(default)s)")
 
 
-def run_inspect(args: argparse.Namespace) -> int:
-    """Write the page; return the exit code."""
+def run_inspect(args: argparse.Namespace) -> None:
+    """Write the page."""
     if len(args.checkpoint) > 2:
         raise UserError(f"--checkpoint: {len(args.checkpoint)} were named; name one or two")
     refuse_bad_place(args.out, "--out")
@@ -142,7 +141,6 @@ def run_inspect(args: argparse.Namespace) -> int:
     page = render_page(models, own_command())
     write_whole(args.out, page)
     say(f"{args.out}: {len(page) / 1e6:.2f} MB")
-    return 0
 
 
 def read_attention(path: Path, data: Path | None, text: str, target: str | None) -> TextAttention:

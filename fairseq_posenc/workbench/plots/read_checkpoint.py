@@ -12,10 +12,9 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.folders import checksum
-from fairseq_posenc.tokens.subwords import PieceEncoder, Pieces, Tokenizer
 from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, PIECES, SPACE
 from fairseq_posenc.transformer.capture_attention import capture_attention
-from fairseq_posenc.workbench.loading.open_model import OpenModel, load_tokenizer
+from fairseq_posenc.workbench.loading.open_model import OpenModel, find_pieces, load_tokenizer
 from fairseq_posenc.workbench.plots.inspection import TextAttention
 
 Token = tuple[int, str]  # the number in the dictionary, and the text
@@ -106,14 +105,8 @@ def tokenize(
     Raises:
         UserError: no token of the text is in the dictionary.
     """
-    of_language = folder / f"sentencepiece.{language}.model"  # unless both languages share one
-    tokenizer: Tokenizer | None = None
-    if language and of_language.exists():
-        tokenizer = PieceEncoder(Pieces(of_language), dictionary)
-    elif (folder / PIECES).exists() or (folder / ENCODER_JSON).exists():
-        tokenizer = load_tokenizer(folder, dictionary)
-    if tokenizer:
-        numbers, starts, ends = tokenizer.tokens(text)
+    if find_pieces(folder, language) or (folder / ENCODER_JSON).exists():
+        numbers, starts, ends = load_tokenizer(folder, dictionary, language).tokens(text)
         ids = numbers.tolist()
         labels = [text[start:end].strip() or SPACE for start, end in zip(starts, ends)]
     else:

@@ -66,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_out(parser, "curves")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Write the tables and pictures, print the tables; return the exit code."""
+def run(args: argparse.Namespace) -> None:
+    """Write the tables and pictures, print the tables."""
     data = parse_named(args.logs, "NAME=LOG")
     trainings = {
         name: [_read_log(name, Path(path)) for path in split_trainings(paths)]
@@ -82,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
         text += "".join(f"\n![{title}]({file})\n" for file, title in drawn.items())
         write_whole(args.out / "curves.md", text)
         say(f"tables and {len(drawn)} pictures: {args.out}")
-    return 0
 
 
 def collect_figures(trainings: Trainings) -> Tables:

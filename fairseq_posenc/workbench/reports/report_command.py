@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the tables; return the exit code.
+def run(args: argparse.Namespace) -> None:
+    """Print the tables.
 
     Raises:
         UserError: a path does not exist, has no results, or a checkpoint cannot be read.
@@ -63,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
         results |= {(result.table, result.path, result.model): result for result in found}
     rows = results.values()
     print(json.dumps([x._asdict() for x in rows], indent=1) if args.json else format_report(rows))
-    return 0
 
 
 def _find_results(path: Path) -> Iterator[Result]:

@@ -115,12 +115,6 @@ def run_logged(
         raise RunError(_describe_failure(command[0], status, log))
 
 
-def end_programs() -> None:
-    """End all programs that this process has started."""
-    for process in list(_running):
-        _end_program(process)
-
-
 def _end_program(process: subprocess.Popen[str]) -> None:
     """End a running program and its process group: with SIGTERM, after a while with SIGKILL."""
     if process.poll() is not None:
@@ -187,7 +181,8 @@ def run_here(
             pool.shutdown(wait=False, cancel_futures=True)
             # Until no task runs: one may be about to start a program when the others are ended.
             while not all(future.done() for future in futures):
-                end_programs()
+                for process in list(_running):
+                    _end_program(process)
                 time.sleep(_POLL_SECONDS)
     raise_failures(failures, len(tasks))
 

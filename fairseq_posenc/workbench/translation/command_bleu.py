@@ -26,8 +26,8 @@ from fairseq_posenc.workbench.translation.command_translate import add_model_arg
 from fairseq_posenc.workbench.translation.report import format_report
 from fairseq_posenc.workbench.translation.translator import (
     Translator,
-    find_pieces,
     load_translation,
+    require_pieces,
     say_cut,
 )
 
@@ -66,7 +66,7 @@ class TestSet:
         """
         request: Request = {
             "checkpoint": checksum(training.path),
-            "pieces": checksum(find_pieces(task.data, task.task.cfg.source_lang)),
+            "pieces": checksum(require_pieces(task.data, task.task.cfg.source_lang)),
             "source": checksum(self.source),
             "precision": str(self.dtype),
             "search": [self.beam, self.length_penalty],
@@ -101,8 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_precision(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Evaluate and report; return the exit code.
+def run(args: argparse.Namespace) -> None:
+    """Evaluate and report.
 
     Raises:
         UserError: wrong input.
@@ -136,7 +136,6 @@ def run(args: argparse.Namespace) -> int:
         write_whole(args.out / _REPORT, report)
     print(report)
     say(f"report: {args.out / _REPORT}, figures: {args.out / _FIGURES}")
-    return 0
 
 
 def _score(

@@ -33,8 +33,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lenpen", type=float, default=1.0, metavar="X", help=text)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Translate each sentence as soon as it arrives; return the exit code.
+def run(args: argparse.Namespace) -> None:
+    """Translate each sentence as soon as it arrives.
 
     Raises:
         UserError: wrong input.
@@ -43,12 +43,11 @@ def run(args: argparse.Namespace) -> int:
     translator = Translator.load(args.checkpoint, args.data, dtype)
     if args.sentences:
         _print_all(translator, args.sentences, args)
-        return 0
+        return
     if sys.stdin.isatty():
         say("one sentence per line; Ctrl-D ends")
     for sentences in read_arriving_lines(sys.stdin.fileno(), "standard input"):
         _print_all(translator, sentences, args)
-    return 0
 
 
 def _print_all(translator: Translator, sentences: list[str], args: argparse.Namespace) -> None:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.subwords import Pieces
+from fairseq_posenc.tokens.tokenizer import PIECES
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state
-from fairseq_posenc.workbench.loading.open_model import open_model, translates
+from fairseq_posenc.workbench.loading.open_model import find_pieces, open_model, translates
 from fairseq_posenc.workbench.running.devices import place
 from fairseq_posenc.workbench.running.progress import say
 
@@ -25,19 +26,13 @@ _QUOTED_CHARACTERS = 40  # of a sentence, in an error message
 _MAX_TOKENS = 12000  # source tokens translated at a time, including padding
 
 
-def find_pieces(data: Path, language: str) -> Path:
-    """Find the sentencepiece model of a language in a data-bin.
-
-    Raises:
-        UserError: the folder has no such model.
-    """
-    names = [f"sentencepiece.{language}.model", "sentencepiece.model"]
-    for name in names:
-        if (data / name).exists():
-            return data / name
+def require_pieces(data: Path, language: str) -> Path:
+    """Find the sentencepiece model of a language in a data-bin; refuse a folder without one."""
+    if path := find_pieces(data, language):
+        return path
     raise UserError(
-        f"--data {data}: holds neither {names[0]} nor {names[1]}; copy the tokenizer of the "
-        "training text there"
+        f"--data {data}: holds neither sentencepiece.{language}.model nor {PIECES}; copy the "
+        "tokenizer of the training text there"
     )
 
 
@@ -116,15 +111,11 @@ class Translator:
         interface = GeneratorHubInterface(settings, opened.task, [opened.model])
         # fairseq would limit positions for all encodings; these check their own limits.
         interface.max_positions = None
-        pieces = Pieces(find_pieces(opened.data, opened.task.cfg.source_lang))
+        pieces = Pieces(require_pieces(opened.data, opened.task.cfg.source_lang))
         return cls(place(interface, dtype), pieces)
 
     def translate(
-        self,
-        sentences: Sequence[str],
-        beam: int = 5,
-        nbest: int = 1,
-        length_penalty: float = 1.0,
+        self, sentences: Sequence[str], beam: int = 5, nbest: int = 1, length_penalty: float = 1.0
     ) -> list[list[Hypothesis]]:
         """Translate sentences.
 

@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("after_dashes", nargs="*", metavar="-- OPTION", help="of fairseq-train: -- --dropout 0.1")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Run the comparison and write the report; ``args.user_dir`` is of all commands.
 
     Raises:
@@ -136,7 +136,6 @@ def run(args: argparse.Namespace) -> int:
     models = rank_models(ends)
     print(report.format_screen(models, facts.unigram_perplexity))
     say(f"report: {page}")
-    return 0
 
 
 def build_plan(args: argparse.Namespace) -> ComparePlan:

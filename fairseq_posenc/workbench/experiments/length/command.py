@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_precision(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Score all models, print the table, write figures and a picture; return the exit code.
+def run(args: argparse.Namespace) -> None:
+    """Score all models, print the table, write figures and a picture.
 
     Raises:
         UserError: wrong input.
@@ -102,7 +102,6 @@ def run(args: argparse.Namespace) -> int:
         drawn = report.draw(record, args.out / PICTURE)
     print(report.format_results(record))
     say(f"figures: {args.out / FIGURES}" + (f", {args.out / PICTURE}" if drawn else ""))
-    return 0
 
 
 def _score_model(

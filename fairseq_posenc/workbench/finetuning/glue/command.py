@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_set(parser, "model.dropout=0.2")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train and evaluate all unfinished runs, and write the report; return the exit code.
+def run(args: argparse.Namespace) -> None:
+    """Train and evaluate all unfinished runs, and write the report.
 
     Raises:
         UserError: wrong input.
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         for glue_run in planned:
             updates = f"{glue_run.max_update:,} updates"
             print(f"# {glue_run.label}: {updates}\n{shlex.join(glue_run.command)}")
-        return 0
+        return
     with folders.lock_folder(out):
         modified = pretrained.path.stat().st_mtime_ns
         model = {"protocol": args.protocol, "checkpoint": str(pretrained.path)}
@@ -91,7 +91,6 @@ def run(args: argparse.Namespace) -> int:
     say(f"wrote {out}/results.md, {out}/results.json and {out}/submission/")
     if missing := report.complete_submission(out / "submission", args.data):  # adds WNLI's file
         say(f"still missing from the submission to GLUE's site: {', '.join(missing)}")
-    return 0
 
 
 def _parse_rates(text: str) -> tuple[float, ...]:

@@ -13,9 +13,9 @@ from fairseq_posenc import folders
 from fairseq_posenc.checkpoints.recovery import LAST, newest_checkpoint
 from fairseq_posenc.tasks.glue.data import find_training_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
+from fairseq_posenc.user_dir import find_shipped_folder
 from fairseq_posenc.workbench.finetuning import recipes
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
-from fairseq_posenc.workbench.running.files import find_shipped_folder
 
 CONFIGS = find_shipped_folder("finetune_configs") / "glue"
 RESULT = "result.json"  # a run's metrics

@@ -18,6 +18,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.tasks.squad.databin import SquadDataBin, open_data_bin
 from fairseq_posenc.tokens.squad_file import V2, Squad, read_by_id, read_squad
+from fairseq_posenc.user_dir import find_shipped_folder
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning import recipes
 from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
@@ -27,7 +28,6 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrai
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_dtype
-from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.progress import say
 
 # In M4M's paper, encodings that diverged at the learning rate of the others, and their own rate.
@@ -45,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         subparser.set_defaults(run_action=run_action)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run a subcommand; return the exit code.
+def run(args: argparse.Namespace) -> None:
+    """Run a subcommand.
 
     Raises:
         UserError: wrong input.
     """
-    return int(args.run_action(args))
+    args.run_action(args)
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
@@ -82,8 +82,8 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     add("--na-prob-thresh", type=options.finite_number, metavar="X", help=text)
 
 
-def _train(args: argparse.Namespace) -> int:
-    """Train, or continue; return the exit code."""
+def _train(args: argparse.Namespace) -> None:
+    """Train, or continue."""
     out: Path = args.out
     user_dir = recipes.format_override("common.user_dir", args.user_dir.resolve())
     changes = [user_dir, *args.changes]
@@ -100,7 +100,6 @@ def _train(args: argparse.Namespace) -> int:
         else:
             recipes.train(command, out, lock, label=str(out), updates=updates, metric="loss")
     say(f"wrote {out / LAST}; next: fairseq-posenc squad predict --checkpoint {out / LAST} ...")
-    return 0
 
 
 def compose_training(
@@ -131,8 +130,8 @@ def compose_training(
     return cfg, recipes.build_command(path, settings)
 
 
-def _predict(args: argparse.Namespace) -> int:
-    """Answer the questions, and write and score the answers; return the exit code."""
+def _predict(args: argparse.Namespace) -> None:
+    """Answer the questions, and write and score the answers."""
     dtype = choose_dtype(args.fp16, args.bf16)
     squad = read_squad(args.questions)
     predictor = Predictor.load(args.checkpoint, args.data, dtype)
@@ -162,10 +161,9 @@ def _predict(args: argparse.Namespace) -> int:
             record.write(args.out / "score.json")
             say(f"wrote {args.out / 'score.json'}")
             _print_figures(squad, figures)
-    return 0
 
 
-def _score(args: argparse.Namespace) -> int:
+def _score(args: argparse.Namespace) -> None:
     if args.na_prob_file is None and args.na_prob_thresh is not None:
         raise UserError("--na-prob-thresh: needs --na-prob-file, whose odds it is compared with")
     squad = read_squad(args.data)
@@ -176,7 +174,6 @@ def _score(args: argparse.Namespace) -> int:
     if missing := unanswered(squad, predictions):
         say(f"{len(missing):,} unanswered questions receive score 0; the first is {missing[0]}")
     _print_figures(squad, figures)
-    return 0
 
 
 def _print_figures(squad: Squad, figures: Figures) -> None:
