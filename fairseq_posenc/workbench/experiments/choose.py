@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.variants import ENCODER_DECODER, FAMILIES
+from fairseq_posenc.workbench.results.record import group_by
 from fairseq_posenc.workbench.running import options
 
 TABLE = Path(__file__).with_name("choose.json")
@@ -62,9 +63,8 @@ def run(args: argparse.Namespace) -> None:
 
 def find_answers(key: str, family: str, wanted: float) -> list[Advice]:
     """Find the answers for a length: of the next longer measurements, or else of the longest."""
-    models: dict[str, list[Advice]] = {}
-    for row in json.loads(TABLE.read_text("utf-8"))[key][family]:
-        models.setdefault(row["models"], []).append(Advice(**row))  # ascending `up_to`
+    rows = [Advice(**row) for row in json.loads(TABLE.read_text("utf-8"))[key][family]]
+    models = group_by(rows, lambda row: row.models)  # in each, `up_to` ascends
     answers = [next((x for x in same if x.up_to >= wanted), same[-1]) for same in models.values()]
     longest = max(answer.up_to for answer in answers)
     return [answer for answer in answers if answer.up_to >= min(wanted, longest)]

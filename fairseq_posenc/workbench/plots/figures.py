@@ -242,11 +242,6 @@ class Curves(NamedTuple):
     distances: Tensor  # `(R,)` for R distances
     values: Tensor  # `(heads, R)`, or `(1, R)` if all heads share them
 
-    def between(self, low: int, high: int) -> "Curves":
-        """Select the distances from ``low`` to ``high``."""
-        shown = (self.distances >= low) & (self.distances <= high)
-        return Curves(self.title, self.distances[shown], self.values[:, shown])
-
 
 @torch.no_grad()
 def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
@@ -256,19 +251,18 @@ def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
     (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
     """
     reach, heads = subject.limit_reach(reach), subject.heads
+    last = 0 if subject.dims.causal else reach  # a causal stack has no later keys
+    shown = torch.arange(-reach, last + 1)
     scores, terms = [], []
     for layer, name in subject.named_layers.items():
-        equal = subject.encodings[layer].distance_curve(reach)[heads]  # [heads, R]
-        title = f"score of equal contents, {name}"
-        scores.append(Curves(title, torch.arange(-reach, reach + 1), equal))
+        equal = subject.encodings[layer].distance_curve(reach)[heads]  # [heads, D]
+        scores.append(Curves(f"score of equal contents, {name}", shown, equal[:, : len(shown)]))
         distances, layer_terms = subject.compute_terms(layer)
         for term in layer_terms:
             if isinstance(term, term_types.NumbersByDistance):
-                # Without the two rows of a reset, which follow those of the distances.
-                values = term.table[heads if term.per_head else [0], : len(distances)]
-                terms.append(Curves(f"{term.name}, {name}", distances, values))
-    last = 0 if subject.dims.causal else reach  # a causal stack has no later keys
-    return [curve.between(-reach, last) for curve in scores + terms]
+                values = term.table[heads if term.per_head else [0]][:, shown - distances[0]]
+                terms.append(Curves(f"{term.name}, {name}", shown, values))
+    return scores + terms
 
 
 def draw_scores(subject: Subject, reach: int = 32) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor
 from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.results.record import group_by
 
 # The stacks of the queries and of the keys, by kind of attention.
 STACKS = {
@@ -43,10 +44,7 @@ class TextAttention(NamedTuple):
 
     def group_by_kind(self) -> dict[str, list[CapturedAttention]]:
         """Group the layers by the kind of attention, a key of :data:`STACKS`."""
-        by_kind: dict[str, list[CapturedAttention]] = {}
-        for layer in self.captured:
-            by_kind.setdefault("cross" if layer.cross else layer.stack, []).append(layer)
-        return by_kind
+        return group_by(self.captured, lambda layer: "cross" if layer.cross else layer.stack)
 
 
 def render_page(models: Sequence[TextAttention], command: str) -> str:

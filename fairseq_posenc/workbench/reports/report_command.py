@@ -7,7 +7,6 @@ import argparse
 import glob
 import json
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -19,7 +18,7 @@ from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS, select_
 from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.loss_stages import last_loss
-from fairseq_posenc.workbench.results.record import Record, read
+from fairseq_posenc.workbench.results.record import Record, group_by, read
 from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, TRAIN_LOG, read_curve_file
 from fairseq_posenc.workbench.running.progress import say
 
@@ -106,9 +105,8 @@ def _read_squad(record: Record, path: Path) -> Iterator[Result]:
 
 def _read_bleu(record: Record, path: Path) -> Iterator[Result]:
     """Read the means over the trainings of a system, by search, and the best of them."""
-    groups = defaultdict(list)
-    for row in record.rows:  # of the first table, `scores`: one for each training
-        groups[f"{row['system']}, beam {row['beam']}"].append(row)
+    # The rows are those of the first table, `scores`: one for each training.
+    groups = group_by(record.rows, lambda row: f"{row['system']}, beam {row['beam']}")
     for name, rows in groups.items():
         figures: Figures = {"BLEU": statistics.fmean(row["BLEU"] for row in rows)}
         if len(rows) > 1:
@@ -151,11 +149,8 @@ def _read_training(folder: Path) -> Iterator[Result]:
 
 def format_report(results: Iterable[Result]) -> str:
     """Format the tables in Markdown, with means over trainings that differ in their seed alone."""
-    tables = defaultdict(list)
-    for result in results:
-        tables[result.table].append(result)
     parts = []
-    for title, rows in tables.items():
+    for title, rows in group_by(results, lambda result: result.table).items():
         found = dict.fromkeys(name for row in rows for name in row.figures)
         # GLUE's in the papers' order, whatever tasks a model lacks.
         columns = [name for name in _GLUE_NAMES if name in found] or list(found)  # not GLUE
@@ -177,10 +172,8 @@ def _format_row(row: Result, columns: Iterable[str]) -> list[str]:
 
 def _average_seeds(rows: Iterable[Result]) -> Iterator[Result]:
     """Yield the means of trainings with the same encoding and updates, and other seeds."""
-    groups = defaultdict(list)
-    for row in rows:
-        if row.figures.get("seed") is not None:
-            groups[row.encoding, row.figures["updates"]].append(row)
+    seeded = [row for row in rows if row.figures.get("seed") is not None]
+    groups = group_by(seeded, lambda row: (row.encoding, row.figures["updates"]))
     for (encoding, updates), group in groups.items():
         seeds = {row.figures["seed"] for row in group}
         if 1 < len(seeds) == len(group):  # several, and each seed once

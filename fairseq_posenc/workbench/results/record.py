@@ -3,15 +3,16 @@
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import read_json
 
+_T, _K = TypeVar("_T"), TypeVar("_K")
 Row = Mapping[str, Any]  # texts and numbers by column; None for a missing figure
 
 
@@ -34,6 +35,14 @@ class Record:
         """Write the record into a file, as JSON with null for NaN and infinite figures."""
         content = json.loads(json.dumps(vars(self)), parse_constant=lambda constant: None)
         write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def group_by(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
+    """Group items by their key, such as rows by a column; groups come in the order of the items."""
+    groups: dict[_K, list[_T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def own_command() -> str:

@@ -1,11 +1,12 @@
 """Formats the record of an evaluation as tables in Markdown."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from fairseq_posenc.workbench.results.intervals import INTERVAL_NOTE, Interval
 from fairseq_posenc.workbench.results.markdown import code, table
-from fairseq_posenc.workbench.results.record import Record, Row
-from fairseq_posenc.workbench.translation.scores import METRICS, group_rows
+from fairseq_posenc.workbench.results.record import Record, Row, group_by
+from fairseq_posenc.workbench.translation.scores import METRICS
 
 _P_OF_ONE_TRAINING = (
     "p is the probability of a difference at least this large by chance in the choice of the test "
@@ -61,7 +62,7 @@ def _format_scores(record: Record) -> str:
 
 def _format_differences(differences: Sequence[Row]) -> str:
     rows = []
-    for name, group in group_rows(differences, "system").items():
+    for name, group in group_by(differences, itemgetter("system")).items():
         cells = [code(name)]
         for row in group:
             p_value = "same translations" if row["p_value"] is None else f"{row['p_value']:.4f}"
@@ -71,7 +72,7 @@ def _format_differences(differences: Sequence[Row]) -> str:
 
 
 def _format_lengths(lengths: Sequence[Row]) -> str:
-    groups = group_rows(lengths, "words")
+    groups = group_by(lengths, itemgetter("words"))
     rows = [
         [words, f"{group[0]['sentences']:,}", *(f"{row['BLEU']:.2f}" for row in group)]
         for words, group in groups.items()

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
+from operator import itemgetter
 from typing import Any, Union
 
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
 from fairseq_posenc.workbench.results.intervals import interval
-from fairseq_posenc.workbench.results.record import Row
+from fairseq_posenc.workbench.results.record import Row, group_by
 
 METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # sacreBLEU's name -> metric
 # Most words of a source sentence in each group; longer ones are the last group.
@@ -23,18 +24,10 @@ def build_metrics(references: Sequence[str]) -> dict[str, Union[BLEU, CHRF]]:
     return {name: metric(references=[references]) for name, metric in METRICS.items()}
 
 
-def group_rows(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
-    """Group rows by the text in a column."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row[column], []).append(row)
-    return groups
-
-
 def compute_means(rows: Sequence[Row]) -> list[Row]:
     """Compute the mean scores of each system over its trainings, with intervals."""
     means: list[Row] = []
-    for system, group in group_rows(rows, "system").items():
+    for system, group in group_by(rows, itemgetter("system")).items():
         mean: dict[str, Any] = {"system": system, "trainings": len(group)}
         for name in METRICS:
             mean |= interval(row[name] for row in group).figures(name)  # NAME, NAME_low, NAME_high

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from fairseq_posenc.workbench.results.intervals import (
     interval_of_perplexity,
 )
 from fairseq_posenc.workbench.results.markdown import align
-from fairseq_posenc.workbench.results.record import Record, Row, own_command
+from fairseq_posenc.workbench.results.record import Record, Row, group_by, own_command
 
 
 def score_figures(score: Score, has_windows: bool) -> Row:
@@ -37,11 +36,6 @@ def build_record(rows: Sequence[Row], text: str, tokens: int) -> Record:
     return Record("lm-length", {"perplexity": rows}, data, command=own_command())
 
 
-def _group_rows(record: Record) -> dict[str, list[Row]]:
-    """Group the rows by model, in the order of context lengths, as the record has them."""
-    return {model: list(rows) for model, rows in groupby(record.rows, itemgetter("model"))}
-
-
 def _read_windows(row: Row) -> dict[int, float]:
     """Read each window's perplexity from the columns ``window_1``, ...; empty for whole texts.
 
@@ -53,7 +47,7 @@ def _read_windows(row: Row) -> dict[int, float]:
 
 def format_results(record: Record) -> str:
     """Format a table of all models, with notes on missing figures and differences."""
-    groups = _group_rows(record)
+    groups = group_by(record.rows, itemgetter("model"))  # each in the order of lengths
     lengths = [f"{row['length']:,}" for row in next(iter(groups.values()))]
     lines = [["model", "trained at", *lengths]]
     for model, scores in groups.items():
@@ -100,7 +94,7 @@ def draw(record: Record, path: Path) -> bool:
         return False
     lines = {
         model: [(row["length"], interval([row["perplexity"]])) for row in rows if row["perplexity"]]
-        for model, rows in _group_rows(record).items()
+        for model, rows in group_by(record.rows, itemgetter("model")).items()
     }
     lengths = sorted({row["length"] for row in record.rows})
 

@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
 from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS, select_figures
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
-from fairseq_posenc.workbench.results.record import Record, Row, own_command
+from fairseq_posenc.workbench.results.record import Record, Row, group_by, own_command
 
 _METRIC_TITLES = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 _SPREAD_COLUMNS = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
@@ -102,11 +102,8 @@ def find_best(results: Sequence[GlueResult]) -> GlueResult:
 
 def _select_best_rate(results: Sequence[GlueResult]) -> list[GlueResult]:
     """Select a task's results of the learning rate with the best mean over its seeds."""
-    by_rate: dict[float, list[GlueResult]] = {}
-    for result in results:
-        by_rate.setdefault(result.learning_rate, []).append(result)
     return max(
-        by_rate.values(),
+        group_by(results, lambda result: result.learning_rate).values(),
         key=lambda group: statistics.fmean(result.metrics[result.metric] for result in group),
     )
 
