@@ -17,13 +17,8 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
+from fairseq_posenc.checkpoints import safe_loading
 from fairseq_posenc.checkpoints.faults import find_message
-from fairseq_posenc.checkpoints.safe_loading import (
-    allow_safe_classes,
-    is_literal,
-    open_checkpoint,
-    refuse_incomplete,
-)
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.host.explanations import explain_failure
 
@@ -65,7 +60,7 @@ def prepare() -> None:
     for name, value in {"float": float, "compat": SimpleNamespace(long=int)}.items():
         if name not in vars(np):
             setattr(np, name, value)
-    allow_safe_classes()
+    safe_loading.allow_safe_classes()
     sys.addaudithook(check_fairseq)
     for name in ("train", "generate", "interactive", "eval_lm"):
         logger = logging.getLogger(f"fairseq_cli.{name}")
@@ -114,7 +109,7 @@ def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "compile":
         source = arguments[0]  # of `eval` UTF-8 bytes; `is_literal` refuses other encodings
         text = source.decode("utf-8", "replace") if type(source) is bytes else source
-        if type(text) is not str or not is_literal(text):
+        if type(text) is not str or not safe_loading.is_literal(text):
             raise UserError(
                 "a setting that fairseq evaluates is not a literal (numbers, words, lists of them),"
                 f" and would be run as code: {shortened(' '.join(str(text).split()))!r}"
@@ -122,5 +117,5 @@ def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
     elif caller.f_code.co_name == "load_checkpoint_to_cpu":  # opens all of fairseq's checkpoints
         path = os.fsdecode(arguments[0])
         if os.path.isfile(path) or os.path.isdir(path):  # not a pipe
-            with open_checkpoint(Path(path)) as state:  # checks its settings
-                refuse_incomplete(state)
+            with safe_loading.open_checkpoint(Path(path)) as state:  # checks its settings
+                safe_loading.refuse_incomplete(state)

@@ -12,12 +12,7 @@ from torch import nn
 
 from fairseq_posenc import registry
 from fairseq_posenc.models.positional_model import PositionalModel, make_architecture
-from fairseq_posenc.transformer.options import (
-    add_position_args,
-    as_namespace,
-    build_stack_config,
-    read_task_options,
-)
+from fairseq_posenc.transformer import options
 from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncoder
 
 
@@ -29,17 +24,17 @@ class PositionalTransformer(PositionalModel, TransformerModel):
     def add_args(cls, parser: ArgumentParser) -> None:
         """Add fairseq's options and ours."""
         super().add_args(parser)
-        add_position_args(parser)
+        options.add_position_args(parser)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "PositionalTransformer":
         """Build a model as fairseq's class does, with the stacks that the methods below build."""
-        model: Any = super().build_model(as_namespace(args), task)
+        model: Any = super().build_model(options.as_namespace(args), task)
         # Checkpoints record the languages, which only the task knows: weights trained on other
         # languages are refused.
         languages = {"source_lang": model.encoder, "target_lang": model.decoder}
         for option, stack in languages.items():
-            language = getattr(read_task_options(task), option, None)
+            language = getattr(options.read_task_options(task), option, None)
             stack.weight_settings = stack.weight_settings._replace(language=language)
         model.use_stacks(task, encoder=model.encoder, decoder=model.decoder)
         return cast(PositionalTransformer, model)
@@ -49,14 +44,14 @@ class PositionalTransformer(PositionalModel, TransformerModel):
         cls, args: Any, src_dict: Any, embed_tokens: nn.Embedding
     ) -> PositionalEncoder:
         """Build an encoder with position encodings."""
-        return PositionalEncoder(build_stack_config(args), src_dict, embed_tokens)
+        return PositionalEncoder(options.build_stack_config(args), src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(
         cls, args: Any, tgt_dict: Any, embed_tokens: nn.Embedding
     ) -> PositionalDecoder:
         """Build a decoder with position encodings."""
-        config = build_stack_config(args)
+        config = options.build_stack_config(args)
         return PositionalDecoder(
             config, tgt_dict, embed_tokens, no_encoder_attn=config.no_cross_attention
         )

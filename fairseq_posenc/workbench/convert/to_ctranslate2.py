@@ -21,19 +21,9 @@ from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
+from fairseq_posenc.workbench.convert import comparison, tokenizer
 from fairseq_posenc.workbench.convert.card import format_serving_usage, write_card
-from fairseq_posenc.workbench.convert.comparison import (
-    SPECIAL_SYMBOLS,
-    compute_scores,
-    draw_batch,
-    refuse_difference,
-)
 from fairseq_posenc.workbench.convert.stock_classes import refuse_odd_parts
-from fairseq_posenc.workbench.convert.tokenizer import (
-    build_tokenizers,
-    list_vocabularies,
-    write_tokenizers,
-)
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 FOR_CAUSAL_LMS = {"alibi", "learned", "lerope", "none", "rope", "shaw", "shaw_values", "sinusoidal"}
@@ -63,15 +53,15 @@ def export_to_ctranslate2(
         UserError: CTranslate2 cannot compute the model, or its scores differ.
     """
     _refuse_unsupported(trained)
-    tokenizers = build_tokenizers(trained, tokens)
-    vocabularies = list_vocabularies(trained, tokenizers)
+    tokenizers = tokenizer.build_tokenizers(trained, tokens)
+    vocabularies = tokenizer.list_vocabularies(trained, tokenizers)
     with whole_folder(out) as folder:
-        folders = write_tokenizers(trained, tokenizers, folder)
+        folders = tokenizer.write_tokenizers(trained, tokenizers, folder)
         build_specification(trained, vocabularies, "float32").save(str(folder))
         difference = _compare_log_probs(trained, vocabularies, folder)
         specs = " and ".join(sorted(set(map(str, trained.positions.values()))))
         lacks = f"--to ctranslate2: CTranslate2 lacks an option of the model, perhaps of {specs}"
-        refuse_difference(f"{lacks}: log probabilities differ", difference)
+        comparison.refuse_difference(f"{lacks}: log probabilities differ", difference)
         notes = [f"log probabilities in float32 equal to {difference:.1e} of the largest one"]
         if quantization != "float32":
             build_specification(trained, vocabularies, quantization).save(str(folder))
@@ -102,12 +92,14 @@ def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder
     """
     end = torch.tensor([trained.model.decoder.eos_idx])
     ours, lines = [], []
-    for row in zip(*draw_batch(trained.model, "right")):
+    for row in zip(*comparison.draw_batch(trained.model, "right")):
         # Without <s>, </s> and padding; a causal LM has a target alone.
-        *sources, target = sentences = [ids[ids.ge(SPECIAL_SYMBOLS)] for ids in row]
+        *sources, target = sentences = [ids[ids.ge(comparison.SPECIAL_SYMBOLS)] for ids in row]
         inputs = [torch.cat([ids, end]) for ids in sources]
         inputs.append(torch.cat([end, target]))  # fairseq's decoders begin with </s>
-        scores = compute_scores(trained.model, trained.head, *(ids[None] for ids in inputs))[0]
+        scores = comparison.compute_scores(
+            trained.model, trained.head, *(ids[None] for ids in inputs)
+        )[0]
         expected = torch.cat([target, end])[:, None]
         ours.append(scores.log_softmax(-1).gather(1, expected)[:, 0])
         lines.append([[names[i] for i in ids] for names, ids in zip(vocabularies, sentences)])
@@ -153,7 +145,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     """Build an encoder or a decoder with its weights and positions."""
     dims: Dims = stack.dims
     length = dims.max_positions
-    tokens = torch.full((1, length), SPECIAL_SYMBOLS)  # any symbol that is not padding
+    tokens = torch.full((1, length), comparison.SPECIAL_SYMBOLS)  # any symbol that is not padding
     shared = stack.compute_shared(tokens)
     attentions = [layer.self_attn for layer in stack.layers]
     # What each layer adds to the scores, in tables with a row for every distance.

@@ -29,14 +29,10 @@ from fairseq_posenc.workbench.convert.stock_classes import (
     UNUSED_ROWS,
     StockFamily,
 )
+from fairseq_posenc.workbench.loading import open_model
 from fairseq_posenc.workbench.loading.checkpoints import (
     refuse_unusable_settings,
     write_start_checkpoint,
-)
-from fairseq_posenc.workbench.loading.open_model import (
-    build_default_settings,
-    build_model,
-    list_stacks,
 )
 
 _FINE_TUNING = {"classes": "glue", "spans": "squad"}  # head of a fine-tuned model -> fairseq's task
@@ -84,11 +80,11 @@ def import_folder(path: Path, out: Path) -> list[str]:
     if stock.family == "causal_lm":  # </s> begins texts, unless the model was trained with <s>
         has_bos = config.bos_token_id != config.eos_token_id
         task["add_bos_token"] = options["add_bos_token"] = has_bos  # both read it
-    settings = build_default_settings(options["_name"], task["_name"])
+    settings = open_model.build_default_settings(options["_name"], task["_name"])
     defaults = settings["model"]  # a dictionary for causal LMs, else a Namespace
     options = {**(vars(defaults) if isinstance(defaults, Namespace) else defaults), **options}
     with refuse_unusable_settings(str(path)):  # whose errors name the folder
-        model = build_model(options, dictionaries, task)
+        model = open_model.build_model(options, dictionaries, task)
         if head == "spans":
             model.register_span_head()
         elif head == "classes":
@@ -100,7 +96,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
     for weight, parameter in stock.pair_weights(weights, source, path):
         weight.copy_(parameter)
     notes = []
-    for name, stack in list_stacks(model).items():
+    for name, stack in open_model.list_stacks(model).items():
         trained_length = config.max_position_embeddings
         trained_length -= UNUSED_ROWS if stock.family == "masked_lm" else 0  # RoBERTa counts them
         identity = stack.identity._replace(trained_length=trained_length)

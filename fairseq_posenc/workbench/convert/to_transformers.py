@@ -21,18 +21,10 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.folders import load_model
+from fairseq_posenc.workbench.convert import stock_classes
 from fairseq_posenc.workbench.convert.card import LONGEST_TRANSLATION, format_usage, write_card
 from fairseq_posenc.workbench.convert.comparison import compare_with_transformers, refuse_difference
-from fairseq_posenc.workbench.convert.stock_classes import (
-    ACTIVATIONS,
-    COPIES,
-    EPSILON,
-    STOCK_FAMILIES,
-    TOKEN_TYPES,
-    UNUSED_ROWS,
-    StockFamily,
-    refuse_odd_parts,
-)
+from fairseq_posenc.workbench.convert.stock_classes import UNUSED_ROWS, StockFamily
 from fairseq_posenc.workbench.convert.tokenizer import build_tokenizers, write_tokenizers
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
@@ -86,8 +78,8 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
 
 def find_stock_family(trained: OpenModel) -> StockFamily:
     """Find the classes of transformers that compute a model; refuse a model that has none."""
-    refuse_odd_parts(trained, "transformers")
-    candidates = [stock for stock in STOCK_FAMILIES if stock.family == trained.family]
+    stock_classes.refuse_odd_parts(trained, "transformers")
+    candidates = [stock for stock in stock_classes.STOCK_FAMILIES if stock.family == trained.family]
     for stock in candidates:  # `computes`: fairseq's options with the values that the class needs
         if all(_read_option(trained, option) == value for option, value in stock.computes.items()):
             return stock
@@ -125,10 +117,10 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
     for weight, parameter in stock.pair_weights(weights, model, trained.path):
         parameter.copy_(weight)
     for name, parameter in model.named_parameters():
-        if name.endswith(TOKEN_TYPES):  # fairseq's tokens have no types
+        if name.endswith(stock_classes.TOKEN_TYPES):  # fairseq's tokens have no types
             parameter.zero_()
-        elif name in COPIES:  # repeats another parameter, where fairseq has a single one
-            parameter.copy_(model.get_parameter(COPIES[name]))
+        elif copied := stock_classes.COPIES.get(name):  # fairseq has a single one of the two
+            parameter.copy_(model.get_parameter(copied))
     return model.eval()
 
 
@@ -195,7 +187,7 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily) -> dict[str, Any
     for option, field in stock.options.items():  # fairseq's option, the field with its value
         value = _read_option(trained, option)
         if option == "activation_fn":
-            value = ACTIVATIONS.get(value, value)
+            value = stock_classes.ACTIVATIONS.get(value, value)
         elif "drop" in option:
             value = float(value)  # transformers refuses the 0 of fairseq
         if fields.setdefault(field, value) != value:  # both stacks have one field, such as d_model
@@ -212,7 +204,7 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily) -> dict[str, Any
     }
     if trained.family == "masked_lm":
         fields["max_position_embeddings"] += UNUSED_ROWS
-        fields |= {"layer_norm_eps": EPSILON, "type_vocab_size": 1}
+        fields |= {"layer_norm_eps": stock_classes.EPSILON, "type_vocab_size": 1}
     else:
         fields["scale_embedding"] = not _read_option(trained, "no_scale_embedding")
     if trained.head == "translation":

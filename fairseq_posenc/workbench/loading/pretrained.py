@@ -17,12 +17,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.transformer.options import as_namespace, resolve_positions
+from fairseq_posenc.workbench.loading import open_model
 from fairseq_posenc.workbench.loading.checkpoints import load_state, refuse_unusable_settings
-from fairseq_posenc.workbench.loading.open_model import (
-    TrainedDictionary,
-    find_family,
-    read_trained_dictionary,
-)
 
 # Options of models that concern loading or training, and do not define the model.
 _NOT_THE_MODEL = re.compile(
@@ -38,7 +34,7 @@ class Pretrained(NamedTuple):
     roberta_section: dict[str, Any]  # its configuration's `model`, which builds it as one of ours
     spec: Spec  # position encodings
     max_positions: int  # number of positions
-    dictionary: TrainedDictionary
+    dictionary: open_model.TrainedDictionary
 
     @property
     def directions(self) -> str:
@@ -62,11 +58,11 @@ def read_pretrained(path: Path) -> Pretrained:
     args = Namespace(**vars(as_namespace(settings.model)))  # a copy, which is changed below
     arch = getattr(args, "_name", None)
     with refuse_unusable_settings(f"--checkpoint {path}"):  # one line for any error
-        if arch is None or find_family(arch) != "masked_lm":
+        if arch is None or open_model.find_family(arch) != "masked_lm":
             raise UserError(f"a model of the architecture {arch}, not a RoBERTa or DecBERT")
         data = settings.task.get("data")
         file = Path(split_paths(str(data))[0], DICTIONARY) if data else None  # may be gone
-        dictionary = read_trained_dictionary(weights, path, file)
+        dictionary = open_model.read_trained_dictionary(weights, path, file)
         if not dictionary.size:  # rows of the token embeddings; None if the weights have none
             raise UserError("holds no token embeddings")
         ARCH_CONFIG_REGISTRY[arch](args)  # adds defaults of options newer than the checkpoint

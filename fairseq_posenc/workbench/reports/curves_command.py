@@ -14,14 +14,7 @@ from typing import Any, Optional
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import lock_folder
-from fairseq_posenc.workbench.results import intervals, pictures
-from fairseq_posenc.workbench.results.loss_stages import (
-    MIN_FALL,
-    SLOPE_RATIO,
-    find_stages,
-    last_loss,
-    smooth_losses,
-)
+from fairseq_posenc.workbench.results import intervals, loss_stages, pictures
 from fairseq_posenc.workbench.results.markdown import code, format_number, table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, Curve, read_curve_file
@@ -51,8 +44,9 @@ _STAGES = {
 _SEEDS = {name: _BEST[name] for name in ("perplexity", "loss_at_the_end_nats")}
 _SEEDS |= {name: _STAGES[name] for name in ("plateau_ends", "plateau")}
 _STAGES_NOTE = (
-    f"The dive is the steepest line segment after one at least {SLOPE_RATIO} times flatter (the "
-    f"plateau), which follows one as much steeper; it is at least {MIN_FALL:.0%} of the fall."
+    "The dive is the steepest line segment after one at least "
+    f"{loss_stages.SLOPE_RATIO} times flatter (the plateau), which follows one as much steeper; it "
+    f"is at least {loss_stages.MIN_FALL:.0%} of the fall."
 )
 
 
@@ -108,7 +102,7 @@ def collect_figures(trainings: Trainings) -> Tables:
 
 def _describe_curve(curve: Curve) -> dict[str, Any]:
     """Compute the figures of a curve; None for those that it does not have."""
-    best, stages = curve.best, find_stages(curve)
+    best, stages = curve.best, loss_stages.find_stages(curve)
     ends = (*stages, stages.plateau - stages.start) if stages else [None] * len(_STAGES)
     return {
         "updates": curve.entries[-1].updates,
@@ -118,7 +112,7 @@ def _describe_curve(curve: Curve) -> dict[str, Any]:
         "perplexity": best.perplexity if best.is_finite else None,
         "accuracy": best.accuracy,
         "tokens_per_second": curve.speed or None,  # 0 if the log does not say
-        "loss_at_the_end_nats": last_loss(curve),
+        "loss_at_the_end_nats": loss_stages.last_loss(curve),
         **dict(zip(_STAGES, ends)),  # both have the three stages, then the length of the plateau
         "diverged_at": next((x.updates for x in curve.entries if not x.is_finite), None),
     }
@@ -166,7 +160,7 @@ def _draw_pictures(trainings: Trainings, updates: tuple[float, float], out: Path
     for name, curves in trainings.items():
         seeds = [_select(curve.points, updates) for curve in curves]
         validations[name] = intervals.average_lines(seeds, intervals.interval_of_perplexity)
-        seeds = [_select(smooth_losses(curve), updates) for curve in curves]
+        seeds = [_select(loss_stages.smooth_losses(curve), updates) for curve in curves]
         losses[name] = intervals.average_lines(seeds, intervals.interval)
     drawn = {}
     for file, title, lines in (

@@ -12,17 +12,11 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import claim, lock_folder
 from fairseq_posenc.specs import parse
-from fairseq_posenc.workbench.experiments import corpus, variants
+from fairseq_posenc.workbench.experiments import corpus, trainings, variants
 from fairseq_posenc.workbench.experiments.compare import report
 from fairseq_posenc.workbench.experiments.compare.outcomes import Run, rank_models
 from fairseq_posenc.workbench.experiments.compare.report import ComparePlan
 from fairseq_posenc.workbench.experiments.data_bin import BINARY, data_request, make_data
-from fairseq_posenc.workbench.experiments.trainings import (
-    Training,
-    TrainingEnd,
-    run_trainings,
-    train_command,
-)
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import cores, visible_gpus
@@ -106,14 +100,14 @@ def run(args: argparse.Namespace) -> None:
         "family": plan.family,
         "options": shlex.join(plan.options),
     }
-    ends: dict[Run, TrainingEnd] = {}
+    ends: dict[Run, trainings.TrainingEnd] = {}
     with lock_folder(out):
         claim(out, shared)  # refuses a folder that was begun with another `shared`
         facts = make_data(plan.text, plan.vocab_size, out / "data")
         runs = {build_training(plan, run, out, args.user_dir): run for run in plan.runs}
         page = out / report.PAGE
 
-        def on_end(training: Training, end: TrainingEnd) -> None:
+        def on_end(training: trainings.Training, end: trainings.TrainingEnd) -> None:
             ends[runs[training]] = end
             result = f"perplexity {end.curve.entries[-1].perplexity:,.4g}"
             if end.diverged_at:
@@ -127,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
             from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit
 
             run_tasks = partial(run_on_slurm, folder=out / "slurm", options=slurm, jobs=args.jobs)
-        run_trainings(list(runs), run_tasks, on_end)
+        trainings.run_trainings(list(runs), run_tasks, on_end)
         ends = {run: ends[run] for run in plan.runs}  # in the order of the plan, all finished
         report.write_page(plan, facts, ends, page)
         text_name = str(plan.text or "the documentation inside Python")
@@ -176,14 +170,14 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
     )
 
 
-def build_training(plan: ComparePlan, run: Run, out: Path, user_dir: Path) -> Training:
+def build_training(plan: ComparePlan, run: Run, out: Path, user_dir: Path) -> trainings.Training:
     """Build the training of a run, in a folder of its own."""
     folder = out / "models" / run.variant.folder / f"lr-{run.lr}-seed-{run.seed}"
     defaults = (*TRAIN_OPTIONS[plan.family], *run.variant.options)
     words = ("--user-dir", str(user_dir), *defaults, *plan.options, "--lr", run.lr)
-    command = train_command(out / "data" / BINARY, folder, plan.updates, run.seed, words)
+    command = trainings.train_command(out / "data" / BINARY, folder, plan.updates, run.seed, words)
     label = f"{run.variant.name}, learning rate {run.lr}, seed {run.seed}"
-    return Training(label, folder, plan.updates, command)
+    return trainings.Training(label, folder, plan.updates, command)
 
 
 def _parse_rates(text: str) -> tuple[str, ...]:

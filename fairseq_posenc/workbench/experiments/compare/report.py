@@ -13,13 +13,7 @@ from tqdm import tqdm
 from fairseq_posenc.analysis.catalogue import summarize
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.specs import parse
-from fairseq_posenc.workbench.experiments.compare.outcomes import (
-    ModelOutcome,
-    Run,
-    compare_models,
-    conclude,
-    rank_models,
-)
+from fairseq_posenc.workbench.experiments.compare import outcomes
 from fairseq_posenc.workbench.experiments.data_bin import DataFacts
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import Variant
@@ -45,21 +39,21 @@ class ComparePlan:
     options: tuple[str, ...] = ()  # of `fairseq-train`, the user's
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[outcomes.Run]:
         """The trainings, seed by seed, so that an interruption leaves complete seeds."""
         pairs = [(variant, lr) for variant in self.variants for lr in self.lrs]
-        return [Run(variant, seed, lr) for seed in self.seeds for variant, lr in pairs]
+        return [outcomes.Run(variant, seed, lr) for seed in self.seeds for variant, lr in pairs]
 
 
 def write_page(
-    plan: ComparePlan, facts: DataFacts, ends: Mapping[Run, TrainingEnd], path: Path
+    plan: ComparePlan, facts: DataFacts, ends: Mapping[outcomes.Run, TrainingEnd], path: Path
 ) -> None:
     """Write the page with the trainings that are finished."""
-    models = rank_models(ends)
+    models = outcomes.rank_models(ends)
     missing = len(plan.runs) - len(ends)
     conclusions = ["Differences are judged when all trainings are finished."]
     if not missing:
-        conclusions = conclude(models, facts.unigram_perplexity)
+        conclusions = outcomes.conclude(models, facts.unigram_perplexity)
     used = {item.name for v in plan.variants for item in parse(v.position_encoding).items}
     template = (Path(__file__).parent / "page.html").read_text("utf-8")
     page = jinja2.Template(template, autoescape=True).render(
@@ -75,15 +69,15 @@ def write_page(
     write_whole(path, page)
 
 
-def format_screen(models: Sequence[ModelOutcome], unigram: float) -> str:
+def format_screen(models: Sequence[outcomes.ModelOutcome], unigram: float) -> str:
     """Format the table and the conclusions for a terminal, the lowest perplexity first."""
     rows = [_format_row(model) for model in models]
     lines = [_SCREEN_COLUMNS, *([row[name] for name in _SCREEN_COLUMNS] for row in rows)]
-    sentences = [f"- {sentence}" for sentence in conclude(models, unigram)]
+    sentences = [f"- {sentence}" for sentence in outcomes.conclude(models, unigram)]
     return "\n".join([align(lines, left=len(_SCREEN_COLUMNS)), "", *sentences])
 
 
-def _format_row(model: ModelOutcome) -> dict[str, str]:
+def _format_row(model: outcomes.ModelOutcome) -> dict[str, str]:
     """Format the figures of a model by column; ``page.html`` shows all columns, in this order."""
 
     def mean(figure: Callable[[TrainingEnd], float], show: Callable[[float], str]) -> str:
@@ -103,7 +97,7 @@ def _format_row(model: ModelOutcome) -> dict[str, str]:
     }
 
 
-def draw(models: Sequence[ModelOutcome]) -> bytes:
+def draw(models: Sequence[outcomes.ModelOutcome]) -> bytes:
     """Draw validation perplexity over updates as PNG, with bands for intervals; b"" without any."""
     lines = {model.variant.name: model.curve for model in models}
     content = io.BytesIO()
@@ -113,10 +107,10 @@ def draw(models: Sequence[ModelOutcome]) -> bytes:
 
 
 def build_record(
-    plan: ComparePlan, facts: DataFacts, ends: Mapping[Run, TrainingEnd], data: Row
+    plan: ComparePlan, facts: DataFacts, ends: Mapping[outcomes.Run, TrainingEnd], data: Row
 ) -> Record:
     """Build the record of all models on the same ``data``, their differences, and all trainings."""
-    ranked = rank_models(ends)
+    ranked = outcomes.rank_models(ends)
     models: list[Row] = [
         {
             "model": model.variant.name,
@@ -153,7 +147,7 @@ def build_record(
             "p": difference.p_value,
             "p_holm": difference.holm,
         }
-        for (better, other), difference in compare_models(ranked).items()
+        for (better, other), difference in outcomes.compare_models(ranked).items()
     ]
     figures = {"models": models, "differences": differences, "trainings": trainings}
     return Record("compare", figures, {**data, **vars(facts)}, command=own_command())

@@ -17,14 +17,8 @@ from fairseq_posenc.folders import Request, checksum, lock_folder, read_result, 
 from fairseq_posenc.hf.own_positions import read_limit, read_positions, read_trained_length
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.corpus import read_text
-from fairseq_posenc.workbench.experiments.length import hf_model, report
+from fairseq_posenc.workbench.experiments.length import hf_model, report, scoring
 from fairseq_posenc.workbench.experiments.length.hf_model import NamedModel
-from fairseq_posenc.workbench.experiments.length.scoring import (
-    Score,
-    cut_windows,
-    score_windows,
-    spread_windows,
-)
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running import options
@@ -106,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _score_model(
     named: NamedModel, model: PreTrainedModel, text: Tensor, args: argparse.Namespace
-) -> list[Score]:
+) -> list[scoring.Score]:
     """Compute the scores of a model by length; read those that are finished from their files."""
     scores = []
     shared = _collect_request(named, args)
@@ -118,22 +112,22 @@ def _score_model(
         path = args.out / named.name / f"length-{length}.json"
         if (figures := read_result(path, request)) is None:
             windows = list(
-                spread_windows(total, length, stride, longest, args.windows)
+                scoring.spread_windows(total, length, stride, longest, args.windows)
                 if args.windows
-                else cut_windows(total, length, stride)
+                else scoring.cut_windows(total, length, stride)
             )
             label = f"{named.name}, {length:,} tokens"
             limit = read_limit(model)  # None for positions without a learned table
             predicted = sum(w.end - w.scored for w in windows)
             with bar(desc=label, total=predicted, unit=" tokens") as shown:
-                score = score_windows(
+                score = scoring.score_windows(
                     model, limit, text, windows, length, stride, args.max_tokens, shown.update
                 )
             figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # refusal: why none
             say(f"{label}: {figure} ({score.seconds:.0f} s)")
             figures = asdict(score)
             write_result(path, request, figures)
-        scores.append(Score(**figures))
+        scores.append(scoring.Score(**figures))
     return scores
 
 
