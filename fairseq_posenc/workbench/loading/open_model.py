@@ -207,15 +207,13 @@ def read_trained_dictionary(
     return TrainedDictionary(path, size, known, file)
 
 
-def find_pieces(folder: Path, language: Optional[str] = None) -> Optional[Path]:
+def find_pieces(folder: Path, language: str = "") -> Optional[Path]:
     """Find the sentencepiece model of a language, or of all, in a folder; None without one."""
     names = (f"sentencepiece.{language}.model", PIECES)
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-def load_tokenizer(
-    folder: Path, dictionary: Dictionary, language: Optional[str] = None
-) -> Tokenizer:
+def load_tokenizer(folder: Path, dictionary: Dictionary, language: str = "") -> Tokenizer:
     """Load the tokenizer whose files are in a folder; refuse a folder without them."""
     if pieces := find_pieces(folder, language):
         return PieceEncoder(Pieces(pieces), dictionary)
@@ -245,10 +243,8 @@ class OpenModel(OpenTask):
     @property
     def positions(self) -> dict[str, Optional[str]]:
         """The position encodings of each stack, as a spec; None if the model is fairseq's."""
-        return {
-            name: str(stack.spec) if hasattr(stack, "spec") else None
-            for name, stack in self.stacks.items()
-        }
+        found = self.stacks.items()
+        return {name: str(x.spec) if hasattr(x, "spec") else None for name, x in found}
 
     @property
     def head(self) -> str:

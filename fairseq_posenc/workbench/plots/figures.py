@@ -343,9 +343,8 @@ def draw_curves(
     for axes, curve in zip(panels, curves):
         is_by_head = len(curve.values) == len(heads)  # else a single line, which all heads share
         names = [f"head {head + 1}" for head in heads] if is_by_head else ["all heads"]
-        for number, (name, row) in enumerate(zip(names, curve.values.detach().float())):
-            style = pictures.line_style(number)
-            axes.plot(curve.distances.numpy(), row.numpy(), lw=1.4, label=name, **style)
+        for name, row in zip(names, curve.values.detach().float()):
+            axes.plot(curve.distances.numpy(), row.numpy(), lw=1.4, label=name)
         axes.axvline(0, color=PALE, lw=0.8, zorder=0)
         axes.grid(axis="y", color=pictures.GRID, linewidth=0.8)
         axes.spines[["top", "right", "left"]].set_visible(False)

@@ -32,7 +32,7 @@ def read_with_checkpoint(opened: OpenModel, text: str, target: str | None = None
     """
     task = opened.task
     symbols = task.source_dictionary
-    language = task.cfg.source_lang if opened.family == "translation" else None
+    language = task.cfg.source_lang if opened.family == "translation" else ""
     tokens = tokenize(text, "--text", opened.data, symbols, language)
     begin, end = label_tokens([symbols.bos(), symbols.eos()], symbols)
     if opened.family == "translation":
@@ -98,7 +98,7 @@ def label_tokens(ids: Iterable[int], dictionary: Dictionary) -> list[Token]:
 
 
 def tokenize(
-    text: str, option: str, folder: Path, dictionary: Dictionary, language: str | None = None
+    text: str, option: str, folder: Path, dictionary: Dictionary, language: str = ""
 ) -> list[Token]:
     """Tokenize a raw text with a data-bin's tokenizer; without one, split it at white space.
 

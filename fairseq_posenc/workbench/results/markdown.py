@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 
 from fairseq_posenc.errors import UserError, printable
 
-_RULES = {"l": "---", "r": "---:"}
 BAR = re.compile(r"(?<!\\)\|")  # ends a cell of a table; a bar after any backslash does not
 _TICKS = re.compile("`+")
 
@@ -33,7 +32,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
 
     Letters of ``align`` align columns left (``l``) or right (``r``); the last one is repeated.
     """
-    rule = [_RULES[align[min(column, len(align) - 1)]] for column in range(len(header))]
+    rule = ["---:" if x == "r" else "---" for x in align.ljust(len(header), align[-1])]
     head, *lines = ([BAR.sub(r"\|", printable(cell)) for cell in row] for row in (header, *rows))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
 

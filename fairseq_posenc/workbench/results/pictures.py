@@ -24,10 +24,11 @@ def new_panels(
     count: int, columns: int, size: tuple[float, float], dpi: int = 110
 ) -> tuple[Any, list[Any]]:
     """Create a figure of panels in rows of ``columns``; return both. Its size is in inches."""
-    from matplotlib import rcParams
+    from matplotlib import cycler, rcParams
     from matplotlib.figure import Figure
 
     rcParams["text.parse_math"] = False  # names and tokens may contain dollar signs
+    rcParams["axes.prop_cycle"] = cycler(linestyle=STYLES) * cycler(color=COLOURS)
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
     panels = list(figure.subplots(math.ceil(count / columns), columns, squeeze=False).flat)
     for axes in panels[count:]:
@@ -42,12 +43,6 @@ def save(figure: Any, path: Path) -> None:
     varying = "Date" if path.suffix == ".svg" else "Software"
     with rc_context({"svg.hashsalt": path.stem}), written_whole(path) as new:
         figure.savefig(new, format=path.suffix[1:], metadata={varying: None})
-
-
-def line_style(number: int) -> dict[str, str]:
-    """Choose the colour and style of a line by its number."""
-    style = STYLES[number // len(COLOURS) % len(STYLES)]
-    return {"color": COLOURS[number % len(COLOURS)], "linestyle": style}
 
 
 def draw_means(
@@ -66,17 +61,17 @@ def draw_means(
     if log:
         axes.set_yscale("log", subs=(1.5, 2, 3, 5, 7))  # minor ticks, times powers of 10
         axes.yaxis.set_minor_formatter("{x:,g}")
-    for number, (name, means) in enumerate(lines.items()):
+    for name, means in lines.items():
         if not means:
+            axes.plot([], [])  # takes a colour: that of a name is the same in every picture
             continue
         xs, levels = zip(*means)
         heights = [level.mean if math.isfinite(level.mean) else math.nan for level in levels]
         gap = next((x for x, height in zip(xs, heights) if math.isnan(height)), None)
         end = f"diverged at {gap:,}" if math.isnan(heights[-1]) else label(xs[-1], heights[-1])
-        look = {**line_style(number), **style}
-        axes.plot(xs, heights, label=f"{name}  {end}", **look)
+        (line,) = axes.plot(xs, heights, label=f"{name}  {end}", **style)
         if band := [(x, y.low, y.high) for x, y in means if y.is_bounded]:
-            axes.fill_between(*zip(*band), color=look["color"], alpha=0.15, linewidth=0)
+            axes.fill_between(*zip(*band), color=line.get_color(), alpha=0.15, linewidth=0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.grid(axis="y", color=GRID)
