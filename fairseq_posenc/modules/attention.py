@@ -11,16 +11,9 @@ from fairseq_posenc.backends.base import AttentionCall, check_dropout
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import DIRECTIONS, Mask
+from fairseq_posenc.modules import input_checks
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.modules.cache import Cache, Kept
-from fairseq_posenc.modules.input_checks import (
-    check_embeddings,
-    check_layer_input,
-    check_mask,
-    check_self_cache,
-    check_source_positions,
-    select_state,
-)
 from fairseq_posenc.modules.stack_positions import StackPositions, read_stack
 from fairseq_posenc.shared import Shared
 
@@ -126,9 +119,11 @@ class SelfAttention(_LayerAttention):
             UserError: ``shared`` belongs to another stack or batch, or to other tokens than those
                 in the cache and in ``x``.
         """
-        state = select_state(shared, self.kind, self.spec, self.dims)
-        check_layer_input(x, state.positions, cache, self.dims.embed_dim)
-        check_self_cache(cache, state, x.size(0), self.num_key_value_heads, self.head_dim)
+        state = input_checks.select_state(shared, self.kind, self.spec, self.dims)
+        input_checks.check_layer_input(x, state.positions, cache, self.dims.embed_dim)
+        input_checks.check_self_cache(
+            cache, state, x.size(0), self.num_key_value_heads, self.head_dim
+        )
         dropout = self.dropout if self.training else 0.0
         terms = self.compute_terms(state, None if cache is None else cache.rows)  # which it fills
         call = self.make_call(*self.project(x), state, x, cache, None, terms, dropout, need_weights)
@@ -198,8 +193,8 @@ class CrossAttention(_LayerAttention):
             UserError: keys must be rotated, but the positions were computed without
                 ``source_length``; or a mask, a batch or a cache does not fit.
         """
-        state = select_state(shared, self.kind, self.spec, self.dims)
-        check_layer_input(x, state.positions, cache, self.dims.embed_dim)
+        state = input_checks.select_state(shared, self.kind, self.spec, self.dims)
+        input_checks.check_layer_input(x, state.positions, cache, self.dims.embed_dim)
         self._check_source(x.size(0), source, source_padding_mask, state, cache)
         query = self.split_heads(self.q_proj(x))  # [B, H, T, D]
         if self.rotates and state.rotation is not None:
@@ -240,10 +235,10 @@ class CrossAttention(_LayerAttention):
         elif source is None:
             raise UserError("the cache is empty: pass the encoder's output as source")
         else:
-            check_embeddings("source", source, self.k_proj.in_features)
+            input_checks.check_embeddings("source", source, self.k_proj.in_features)
             source_batch, src_len, _ = source.shape
         if batch != source_batch:
             raise UserError(f"x has a batch size of {batch}, but its source {source_batch}")
-        check_mask("source_padding_mask", padding, batch, src_len)
+        input_checks.check_mask("source_padding_mask", padding, batch, src_len)
         if self.rotates:
-            check_source_positions(shared.source, src_len, padding)
+            input_checks.check_source_positions(shared.source, src_len, padding)

@@ -90,8 +90,7 @@ def read_lines(path: Path, option: str) -> list[str]:
     content = read_bytes(path, name)
     if not content:
         raise UserError(f"{name}: the file is empty; name a file with text in it")
-    lines = decode_text(content, name).removesuffix("\n").split("\n")
-    return [line.rstrip() for line in lines]
+    return [line.rstrip() for line in decode_text(content, name).removesuffix("\n").split("\n")]
 
 
 def read_arriving_lines(descriptor: int, name: str) -> Iterator[list[str]]:

@@ -46,7 +46,7 @@ def run_list(args: argparse.Namespace) -> None:
     acts_on = {name: registry.get(name).acts_on for name in names}
     width, acts_on_width = max(map(len, names)), max(map(len, acts_on.values()))
     for name in names:
-        summary = catalogue.summarize(name).replace("``", "")
+        summary = _strip_marks(catalogue.summarize(name))
         print(f"{name:<{width}}  {acts_on[name]:<{acts_on_width}}  {summary}")
 
 
@@ -74,19 +74,16 @@ def _describe(name: str) -> str:
     rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"
     rows["Letters"] = _explain_letters(rows)
     width = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)
-    paragraphs = [f"{name}: {page['summary']}", ""]
-    paragraphs += [f"{heading:<13} {value}" for heading, value in rows.items()]
-    indents = ["", "", *[" " * 14] * len(rows)]  # of a heading, 13, and a space
-    return "\n".join(
-        textwrap.fill(
-            text.replace("`", "").replace("**", ""),
-            width,
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for text, indent in zip(paragraphs, indents)
-    )
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    lines = [wrapper.fill(_strip_marks(f"{name}: {page['summary']}")), ""]
+    wrapper.subsequent_indent = " " * 14  # of a heading, 13, and a space
+    lines += [wrapper.fill(_strip_marks(f"{key:<13} {value}")) for key, value in rows.items()]
+    return "\n".join(lines)
+
+
+def _strip_marks(text: str) -> str:
+    """Strip the marks of code and of bold letters."""
+    return text.replace("`", "").replace("**", "")
 
 
 def _explain_letters(rows: Mapping[str, str]) -> str:

@@ -8,18 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fairseq.data import (
-    Dictionary,
-    FairseqDataset,
-    IdDataset,
-    NestedDictionaryDataset,
-    NumelDataset,
-    NumSamplesDataset,
-    RawLabelDataset,
-    RightPadDataset,
-    SortDataset,
-    data_utils,
-)
+from fairseq import data as fairseq_data
+from fairseq.data import Dictionary, FairseqDataset, data_utils
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING
@@ -85,23 +75,25 @@ class SquadTask(FairseqTask):
         if tokens is None:
             raise FileNotFoundError(f"{self.data_bin.path}: has no split {split!r}")
         spans = np.load(f"{prefix}.spans.npy").astype(np.int64)  # [N, 2]: first, last token
-        dataset = NestedDictionaryDataset(
+        dataset = fairseq_data.NestedDictionaryDataset(
             {
-                "id": IdDataset(),
+                "id": fairseq_data.IdDataset(),
                 "net_input": {
-                    "src_tokens": RightPadDataset(tokens, pad_idx=self.dictionary.pad()),
-                    "src_lengths": NumelDataset(tokens),
+                    "src_tokens": fairseq_data.RightPadDataset(
+                        tokens, pad_idx=self.dictionary.pad()
+                    ),
+                    "src_lengths": fairseq_data.NumelDataset(tokens),
                 },
-                "starts": RawLabelDataset(spans[:, 0].tolist()),
-                "ends": RawLabelDataset(spans[:, 1].tolist()),
-                "nsentences": NumSamplesDataset(),
-                "ntokens": NumelDataset(tokens, reduce=True),
+                "starts": fairseq_data.RawLabelDataset(spans[:, 0].tolist()),
+                "ends": fairseq_data.RawLabelDataset(spans[:, 1].tolist()),
+                "nsentences": fairseq_data.NumSamplesDataset(),
+                "ntokens": fairseq_data.NumelDataset(tokens, reduce=True),
             },
             sizes=[tokens.sizes],
         )
         with data_utils.numpy_seed(self.cfg.seed):
             order = np.random.permutation(len(tokens))
-        self.datasets[split] = SortDataset(dataset, sort_order=[order])
+        self.datasets[split] = fairseq_data.SortDataset(dataset, sort_order=[order])
         return self.datasets[split]
 
     def max_positions(self) -> int:

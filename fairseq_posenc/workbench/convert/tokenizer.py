@@ -80,8 +80,7 @@ def build_tokenizers(trained: OpenModel, tokens: Optional[str]) -> list[Tokenize
     tokenizers = []
     for name, dictionary in trained.dictionaries.items():
         language = name.split(".")[1] if trained.head == "translation" else ""  # of `dict.de.txt`
-        tokenization = find_tokenization(tokens, trained.data, language)
-        tokenizer = build_tokenizer(tokenization, dictionary)
+        tokenizer = build_tokenizer(find_tokenization(tokens, trained.data, language), dictionary)
         ids = [(symbol, dictionary.index(symbol)) for symbol in ("<s>", "</s>")]
         tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=ids)
         tokenizers.append(tokenizer)
@@ -209,10 +208,8 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
         decoding.append(decoders.Strip(" ", left=1, right=0))
     tokenizer.normalizer = normalizers.Sequence(steps)
     # Text that is split at spaces would never give a piece with a space inside.
-    has_inner_spaces = any(SPACE in piece[1:] for piece in scores)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        SPACE, prepend_scheme="never", split=not has_inner_spaces
-    )
+    splits = not any(SPACE in piece[1:] for piece in scores)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="never", split=splits)
     tokenizer.decoder = decoders.Sequence(decoding)
     return tokenizer
 

@@ -38,8 +38,7 @@ def read_text(path: Path) -> str:
     content = read_bytes(path, f"--text {path}")
     if not content.strip():
         raise UserError(f"--text {path}: the file is empty; name a file with text in it")
-    refused = {b"\0": "a NUL byte, so this is not a text file"}
-    return decode_text(content, f"--text {path}", refused)
+    return decode_text(content, f"--text {path}", {b"\0": "a NUL byte, so this is not a text file"})
 
 
 def split_into_documents(text: str) -> list[Document]:

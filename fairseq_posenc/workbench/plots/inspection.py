@@ -62,8 +62,7 @@ def render_page(models: Sequence[TextAttention], command: str) -> str:
     page = TEMPLATE.read_text(encoding="utf-8")
     page = page.replace("{{codes}}", base64.b64encode(zlib.compress(codes)).decode())
     # "<" could end the script element around the data.
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return page.replace("{{data}}", text)
+    return page.replace("{{data}}", json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:

@@ -119,8 +119,7 @@ def _build_trained_subject(stack: Any) -> Subject:
     encodings, projections = [], []
     for index in range(len(stack.layers)):  # iterating over the list would apply LayerDrop
         attention = stack.layers[index].self_attn
-        spec = stack.spec.select_layers([index])
-        encoding = PositionEncoding(str(spec), *sizes)
+        encoding = PositionEncoding(str(stack.spec.select_layers([index])), *sizes)
         # Only its methods are needed: its new modules are all replaced by the trained ones.
         at_input = stack.embed_positions  # None if nothing is added at the input
         encoding.dims = dims
@@ -133,5 +132,4 @@ def _build_trained_subject(stack: Any) -> Subject:
             for projection in (attention.q_proj, attention.k_proj)
         )
         projections.append((query, key))
-    heads = [*range(dims.num_heads)]
-    return Subject(encodings, [*range(len(encodings))], heads, projections)
+    return Subject(encodings, [*range(len(encodings))], [*range(dims.num_heads)], projections)

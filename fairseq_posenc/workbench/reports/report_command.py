@@ -156,8 +156,7 @@ def format_report(results: Iterable[Result]) -> str:
         columns = [name for name in _GLUE_NAMES if name in found] or list(found)  # not GLUE
         cells = [_format_row(row, columns) for row in [*rows, *_average_seeds(rows)]]
         align = "ll" + "r" * len(columns) + "l"
-        table = markdown.table(["", "positions", *columns, "path"], cells, align)
-        parts += [f"## {title}", table]
+        parts += [f"## {title}", markdown.table(["", "positions", *columns, "path"], cells, align)]
     return "\n\n".join(parts)
 
 

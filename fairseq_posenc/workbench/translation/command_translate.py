@@ -39,8 +39,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         UserError: wrong input.
     """
-    dtype = choose_dtype(args.fp16, args.bf16)
-    translator = Translator.load(args.checkpoint, args.data, dtype)
+    translator = Translator.load(args.checkpoint, args.data, choose_dtype(args.fp16, args.bf16))
     if args.sentences:
         _print_all(translator, args.sentences, args)
         return

@@ -72,10 +72,9 @@ def _format_differences(differences: Sequence[Row]) -> str:
 
 
 def _format_lengths(lengths: Sequence[Row]) -> str:
-    groups = group_by(lengths, itemgetter("words"))
     rows = [
         [words, f"{group[0]['sentences']:,}", *(f"{row['BLEU']:.2f}" for row in group)]
-        for words, group in groups.items()
+        for words, group in group_by(lengths, itemgetter("words")).items()
     ]
     systems = dict.fromkeys(code(row["system"]) for row in lengths)
     return table(["words", "sentences", *systems], rows)

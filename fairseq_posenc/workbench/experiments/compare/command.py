@@ -127,8 +127,7 @@ def run(args: argparse.Namespace) -> None:
         text_name = str(plan.text or "the documentation inside Python")
         record = report.build_record(plan, facts, ends, {**shared, "text": text_name})
         record.write(out / report.RECORD)
-    models = rank_models(ends)
-    print(report.format_screen(models, facts.unigram_perplexity))
+    print(report.format_screen(rank_models(ends), facts.unigram_perplexity))
     say(f"report: {page}")
 
 

@@ -85,8 +85,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 def _train(args: argparse.Namespace) -> None:
     """Train, or continue."""
     out: Path = args.out
-    user_dir = recipes.format_override("common.user_dir", args.user_dir.resolve())
-    changes = [user_dir, *args.changes]
+    changes = [recipes.format_override("common.user_dir", args.user_dir.resolve()), *args.changes]
     pretrained = read_pretrained(args.checkpoint)
     cfg, command = compose_training(pretrained, open_data_bin(args.data), out, changes)
     updates = cfg.optimization.max_update

@@ -140,9 +140,8 @@ class Predictor(NamedTuple):
         lengths = np.array([len(window.tokens) for _, window in inputs])
         order = np.argsort(-lengths, kind="stable")  # so that memory runs out early if at all
         at_most = max(max_tokens, lengths.max())  # fairseq refuses a window above it
-        batches = data_utils.batch_by_size(order, lengths.__getitem__, max_tokens=at_most)
         with bar(desc="squad predict", total=len(inputs), unit=" windows") as progress:
-            for batch in batches:
+            for batch in data_utils.batch_by_size(order, lengths.__getitem__, max_tokens=at_most):
                 numbers, windows = zip(*(inputs[index] for index in batch))
                 for number, spans_of_window in zip(numbers, self._score(windows)):
                     spans_of_questions[number].append(spans_of_window)
