@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any
 
 from fairseq_posenc.errors import UserError
 
@@ -22,7 +22,7 @@ OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".
 DAMAGE_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
-def read_blocks(path: Union[str, Path], size: int = _BLOCK_BYTES) -> Iterator[bytes]:
+def read_blocks(path: str | Path, size: int = _BLOCK_BYTES) -> Iterator[bytes]:
     """Yield the content of a file in blocks, decompressed by the suffix of its name."""
     opener = OPENERS.get(Path(path).suffix, open)
     with opener(path, "rb") as file:
@@ -50,7 +50,7 @@ def read_bytes(path: Path, name: str = "") -> bytes:
 
 
 def decode_text(
-    content: bytes, name: str, refused: Optional[Mapping[bytes, str]] = None, first_line: int = 1
+    content: bytes, name: str, refused: Mapping[bytes, str] | None = None, first_line: int = 1
 ) -> str:
     """Decode UTF-8, and drop a byte-order mark at the beginning of a file.
 

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.files import read_bytes
@@ -32,7 +32,7 @@ class Question(NamedTuple):
     text: str  # the question
     context: str  # the paragraph
     # of several annotators; empty if the question has no answer, None if the file does not say
-    answers: Optional[tuple[Answer, ...]]
+    answers: tuple[Answer, ...] | None
 
 
 class Squad(NamedTuple):

@@ -8,7 +8,7 @@ answer is not in the window, or does not exist, it is ``<s>`` twice.
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 from fairseq.data import Dictionary
@@ -109,7 +109,7 @@ class WindowMaker:
         return make_windows(tokens, context, self._limits, self.dictionary)
 
 
-def locate_answer(context: str, answer: Answer) -> Optional[int]:
+def locate_answer(context: str, answer: Answer) -> int | None:
     """Find where a context has an answer's text, nearest to its ``start``; None if nowhere."""
     if answer.start >= 0 and context.startswith(answer.text, answer.start):
         return answer.start  # almost always, and much faster than the search

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -168,4 +168,4 @@ class PieceEncoder(SymbolEncoder):
         return TextTokens.from_spans(text, ids, spans)
 
 
-Tokenizer = Union[GPT2, PieceEncoder]  # also know the characters of each token
+Tokenizer = GPT2 | PieceEncoder  # also know the characters of each token

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class TextTokens(NamedTuple):
             ends.append(end)
         return cls(np.array(ids, np.int64), np.array(starts, np.int64), np.array(ends, np.int64))
 
-    def covering(self, start: int, end: int) -> Optional[tuple[int, int]]:
+    def covering(self, start: int, end: int) -> tuple[int, int] | None:
         """Find the first and the last token that overlap a span of characters; None without any."""
         first = int(np.searchsorted(self.ends, start, side="right"))  # the first with end > start
         last = int(np.searchsorted(self.starts, end, side="left")) - 1  # the last with start < end

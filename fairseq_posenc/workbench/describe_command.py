@@ -91,11 +91,8 @@ def _explain_letters(rows: Mapping[str, str]) -> str:
     text = " ".join(rows[heading] for heading in _FORMULA_HEADINGS)
     # Single letters, not in a word or a name, nor before an index or a prime.
     used = set(re.findall(r"(?<![A-Za-z_'])[A-Za-z](?![A-Za-z_0-9'])", text))
-    return "; ".join(
-        f"{letters}: {meaning}"
-        for letters, meaning in _LETTERS.items()
-        if used & set(letters.split(", "))
-    )
+    explained = [letters for letters in _LETTERS if used & set(letters.split(", "))]
+    return "; ".join(f"{letters}: {_LETTERS[letters]}" for letters in explained)
 
 
 def add_count_arguments(parser: argparse.ArgumentParser) -> None:

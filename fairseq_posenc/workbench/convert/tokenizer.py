@@ -7,7 +7,7 @@ splits these parts into pieces with ids, and a post-processor that adds special 
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from fairseq.data import Dictionary
 from sentencepiece import SentencePieceProcessor
@@ -25,7 +25,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel, find_pieces
 _MASK = AddedToken("<mask>", lstrip=True, special=True)
 
 
-def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Path | str:
+def find_tokenization(tokens: str | None, folder: Path, language: str) -> Path | str:
     """Find the tokenization of a model's text.
 
     Args:
@@ -58,7 +58,7 @@ def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Pat
     )
 
 
-def build_tokenizers(trained: OpenModel, tokens: Optional[str]) -> list[Tokenizer]:
+def build_tokenizers(trained: OpenModel, tokens: str | None) -> list[Tokenizer]:
     """Build the tokenizer of each of a model's dictionaries; none with ``--tokens none``.
 
     Args:

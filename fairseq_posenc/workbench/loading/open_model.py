@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from fairseq import checkpoint_utils, options
 from fairseq import tasks as fairseq_tasks
@@ -39,7 +39,7 @@ STOCK_CLASSES = {
 }
 
 
-def find_family(arch: Optional[str]) -> Optional[str]:
+def find_family(arch: str | None) -> str | None:
     """Find the family of an architecture, ours or fairseq's; None if it is in no family."""
     cls = ARCH_MODEL_REGISTRY.get(arch, object)  # the model class
     return next((name for name, stock in STOCK_CLASSES.items() if issubclass(cls, stock)), None)
@@ -92,9 +92,9 @@ class TrainedDictionary(NamedTuple):
     """What a checkpoint records about a dictionary of its training."""
 
     checkpoint: Path
-    size: Optional[int]  # number of symbols; None without token embeddings
-    fingerprint: Optional[str]  # hash of its symbols; None in checkpoints of fairseq
-    file: Optional[Path]  # the file that the training read, which may be gone; None if unknown
+    size: int | None  # number of symbols; None without token embeddings
+    fingerprint: str | None  # hash of its symbols; None in checkpoints of fairseq
+    file: Path | None  # the file that the training read, which may be gone; None if unknown
 
     def check(self, file: Path, dictionary: Dictionary, advice: str) -> None:
         """Refuse a dictionary that differs from that of the training.
@@ -136,7 +136,7 @@ def translates(settings: Any) -> bool:
     return issubclass(TASK_REGISTRY.get(settings.get("_name"), object), TranslationTask)
 
 
-def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask:
+def open_task(path: Path, state: State, data: Path | None = None) -> OpenTask:
     """Set up the task of a checkpoint.
 
     Args:
@@ -188,7 +188,7 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
 
 
 def read_trained_dictionary(
-    weights: dict[str, Tensor], path: Path, file: Optional[Path], prefix: str = ""
+    weights: dict[str, Tensor], path: Path, file: Path | None, prefix: str = ""
 ) -> TrainedDictionary:
     """Read what a checkpoint records about a dictionary.
 
@@ -207,7 +207,7 @@ def read_trained_dictionary(
     return TrainedDictionary(path, size, known, file)
 
 
-def find_pieces(folder: Path, language: str = "") -> Optional[Path]:
+def find_pieces(folder: Path, language: str = "") -> Path | None:
     """Find the sentencepiece model of a language, or of all, in a folder; None without one."""
     names = (f"sentencepiece.{language}.model", PIECES)
     return next((folder / name for name in names if (folder / name).is_file()), None)
@@ -241,7 +241,7 @@ class OpenModel(OpenTask):
         return list_stacks(self.model)
 
     @property
-    def positions(self) -> dict[str, Optional[str]]:
+    def positions(self) -> dict[str, str | None]:
         """The position encodings of each stack, as a spec; None if the model is fairseq's."""
         found = self.stacks.items()
         return {name: str(x.spec) if hasattr(x, "spec") else None for name, x in found}
@@ -263,11 +263,7 @@ class OpenModel(OpenTask):
 
 
 def open_model(
-    path: Path,
-    data: Optional[Path] = None,
-    *,
-    option: str = "--checkpoint",
-    state: Optional[State] = None,
+    path: Path, data: Path | None = None, option: str = "--checkpoint", state: State | None = None
 ) -> OpenModel:
     """Open a trained model.
 

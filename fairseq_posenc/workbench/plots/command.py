@@ -80,10 +80,8 @@ def _find_subject(args: argparse.Namespace) -> Subject:
         subjects = collect_subjects(open_model(args.checkpoint, args.data).model)
         if not subjects:  # its stacks are not ours
             raise UserError(f"--checkpoint {args.checkpoint}: fairseq's own; use plot attention")
-        subject = subjects[
-            _choose_stack(f"--checkpoint {args.checkpoint}", list(subjects), args.stack)
-        ]
-        subject = replace(subject, label=f" in {args.checkpoint}")
+        stack = _choose_stack(f"--checkpoint {args.checkpoint}", list(subjects), args.stack)
+        subject = replace(subjects[stack], label=f" in {args.checkpoint}")
     else:
         width, heads = args.embed_dim or 256, args.heads or 4
         subject = build_subject(args.encoding, width, heads, max_positions=128, causal=args.decoder)

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
@@ -148,7 +148,7 @@ def _format_rows(rows: Sequence[Row], columns: Mapping[str, tuple[str, int]]) ->
 
 def _format_cell(row: Row, name: str, digits: int) -> str:
     """Format a figure; with its interval if the row has one."""
-    low: Optional[float] = row.get(f"{name}_low")
+    low: float | None = row.get(f"{name}_low")
     if low is None or row[name] is None:
         return format_number(row.get(name), digits)
     return intervals.Interval(row[name], low, row[f"{name}_high"]).show(digits)

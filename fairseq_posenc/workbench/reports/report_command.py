@@ -9,7 +9,7 @@ import json
 import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
@@ -26,7 +26,7 @@ _GLUE_NAMES = ("MNLI-m", "MNLI-mm", *(x for x in TASKS if x != "MNLI"), "average
 # Decimals of columns; all others have two.
 _DIGITS = {"updates": 0, "seed": 0, "train loss": 3, "valid loss": 3, "valid accuracy": 4}
 
-Figures = dict[str, Optional[float]]  # by column; None if unknown
+Figures = dict[str, float | None]  # by column; None if unknown
 
 
 class Result(NamedTuple):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, TypeVar
+from typing import Any, TypeVar
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
@@ -23,7 +23,7 @@ class Record:
     kind: str  # the command, such as `compare`
     figures: Mapping[str, Sequence[Row]]  # tables by name; the first has the main results
     data: Row  # facts by name, such as the text or its folder, the checkpoint and the machine
-    spec: Optional[str] = None  # position encodings, if they are the same in all rows and known
+    spec: str | None = None  # position encodings, if they are the same in all rows and known
     command: str = ""  # command line
 
     @property

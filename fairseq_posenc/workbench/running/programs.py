@@ -33,13 +33,13 @@ _QUOTED_LINES = 15  # of the end of a log, in a message
 # user's own values of both variables win.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 # What precedes a message that explains a failure, so that the end of the log is not shown.
-_ERROR_PREFIXES = (
-    "fairseq-[a-z-]+: error: ",  # of wrong options, or of a UserError or RunError
-    r"fairseq_posenc\.errors\.(?:User|Run)Error: ",  # the same in a traceback, as of a rank
+_USER_ERROR = re.compile(
+    "^(?:fairseq-[a-z-]+: error: |"  # of wrong options, or of a UserError or RunError
+    r"fairseq_posenc\.errors\.(?:User|Run)Error: |"  # the same in a traceback, as of a rank
     # hydra's own line. After it may come a traceback, or a line with the first prefix.
-    r"Error executing job with overrides: .*\n(?!Traceback|fairseq-)",
+    r"Error executing job with overrides: .*\n(?!Traceback|fairseq-))(\S.*)",
+    re.MULTILINE,
 )
-_USER_ERROR = re.compile(rf"^(?:{'|'.join(_ERROR_PREFIXES)})(\S.*)", re.MULTILINE)
 _SECONDS_TO_END = 10.0  # between asking a program to end and killing it
 _POLL_SECONDS = 1.0  # between checks of the tasks
 _running: set[subprocess.Popen[str]] = set()  # programs of all threads of this process

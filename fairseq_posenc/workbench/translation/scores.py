@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from operator import itemgetter
-from typing import Any, Union
+from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
@@ -19,7 +19,7 @@ _MAX_WORDS = (5, 10, 15, 20, 30, 50)
 Systems = Mapping[str, Sequence[Sequence[str]]]
 
 
-def build_metrics(references: Sequence[str]) -> dict[str, Union[BLEU, CHRF]]:
+def build_metrics(references: Sequence[str]) -> dict[str, BLEU | CHRF]:
     """Build sacreBLEU's metrics, by name, for a test set in plain text."""
     return {name: metric(references=[references]) for name, metric in METRICS.items()}
 

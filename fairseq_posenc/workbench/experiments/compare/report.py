@@ -117,9 +117,7 @@ def build_record(
             "position_encoding": model.variant.position_encoding,
             "attention_directions": model.variant.directions,
             "updates": plan.updates,
-            "position_parameters": next(
-                (end.position_parameters for end in model.undiverged), None
-            ),
+            "position_parameters": next((x.position_parameters for x in model.undiverged), None),
             "lr": model.lr,
             "seeds": len(model.ends),
             **model.perplexity.figures("perplexity"),

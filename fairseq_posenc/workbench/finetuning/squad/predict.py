@@ -7,7 +7,7 @@ of a span is the sum of the two; that of no answer, called ``null``, is the sum 
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -98,7 +98,7 @@ class Predictor(NamedTuple):
     spec: str  # spec of its position encodings
 
     @classmethod
-    def load(cls, path: Path, data: Optional[Path], dtype: torch.dtype) -> "Predictor":
+    def load(cls, path: Path, data: Path | None, dtype: torch.dtype) -> "Predictor":
         """Load a model that ``fairseq-posenc squad train`` made.
 
         Args:

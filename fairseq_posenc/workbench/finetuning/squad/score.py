@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import add
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.squad_file import V1, Question, Squad
@@ -61,7 +61,7 @@ def f1(gold: str, predicted: str, empty_agrees: bool) -> float:
 def evaluate(
     squad: Squad,
     predictions: Mapping[str, str],
-    odds: Optional[Mapping[str, float]] = None,
+    odds: Mapping[str, float] | None = None,
     threshold: float = 1.0,
 ) -> Figures:
     """Compute the official figures, in percent, by their official names.
@@ -109,10 +109,7 @@ def _sum_sequentially(scores: Iterable[float]) -> float:
 
 
 def _evaluate_v2(
-    squad: Squad,
-    predictions: Mapping[str, str],
-    odds: Optional[Mapping[str, float]],
-    threshold: float,
+    squad: Squad, predictions: Mapping[str, str], odds: Mapping[str, float] | None, threshold: float
 ) -> Figures:
     _refuse_missing(squad, predictions, "predictions")
     if odds is not None:
@@ -124,11 +121,9 @@ def _evaluate_v2(
         # Without odds, the official script assumes 0 for every question.
         if (0.0 if odds is None else odds[question_id]) > threshold:
             final.exact[question_id] = final.f1[question_id] = float(not is_answerable)
-    answerable = [key for key, is_answerable in has_answer.items() if is_answerable]
-    unanswerable = [key for key, is_answerable in has_answer.items() if not is_answerable]
     figures: Figures = {}
-    for prefix, ids in (("", [*has_answer]), ("HasAns_", answerable), ("NoAns_", unanswerable)):
-        if ids:
+    for prefix, kinds in {"": (True, False), "HasAns_": (True,), "NoAns_": (False,)}.items():
+        if ids := [key for key, is_answerable in has_answer.items() if is_answerable in kinds]:
             for metric, values in zip(Scores._fields, final):
                 figures[prefix + metric] = 100.0 * sum(values[key] for key in ids) / len(ids)
             figures[f"{prefix}total"] = len(ids)
