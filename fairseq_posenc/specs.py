@@ -20,8 +20,6 @@ Saved models have the full form instead, with every option: a default that chang
 changes none of them.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -57,7 +55,7 @@ class Item(NamedTuple):
     options: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def canonical(cls, name: str, values: dict[str, object]) -> Item:
+    def canonical(cls, name: str, values: dict[str, object]) -> "Item":
         """Make the canonical item of an encoding: without options that equal the default."""
         known = registry.options(name)  # the constructor's keyword-only parameters, in order
         changed = [key for key in known if key in values and values[key] != known[key].default]
@@ -68,7 +66,7 @@ class Item(NamedTuple):
         """The class of the encoding."""
         return registry.get(self.name)
 
-    def fill_defaults(self) -> Item:
+    def fill_defaults(self) -> "Item":
         """Add the options that were not set, with their defaults."""
         known = registry.options(self.name)  # parameters of the constructor, by name
         values = {key: option.default for key, option in known.items()} | dict(self.options)
@@ -139,7 +137,7 @@ class Spec(NamedTuple):
         """Look up the kind of layer ``index``, an index in :attr:`layer_kinds`."""
         return self.layer_kinds.index(self.layers[index % len(self.layers)])
 
-    def select_layers(self, layers: Sequence[int]) -> Spec:
+    def select_layers(self, layers: Sequence[int]) -> "Spec":
         """Make the spec of a stack that consists of some layers of this one, by their indices."""
         selected = [self.layers[index % len(self.layers)] for index in layers]
         return self._replace(layers=_find_shortest_period(selected))

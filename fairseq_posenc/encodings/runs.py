@@ -5,8 +5,6 @@ gradient of a row is computed once for all of its distances. Distances are signe
 and query i; the runs follow each other without gaps, from low distances to high ones.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -48,7 +46,7 @@ class Runs(NamedTuple):
     tgt_len: int = 0
 
     @classmethod
-    def select(cls, starts: Sequence[int], positions: Positions) -> tuple[slice, Runs]:
+    def select(cls, starts: Sequence[int], positions: Positions) -> "tuple[slice, Runs]":
         """Select the rows that the distances of a call need, as a slice, and their runs."""
         starts = starts if isinstance(starts, range) else tuple(starts)  # a cache hashes them
         runs = cls(starts, 1 - positions.src_len, positions.tgt_len - 1, positions.device)
@@ -56,7 +54,7 @@ class Runs(NamedTuple):
             runs = runs._replace(low=-FAR, high=FAR, ids=positions.ids, tgt_len=positions.tgt_len)
         return runs.trim()
 
-    def trim(self) -> tuple[slice, Runs]:
+    def trim(self) -> "tuple[slice, Runs]":
         """Leave out the rows without a distance in the call; return the others as a slice, too.
 
         A graph of ``torch.compile`` serves every length, so it keeps all rows.
@@ -130,7 +128,7 @@ class Runs(NamedTuple):
         distinct, reset = table[:, : self.num_rows], table[:, self.num_rows :]
         return torch.cat([distinct.index_select(1, self.find(distances)), reset], 1)
 
-    def without_first(self, count: int) -> tuple[int, Runs]:
+    def without_first(self, count: int) -> "tuple[int, Runs]":
         """Leave out the ``count`` lowest distances, for a call without the first ``count`` keys.
 
         Returns:

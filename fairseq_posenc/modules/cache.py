@@ -4,8 +4,6 @@ B batch, H heads, T new tokens, S all tokens, K keys that are kept, D head size.
 gates has G sums of logarithms at each token, one or two for each head, and each has two parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -39,7 +37,7 @@ class Kept(NamedTuple):
             return self.places
         return torch.arange(tokens - self.key.size(2), tokens)
 
-    def append(self, key: Tensor, value: Tensor, decay: Tensor | None, tokens: int) -> Kept:
+    def append(self, key: Tensor, value: Tensor, decay: Tensor | None, tokens: int) -> "Kept":
         """Append keys and values of new tokens.
 
         Args:
@@ -54,7 +52,7 @@ class Kept(NamedTuple):
         keys = torch.cat([self.key, key], dim=2)  # [B, H, K, D]
         return Kept(keys, torch.cat([self.value, value], dim=2), decay, places)
 
-    def select(self, needed: NeededKeys, tokens: int) -> Kept:
+    def select(self, needed: NeededKeys, tokens: int) -> "Kept":
         """Select the keys that later queries need: the last ones, and those at places ``first``."""
         count = self.key.size(2)  # among all `tokens`, which include those of this step
         if (last := needed.last) is None or (self.places is None and count <= last):
@@ -71,7 +69,7 @@ class Kept(NamedTuple):
         without_gap = not len(places) or int(places[0]) == tokens - len(places)  # the last ones
         return self.map(lambda x: x.index_select(2, index), None if without_gap else places)
 
-    def with_gaps(self, queries: int, tokens: int) -> Kept:
+    def with_gaps(self, queries: int, tokens: int) -> "Kept":
         """Insert T - 1 keys of zeros at the beginning of each gap; no query sees them.
 
         With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. Each query reads a table one
@@ -93,7 +91,7 @@ class Kept(NamedTuple):
 
         return self.map(spread, places)
 
-    def map(self, change: Callable[[Tensor], Tensor], places: Tensor | None) -> Kept:
+    def map(self, change: Callable[[Tensor], Tensor], places: Tensor | None) -> "Kept":
         """Change keys, values and decay in the same way; ``places`` are those of the result."""
         decay = None if self.decay is None else change(self.decay)
         return Kept(change(self.key), change(self.value), decay, places)

@@ -3,8 +3,6 @@
 A subword's number in its model is not its token id: that is its index in fairseq's dictionary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -31,7 +29,7 @@ class GPT2(SymbolEncoder):
         UserError: a file cannot be read, or has pieces that the other lacks.
     """
 
-    def __init__(self, encoder_json: Path, vocab_bpe: Path, dictionary: Dictionary) -> None:
+    def __init__(self, encoder_json: Path, vocab_bpe: Path, dictionary: "Dictionary") -> None:
         fairseq = _load(encoder_json, vocab_bpe)
         self._find_words = fairseq.pat.findall  # as the pattern of GPT-2 splits a text
         self._words = _SplitWords(fairseq)  # word -> its symbols
@@ -54,7 +52,7 @@ class GPT2(SymbolEncoder):
 class _SplitWords(dict[str, list[str]]):
     """The symbols of the words seen so far; a new word is split when it is looked up."""
 
-    def __init__(self, fairseq: gpt2_bpe_utils.Encoder) -> None:
+    def __init__(self, fairseq: "gpt2_bpe_utils.Encoder") -> None:
         self._fairseq = fairseq
 
     def split(self, word: str) -> list[str]:
@@ -72,7 +70,7 @@ class _SplitWords(dict[str, list[str]]):
 
 
 @lru_cache(maxsize=1)  # loading takes seconds; kept for the next tokenizer of the same files
-def _load(encoder_json: Path, vocab_bpe: Path) -> gpt2_bpe_utils.Encoder:
+def _load(encoder_json: Path, vocab_bpe: Path) -> "gpt2_bpe_utils.Encoder":
     """Load fairseq's encoder, and check that its files have all pieces."""
     from fairseq.data.encoders import gpt2_bpe_utils
 
@@ -137,7 +135,7 @@ class Pieces:
         encoded = self.model.encode(list(lines), num_threads=1)  # workers share the cores
         return ([self.texts[number] for number in numbers] for numbers in encoded)
 
-    def build_dictionary(self) -> Dictionary:
+    def build_dictionary(self) -> "Dictionary":
         """Build a dictionary of all pieces that can occur in a text, in the model's order."""
         from fairseq.data import Dictionary
 
@@ -151,7 +149,7 @@ class Pieces:
 class PieceEncoder(SymbolEncoder):
     """Encodes with sentencepieces; offsets refer to the text before the model normalises it."""
 
-    def __init__(self, pieces: Pieces, dictionary: Dictionary) -> None:
+    def __init__(self, pieces: Pieces, dictionary: "Dictionary") -> None:
         super().__init__(pieces, dictionary)
         self._pieces = pieces
 

@@ -5,8 +5,6 @@ A splitter turns lines into *symbols*, fairseq's word for words, characters or p
 text, so the tokens of a tokenizer also know their characters in it.
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -34,7 +32,7 @@ class Encoded(NamedTuple):
     sizes: np.ndarray  # number of tokens of each of N lines, with `</s>`, `[N]`, int32
 
 
-def token_dtype(dictionary: Dictionary) -> np.dtype:
+def token_dtype(dictionary: "Dictionary") -> np.dtype:
     """Choose the type in which fairseq stores token ids: uint16 for up to 65,499 symbols."""
     from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
@@ -49,7 +47,7 @@ class TextTokens(NamedTuple):
     ends: np.ndarray  # index after the last character, `[T]`, ascending
 
     @classmethod
-    def from_spans(cls, text: str, ids: Sequence[int], spans: Iterable[tuple[int, int]]) -> Self:
+    def from_spans(cls, text: str, ids: Sequence[int], spans: Iterable[tuple[int, int]]) -> "Self":
         """Build tokens from their spans, which include leading white space."""
         starts, ends = [], []
         for start, end in spans:
@@ -92,7 +90,7 @@ def split_characters(lines: Sequence[str], between: str) -> Iterable[Sequence[st
 class SymbolEncoder:
     """Encodes lines: splits them into symbols, and looks these up in a dictionary."""
 
-    def __init__(self, split: Splitter, dictionary: Dictionary) -> None:
+    def __init__(self, split: Splitter, dictionary: "Dictionary") -> None:
         self._split = split
         self._indices = dict(dictionary.indices)
         self._unk, self._eos = dictionary.unk(), dictionary.eos()
