@@ -28,7 +28,7 @@ To inspect or test an encoding, :class:`PositionEncoding` holds the encodings of
 
 >>> encoding = PositionEncoding("learned+m4m", embed_dim=768, num_heads=12)
 >>> encoding.parameter_counts()
-{'input.learned.table.weight': 393216, 'layer.m4m.table.weight': 65472}
+{'input.learned.table.weight': 393216, 'encodings.m4m.table.weight': 65472}
 >>> query, key = torch.randn(2, 1, 12, 64, 64)
 >>> encoding.scores(query, key).shape  # (batch, heads, tgt_len, src_len)
 torch.Size([1, 12, 64, 64])
@@ -37,9 +37,8 @@ torch.Size([12, 129])
 """
 
 from fairseq_posenc.modules.attention import CrossAttention, SelfAttention
-from fairseq_posenc.modules.cache import Cache
-from fairseq_posenc.modules.layer_positions import LayerPositions
-from fairseq_posenc.modules.position_encoding import PositionEncoding
+from fairseq_posenc.modules.attention_core import Cache
+from fairseq_posenc.modules.layer_positions import LayerPositions, PositionEncoding
 from fairseq_posenc.modules.stack_positions import StackPositions
 
 __all__ = [

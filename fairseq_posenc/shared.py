@@ -32,8 +32,7 @@ class Shared(NamedTuple):
             fairseq's layers, which get the tensors of terms and rotation as arguments.
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
-        source: positions of an encoder's output, for rotary attention to it.
-        source_rotation: rotation of the source's keys.
+        source_rotation: rotation of the keys of an encoder's output, for rotary attention to it.
         spec: encodings of the stack; our own layers compare it, and ``dims``, with theirs.
         dims: sizes of the stack.
     """
@@ -43,7 +42,6 @@ class Shared(NamedTuple):
     encodings: tuple[Encoding, ...] = ()
     terms: Terms = Terms()
     rotation: Rotation | None = None
-    source: Positions | None = None
     source_rotation: Rotation | None = None
     spec: Spec | None = None
     dims: Dims | None = None
@@ -87,9 +85,9 @@ class Shared(NamedTuple):
         """Compute the rotation at positions ``(B or 1, S)``."""
         return find_first(encoding.rotation(ids) for encoding in self.encodings)
 
-    def with_source(self, source: Positions) -> "Shared":
-        """Add the rotation of a source's keys at its positions."""
-        return self._replace(source=source, source_rotation=self._rotate_ids(source.ids))
+    def with_source(self, ids: Tensor) -> "Shared":
+        """Add the rotation of a source's keys at its positions, ``(B or 1, S)``."""
+        return self._replace(source_rotation=self._rotate_ids(ids))
 
 
 def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, ...]:

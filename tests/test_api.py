@@ -35,7 +35,7 @@ def test_scores_have_their_shape_and_padding_changes_none(spec):
 def test_scores_equal_the_formula(name):
     encoding = make(name).double()
     query, key = torch.randn(2, 2, 17, 8, dtype=torch.float64)
-    built = encoding.shared if name in encoding.shared else encoding.layer
+    built = encoding.shared if name in encoding.shared else encoding.encodings
     (item,) = encoding.spec.items
     options = oracle_options(item, encoding.dims)
     theirs = oracles.SCORES[name](query, key, oracle_params(built, name), options)
@@ -46,13 +46,13 @@ def test_scores_equal_the_formula(name):
 
 def test_parameters_are_counted_by_name():
     counts = make("learned+m4m").parameter_counts()
-    assert counts == {"input.learned.table.weight": 20 * 16, "layer.m4m.table.weight": 39 * 8}
+    assert counts == {"input.learned.table.weight": 20 * 16, "encodings.m4m.table.weight": 39 * 8}
 
 
 def test_input_vectors_are_added():
     encoding = make("learned")
     embeddings = torch.randn(2, 4, 16)
-    added = encoding.embed(embeddings) - embeddings
+    added = encoding(embeddings)[0] - embeddings
     torch.testing.assert_close(added, encoding.input["learned"].table.weight[:4].expand(2, -1, -1))
 
 
@@ -94,6 +94,6 @@ def test_everything_is_made_where_the_inputs_are(spec):
     encoding = make(spec).to("meta")
     query, key = torch.zeros(2, 2, 2, 5, 8, device="meta")
     padding = torch.zeros(2, 5, dtype=torch.bool, device="meta")
-    assert encoding.embed(torch.zeros(2, 5, 16, device="meta"), padding).is_meta
+    assert encoding(torch.zeros(2, 5, 16, device="meta"), padding)[0].is_meta
     assert encoding.scores(query, key, padding).is_meta
     assert encoding.distance_curve(3).is_meta

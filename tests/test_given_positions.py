@@ -212,9 +212,9 @@ def test_a_beam_carries_its_ids():
     step = layer(*positions(x[rows, 5:], past=cache, position_ids=IDS[rows, 5:]), cache)[0]
     close(step, layer(*positions(x[rows], position_ids=IDS[rows]))[0][:, 5:])
     with pytest.raises(UserError, match="in the cache had position_ids: give those of the new"):
-        positions(x[:, :1], past=cache)
+        layer(*positions(x[:, :1], past=cache), cache)
     for others in ([0], [0, 1, 0, 1]):
-        message = f"the cache has a batch size of 2, and the embeddings have {len(others)}"
+        message = f"the cache has a batch size of 2, and the embeddings {len(others)}"
         with pytest.raises(UserError, match=message):
             positions(x[others, :1], past=cache, position_ids=IDS[others, :1])
     with pytest.raises(UserError, match="in the cache had position_ids: give those of the new"):
@@ -326,21 +326,18 @@ def test_a_source_has_ids_of_its_own():
     x, source = torch.randn(2, 4, 16).double(), torch.randn(2, 6, 16).double()
     padding = torch.zeros(2, 6, dtype=torch.bool)
     padding[0, :2] = True
-    given = {"position_ids": IDS[:, :4], "source_length": 6}
-    shared = positions(x, **given, source_position_ids=IDS, source_padding_mask=padding)[1]
-    together = layer(x, source, shared, padding)[0]
+    shared = positions(x, position_ids=IDS[:, :4])[1]
+    together = layer(x, source, shared, padding, source_position_ids=IDS)[0]
     for row in range(2):
-        real = ~padding[row]
-        given = {"position_ids": IDS[row : row + 1, :4], "source_length": int(real.sum())}
-        shared = positions(x[[row]], **given, source_position_ids=IDS[row, real][None])[1]
-        alone = layer(x[[row]], source[row, real][None], shared)[0]
+        real, ids = ~padding[row], IDS[row : row + 1]
+        of_row = positions(x[[row]], position_ids=ids[:, :4])[1]
+        given = {"source_position_ids": ids[:, real]}
+        alone = layer(x[[row]], source[row, real][None], of_row, **given)[0]
         close(together[[row]], alone)
     with pytest.raises(UserError, match=r"source_position_ids \(2, 5\) must be \(2 or 1, 6\)"):
-        positions(x, source_length=6, source_position_ids=IDS[:, 1:])
-    with pytest.raises(UserError, match="source_position_ids: also give source_length"):
-        positions(x, source_position_ids=IDS)
+        layer(x, source, shared, source_position_ids=IDS[:, 1:])
     with pytest.raises(UserError, match="source_position_ids: -3 is below 0"):
-        positions(x, source_length=6, source_position_ids=IDS - 3)
+        layer(x, source, shared, source_position_ids=IDS - 3)
 
 
 @pytest.mark.parametrize(("spec", "tgt_len"), product_of(WITH_TABLES, [6, 2]))
@@ -350,8 +347,8 @@ def test_flex_looks_rows_up_by_ids(spec, tgt_len):
     query, key, value = torch.randn(3, 2, 2, 6, 8)
     query = query[:, :, 6 - tgt_len :]
     given = {"past": 6 - tgt_len, "position_ids": IDS}
-    shared = positions(x[:, 6 - tgt_len :], **given)[1]
-    call = layer.make_call(query, key, value, shared[0])
+    _, (state,) = positions(x[:, 6 - tgt_len :], **given)
+    call, _ = layer.make_call(query, key, value, state, layer.compute_terms(state))
     expected = reference.attend(call)[0]
     modify = build_score_mod(call.terms, tgt_len, 6, query.device, query=call.query, key=call.key)
     scale = call.terms.scale(8)
@@ -367,7 +364,8 @@ def test_parts_of_a_layer_take_ids(spec):
     x = torch.randn(2, 6, 16)
     shared = positions(x, position_ids=IDS)[1]
     query, key, value = torch.randn(3, 2, 2, 6, 8)
-    expected = reference.attend(layer.make_call(query, key, value, shared[0]))[0]
+    call, _ = layer.make_call(query, key, value, shared[0], layer.compute_terms(shared[0]))
+    expected = reference.attend(call)[0]
     query, key = parts.rotate(query, key, shared)
     attention = torch.nn.functional.scaled_dot_product_attention
     ours = attention(query, key, value, parts.bias(shared), scale=parts.scale)

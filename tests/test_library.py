@@ -298,7 +298,7 @@ def test_attention_to_a_source(spec, kv_heads):
     x, source = torch.randn(3, 5, 16), torch.randn(3, 7, 6)
     padding = torch.zeros(3, 7, dtype=torch.bool)
     padding[1, 5:], padding[2] = True, True
-    _, shared = positions(x, source_length=7)
+    _, shared = positions(x)
     found, weights = layer(x, source, shared, padding, need_weights=True)
 
     def heads(projected: torch.Tensor) -> torch.Tensor:
@@ -318,7 +318,7 @@ def test_attention_to_a_source(spec, kv_heads):
     torch.testing.assert_close(found, layer.out_proj(attended), rtol=1e-5, atol=1e-5)
     cache = Cache()
     for i in range(5):
-        _, shared = positions(x[:, i : i + 1], past=i, source_length=7)
+        _, shared = positions(x[:, i : i + 1], past=i)
         step = layer(x[:, i : i + 1], source if i == 0 else None, shared, padding, cache)[0]
         torch.testing.assert_close(step[:, 0], found[:, i], rtol=1e-5, atol=1e-5)
 
@@ -326,7 +326,3 @@ def test_attention_to_a_source(spec, kv_heads):
 def test_heads_and_sources_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match="the width of a head must be at least 1, not -2"):
         StackPositions("rope", 16, 4, head_dim=-2)
-    positions = StackPositions("rope(cross_attention=true)", 16, 2, causal=True)
-    layer, x = CrossAttention(positions), torch.randn(1, 3, 16)
-    with pytest.raises(UserError, match="source_length"):
-        layer(x, x, positions(x)[1])

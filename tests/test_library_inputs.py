@@ -115,7 +115,7 @@ def test_document_ids_that_do_not_fit_are_refused(ids):
 
 
 def test_what_lies_before_the_first_token_is_refused():
-    refuse("past=-1: the number of earlier tokens must be", stack(), X, past=-1)
+    refuse("past=-1 must be a whole number", stack(), X, past=-1)
 
 
 @pytest.mark.parametrize(
@@ -235,20 +235,18 @@ def test_a_source_is_given_once_in_a_generation(spec):
     source, cache = torch.randn(2, 7, 16), Cache()
 
     def step(past: int, source: Tensor | None, x: Tensor = LATER) -> Tensor:
-        attended: Tensor = layer(
-            x, source, positions(x, past=past, source_length=7)[1], None, cache
-        )[0]
+        attended: Tensor = layer(x, source, positions(x, past=past)[1], None, cache)[0]
         return attended
 
     first = step(0, source)
     torch.testing.assert_close(step(0, None), first)
-    refuse("pass source=None", step, 1, source)
+    refuse("then source=None", step, 1, source)
     refuse("x has a batch size of 3, but its source 2", step, 1, None, torch.randn(3, 1, 16))
     order = torch.tensor([1, 0])  # as a beam search reorders both
     cache.reorder(order)
     torch.testing.assert_close(step(0, None, LATER[order]), first[order])
     cache = Cache()
-    refuse("the cache is empty", step, 0, None)
+    refuse("pass the encoder's output as source", step, 0, None)
 
 
 @pytest.mark.parametrize("dropout", [1.5, -0.5, 1.0, float("nan")])
@@ -361,27 +359,15 @@ def test_a_document_that_begins_with_padding_is_one_of_its_own(spec, causal):
         torch.testing.assert_close(both[:, part], alone, rtol=1e-5, atol=1e-5)
 
 
-def test_a_source_has_the_length_and_padding_that_positions_were_given():
+def test_padding_on_the_left_of_a_source_shifts_no_position():
     positions = stack("rope(cross_attention=true)")
     layer, x = CrossAttention(positions), torch.randn(1, 6, 16)
-    source = torch.randn(1, 5, 16)
-    for length in (1, 4, 6):
-        with pytest.raises(UserError, match=f"source_length={length}, but the source has 5 tokens"):
-            layer(x, source, positions(x, source_length=length)[1])
-    for length in (0, -1, 2.5):
-        refuse(f"source_length={length} must be a whole number", positions, x, source_length=length)
+    source, shared = torch.randn(1, 5, 16), positions(x)[1]
     with pytest.raises(UserError, match=r"x \(1, 6, 16\) must be \(1, 1, 16\)"):
-        layer(x, source, positions(x[:, :1], source_length=5)[1])
+        layer(x, source, positions(x[:, :1])[1])
     padding = torch.tensor([[True, True, False, False, False]])
-    with pytest.raises(UserError, match=r"source_padding_mask \(1, 5\) must be \(1, 4\)"):
-        positions(x, source_length=4, source_padding_mask=padding)
-    with pytest.raises(UserError, match="source_padding_mask: also give source_length"):
-        positions(x, source_padding_mask=padding)
-    with pytest.raises(UserError, match="the source is padded on the left"):
-        layer(x, source, positions(x, source_length=5)[1], padding)
-    _, shared = positions(x, source_length=5, source_padding_mask=padding)
     padded = layer(x, source, shared, padding)[0]
-    alone = layer(x, source[:, 2:], positions(x, source_length=3)[1])[0]
+    alone = layer(x, source[:, 2:], shared)[0]
     torch.testing.assert_close(padded, alone, rtol=1e-5, atol=1e-5)
 
 
@@ -415,7 +401,7 @@ def test_arguments_of_a_single_layer_are_looked_at():
         refuse("must be as key", encoding.attend, query, query, value)
     refuse("unknown backend 'foo'", encoding.attend, query, query, query, backend="foo")
     refuse("inputs", encoding.scores, query, query, inputs=torch.randn(1, 4, 16))
-    refuse("cannot be negative", encoding.distance_curve, -1)
+    refuse("reach=-1 must be a whole number", encoding.distance_curve, -1)
     narrow = PositionEncoding("deberta_v2", 32, 4, head_dim=4)
     refuse("do not fit 4 heads of width 4", narrow.distance_curve, 4)
     for value in (1e300, -1e300):
@@ -442,14 +428,14 @@ def test_position_ids_may_be_of_any_whole_type(spec, kind):
 def test_layers_are_built_from_positions_and_a_number(module):
     refuse("positions must be a StackPositions, not str", module, "rope")
     for layer in (-1, 1.5, True):
-        refuse(f"layer={layer}: layers are numbered 0, 1, 2", module, stack("rope"), layer=layer)
+        refuse(f"layer={layer!r} must be a whole number", module, stack("rope"), layer=layer)
 
 
 def test_what_is_no_tensor_or_number_is_a_line():
     for given in ({"key_padding_mask": [[False] * 5] * 2}, {"position_ids": [[0, 1, 2, 3, 4]]}):
         refuse("must be a tensor, not list", stack(), X, **given)
     for past in (1.0, "3", None):
-        refuse("the number of earlier tokens", stack(), LATER, past=past)
+        refuse("must be a whole number of at least 0", stack(), LATER, past=past)
 
 
 @pytest.mark.parametrize("spec", [*registry.names(), "rope+window(size=4)", "rope+chunk(size=4)"])

@@ -245,18 +245,18 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (28306, 27500),
-    "fairseq_posenc/encodings": (3684, 3800),
+    "fairseq_posenc": (28100, 27500),
+    "fairseq_posenc/encodings": (3683, 3800),
     "fairseq_posenc/backends": (3657, 3600),
     "fairseq_posenc/backends/triton": (1195, 1200),
-    "fairseq_posenc/modules": (1324, 1150),
+    "fairseq_posenc/modules": (1146, 1150),
     "fairseq_posenc/analysis": (266, 300),
-    "fairseq_posenc/transformer": (978, 1100),
+    "fairseq_posenc/transformer": (955, 1100),
     "fairseq_posenc/models": (502, 520),
     "fairseq_posenc/tasks": (812, 820),
     "fairseq_posenc/checkpoints": (795, 800),
     "fairseq_posenc/host": (685, 700),
-    "fairseq_posenc/hf": (3266, 2700),
+    "fairseq_posenc/hf": (3265, 2700),
     "fairseq_posenc/workbench": (8893, 10000),
     "fairseq_posenc/tokens": (783, 800),
     "fairseq_posenc/workbench/running": (681, 700),
@@ -271,8 +271,8 @@ LINES = {
     "fairseq_posenc/workbench/reports": (379, 400),
     "preprocess": (2588, 2600),
     "docs/generate": (434, 750),
-    "benchmarks": (3003, 3600),
-    "tests": (31016, 32000),
+    "benchmarks": (3001, 3600),
+    "tests": (30999, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.reference import attend as attend_by_reference
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.modules.position_encoding import PositionEncoding
+from fairseq_posenc.modules.layer_positions import PositionEncoding
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import compute_shared
 
@@ -40,12 +40,12 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     works = all(x is not None and x.shape == inputs.shape and x.isfinite().all() for x in added)
     errors = {"the input": 0.0 if works else math.inf}
 
-    shared = compute_shared(encoding.shared, here)[0]  # of the only kind of layers
-    call = encoding.make_call(query, key, value, shared, inputs)  # forget gates read the inputs
+    (shared,) = compute_shared(encoding.shared, here)  # of the only kind of layers
+    call, _ = encoding.make_call(query, key, value, shared, encoding.compute_terms(shared, inputs))
     ids = here.ids + 5  # below the 2 * LENGTH positions of the encoding
     rotation = encoding.shared.rotation(ids)
     later = shared._replace(positions=here._replace(ids=ids), rotation=rotation)
-    later_call = encoding.make_call(query, key, value, later, terms=Terms([]))
+    later_call, _ = encoding.make_call(query, key, value, later, Terms([]))
     plain, products, shifted = (
         q.double() @ k.double().transpose(-1, -2)
         for q, k in ((query, key), (call.query, call.key), (later_call.query, later_call.key))
@@ -55,8 +55,8 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 
     # With a row for each distance, and rows projected here, so that a mistake in either shows.
-    terms = encoding.collect_terms(shared).expanded().projected(_split_heads)
-    exact = encoding.make_call(query, key, value, shared, inputs, terms=terms)
+    terms = encoding.collect_terms(shared) | encoding.encodings.input_terms(inputs, here)
+    exact, _ = encoding.make_call(query, key, value, shared, terms.expanded().projected(_split))
     query, key, value = map(_to_float64, exact[:3])
     exact = exact._replace(query=query, key=key, value=value, terms=exact.terms.map(_to_float64))
     expected, _ = attend_by_reference(exact)
@@ -67,7 +67,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     return errors
 
 
-def _split_heads(rows: Tensor) -> tuple[Tensor, Tensor]:
+def _split(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Split rows ``(R, C)`` as if a layer projected them to queries and keys ``(H, R, D)``."""
     heads = rows.unflatten(-1, (HEADS, -1)).transpose(0, 1)
     return heads, heads

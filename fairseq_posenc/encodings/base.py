@@ -283,16 +283,13 @@ class Encodings(nn.ModuleDict):
         sums = sum_exactly(logs, before=None if past is None else past[:, :, -1:])
         return sums if past is None else torch.cat([past, sums], 2)
 
-    def states(self, x: Tensor) -> Tensor | None:
-        """Project the queries' tokens (see :meth:`Encoding.states`)."""
-        return find_first(encoding.states(x) for encoding in self.as_list())
-
-    def input_terms(self, x: Tensor, positions: Positions) -> Terms:
-        """List decay and states, computed from a layer's input of all S tokens, ``(B, S, C)``."""
+    def input_terms(self, x: Tensor, positions: Positions, decay: Tensor | None = None) -> Terms:
+        """List decay and states of an input, ``(B, S, C)``; beside ``decay``, of its last T."""
         terms: list[Term] = []
-        if (decay := self.decay(x, positions)) is not None:
-            terms.append(Decay.split_heads(decay, self.as_list()[0].dims.num_heads))
-        if (states := self.states(positions.queries(x))) is not None:
+        encodings, queries = self.as_list(), positions.queries(x)
+        if (decay := self.decay(x, positions) if decay is None else decay) is not None:
+            terms.append(Decay.split_heads(decay, encodings[0].dims.num_heads))
+        if (states := find_first(each.states(queries) for each in encodings)) is not None:
             terms.append(States(states))
         return Terms(terms)
 

@@ -116,7 +116,7 @@ class ByDistance(Term):
         one row later. So the last query's rows are kept, and T - 1 more: with S = 8, T = 2 and the
         places 0 1 2 5 6 7, those of the distances -7 -6 -5 -2 -1 0 and 1. For the query before the
         last one, row -2 would be that of key 2, which is 4 away: so the T - 1 last places of each
-        run must be those of hidden keys (:meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
+        run must be those of hidden keys (``Kept.with_gaps`` in modules).
         """
         if self.runs is not None and self.runs.ids is not None:
             return replace(self, runs=self.runs._replace(ids=self.runs.ids[:, places]))

@@ -51,6 +51,8 @@ class Terms(tuple[Term, ...]):
 
     def __or__(self, other: Terms) -> Terms:
         """Combine the terms of two encodings; refuse incompatible ones."""
+        if not other:
+            return self
         # Encodings with these terms may have a reset; others, such as a temperature, have none.
         both_resettable = all(x.has(ByDistance, NumbersByPair) for x in (self, other))
         if both_resettable and (self.first is None) != (other.first is None):

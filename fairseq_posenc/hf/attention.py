@@ -24,7 +24,13 @@ from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.caches import MAKE_CACHES, DecayCache, find_rows, find_self_cache
+from fairseq_posenc.hf.caches import (
+    MAKE_CACHES,
+    find_rows,
+    find_self_cache,
+    read_decay,
+    store_decay,
+)
 from fairseq_posenc.hf.derived import CALLED_BY_ITSELF, OWN_CODE, Derived
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
@@ -114,11 +120,16 @@ class AttentionPositions(AttentionCore, nn.Module):
         # The spec's factor, if it has one, times that of the model's own scale.
         factor = (terms.find(ScaleFactor) or ScaleFactor(1.0)).factor
         terms = Terms([ScaleFactor(factor * scale_factor), *terms.without(ScaleFactor)])
-        cache = None
-        if self.decay_place is not None:
-            cache = DecayCache(state.cache, self.decay_place, earlier)
-        given = (query, key, value, shared, state.inputs, cache)
-        return self.make_call(*given, terms=terms, dropout=dropout, need_weights=state.need_weights)
+        if state.inputs is not None:  # forget gates and states are computed from them
+            decay = None
+            if self.decay_place is not None:
+                past = read_decay(state.cache, self.decay_place, earlier)
+                decay = self.encodings.decay(state.inputs, positions, past)
+                if state.cache is not None and decay is not None:
+                    store_decay(state.cache, self.decay_place, decay)
+            terms |= self.encodings.input_terms(state.inputs, positions, decay)
+        given = (query, key, value, shared, terms)
+        return self.make_call(*given, dropout=dropout, need_weights=state.need_weights)[0]
 
     def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
         """Select the rotation for :meth:`make_call`; None if the model's own code applied it."""

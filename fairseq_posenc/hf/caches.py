@@ -5,7 +5,7 @@ them new. *Decay*: G sums of logarithms of forget gates at each token, each as t
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from transformers.cache_utils import DynamicLayer
 
 from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.mask import NeededKeys
-from fairseq_posenc.modules.cache import Kept
 
 _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
 # Attribute of a cache: a bool tensor, whether its tokens have other positions than 0, 1, 2, ...;
@@ -52,42 +50,32 @@ def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRow
     return cast(ProjectedRows, kept.setdefault(_ROWS, rows))
 
 
-class DecayCache(NamedTuple):
-    """A :class:`~fairseq_posenc.modules.cache.KeyValueCache` for the decay of forget gates alone.
+def read_decay(cache: Cache | None, place: int, earlier: int) -> Tensor | None:
+    """Read the decay of the earlier tokens, ``(B, G, S - T, 2)``; None in the first step.
 
-    transformers has put the keys and values into its cache before it calls our attention.
-
-    Attributes:
+    Args:
         cache: transformers' cache of all layers, or None.
         place: index of the additional layer.
         earlier: number of earlier tokens.
+
+    Raises:
+        UserError: the cache has none, or that of other tokens.
     """
+    if not earlier:
+        return None
+    layers = [] if cache is None else cache.layers[place:]
+    if not layers or layers[0].get_seq_length() != earlier:
+        raise UserError(
+            f"the cache lacks the forget gates of its {earlier} tokens: start with an empty cache "
+            "after set_positions"
+        )
+    return torch.cat([layers[0].keys, layers[0].values], -1)
 
-    cache: Cache | None
-    place: int
-    earlier: int
 
-    def past_decay(self) -> Tensor | None:
-        """Return the decay of earlier tokens, ``(B, G, S - T, 2)``; refuse a cache without it."""
-        if not self.earlier:  # the first step
-            return None
-        layers = [] if self.cache is None else self.cache.layers[self.place :]
-        if not layers or layers[0].get_seq_length() != self.earlier:
-            raise UserError(
-                f"the cache lacks the forget gates of its {self.earlier} tokens: start with an "
-                "empty cache after set_positions"
-            )
-        return torch.cat([layers[0].keys, layers[0].values], -1)
-
-    def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
-        """Store the decay of all tokens; return the keys and values, which are complete."""
-        assert decay is not None, "only layers with gates have this cache"
-        if self.cache is not None:
-            while len(self.cache.layers) <= self.place:
-                self.cache.layers.append(DynamicLayer())
-            layer = self.cache.layers[self.place] = DynamicLayer()
-            # A cache layer has two tensors, so each of them holds one of a token's two numbers.
-            layer.update(*decay.split(1, -1))  # [B, G, S, 1] each
-        # The cache has dropped keys that a window hides, and keeps all decay, to count its tokens.
-        dropped = decay.size(2) - key.size(2)
-        return Kept(key, value, decay[:, :, dropped:])
+def store_decay(cache: Cache, place: int, decay: Tensor) -> None:
+    """Store the decay of all tokens, ``(B, G, S, 2)``, to read it in the next step."""
+    while len(cache.layers) <= place:
+        cache.layers.append(DynamicLayer())
+    layer = cache.layers[place] = DynamicLayer()
+    # A cache layer has two tensors, so each of them holds one of a token's two numbers.
+    layer.update(*decay.split(1, -1))  # [B, G, S, 1] each

@@ -12,13 +12,13 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import DIRECTIONS, Mask
 from fairseq_posenc.modules import input_checks
-from fairseq_posenc.modules.attention_core import AttentionCore
-from fairseq_posenc.modules.cache import Cache, Kept
-from fairseq_posenc.modules.stack_positions import StackPositions, read_stack
+from fairseq_posenc.modules.attention_core import AttentionCore, Cache, Kept
+from fairseq_posenc.modules.stack_positions import StackLayer, StackPositions
+from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared
 
 
-class _LayerAttention(AttentionCore, nn.Module):
+class _LayerAttention(AttentionCore, StackLayer):
     """Base of both classes, which have the projections of a layer; see :class:`SelfAttention`."""
 
     def __init__(
@@ -30,17 +30,12 @@ class _LayerAttention(AttentionCore, nn.Module):
         num_key_value_heads: int | None,
         source_dim: int | None = None,
     ) -> None:
-        super().__init__()
-        self.spec, self.dims = spec, dims = read_stack(positions, layer)
-        # Layers with the same encodings are of one kind, and get the same state.
-        self.kind = spec.layer_kind(layer)
-        self.head_dim = dims.head_dim
-        self.dropout = check_dropout(dropout)
+        super().__init__(positions, layer)
+        self.dropout, dims = check_dropout(dropout), self.dims
         kv_heads = dims.num_heads if num_key_value_heads is None else num_key_value_heads
         if kv_heads < 1 or dims.num_heads % kv_heads:
             raise UserError(
-                f"num_key_value_heads={kv_heads} must divide the {dims.num_heads} heads of the "
-                "queries"
+                f"num_key_value_heads={kv_heads} must divide the queries' {dims.num_heads} heads"
             )
         self.num_key_value_heads = kv_heads
         kv_dim = kv_heads * dims.head_dim
@@ -119,18 +114,27 @@ class SelfAttention(_LayerAttention):
             UserError: ``shared`` belongs to another stack or batch, or to other tokens than those
                 in the cache and in ``x``.
         """
-        state = input_checks.select_state(shared, self.kind, self.spec, self.dims)
-        input_checks.check_layer_input(x, state.positions, cache, self.dims.embed_dim)
+        state = self.select_state(shared)
+        positions = state.positions
+        input_checks.check_layer_input(x, positions, cache, self.dims.embed_dim)
+        held = Cache() if cache is None else cache
         input_checks.check_self_cache(
-            cache, state, x.size(0), self.num_key_value_heads, self.head_dim
+            held, state, x.size(0), self.num_key_value_heads, self.head_dim
         )
+        decay = self.encodings.decay(x, positions, held.decay)
+        if held.kept and (held.decay is None) != (decay is None):
+            raise UserError("the cache is of a layer with other encodings: give each its own")
+        terms = self.compute_terms(state, x, decay, held.rows)
         dropout = self.dropout if self.training else 0.0
-        terms = self.compute_terms(state, None if cache is None else cache.rows)  # which it fills
-        call = self.make_call(*self.project(x), state, x, cache, None, terms, dropout, need_weights)
-        if cache is not None and not state.positions.counted:  # the caller gave position_ids
-            # A later step joins its ids to these; a row for each beam, which it may reorder.
-            ids = state.positions.ids
-            cache.ids = ids.expand(x.size(0), *ids.shape[1:])
+        call, kept = self.make_call(
+            *self.project(x), state, terms, held.kept, None, dropout, need_weights
+        )
+        if cache is not None:
+            cache.kept = kept.select(state.needed_keys(), positions.src_len)
+            cache.tokens, cache.decay = positions.src_len, decay
+            if not positions.counted:  # the caller gave position_ids
+                # A later step joins its ids to these; a row for each beam, which it may reorder.
+                cache.ids = positions.ids.expand(x.size(0), *positions.ids.shape[1:])
         attended, weights = attend(call, self.backend)
         return self.merge_heads(attended), weights
 
@@ -173,6 +177,7 @@ class CrossAttention(_LayerAttention):
         source_padding_mask: Tensor | None = None,
         cache: Cache | None = None,
         need_weights: bool = False,
+        source_position_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the attention of new tokens to the source.
 
@@ -181,64 +186,56 @@ class CrossAttention(_LayerAttention):
             source: output of the encoder, ``(batch, src_len, source_dim)``; None after the first
                 step, when the cache has its keys.
             shared: second result of the decoder's positions in this forward pass.
-            source_padding_mask: True for padding, ``(batch, src_len)``.
+            source_padding_mask: True for padding, ``(batch, src_len)``; it shifts no position.
             cache: this layer's cache for this source; pass it empty in the first step of decoding.
             need_weights: also return the attention weights.
+            source_position_ids: positions of the source's tokens, ``(batch or 1, src_len)``, for
+                keys that are rotated; by default the tokens are counted from 0.
 
         Returns:
             ``(batch, tgt_len, embed_dim)``, and the weights ``(batch, heads, tgt_len, src_len)`` or
             None.
 
         Raises:
-            UserError: keys must be rotated, but the positions were computed without
-                ``source_length``; or a mask, a batch or a cache does not fit.
+            UserError: a mask, ids, a batch or a cache does not fit.
         """
-        state = input_checks.select_state(shared, self.kind, self.spec, self.dims)
+        state = self.select_state(shared)
         input_checks.check_layer_input(x, state.positions, cache, self.dims.embed_dim)
-        self._check_source(x.size(0), source, source_padding_mask, state, cache)
+        kept = None if cache is None else cache.kept
+        if cache is not None and cache.tokens:  # self-attention counts them, this class never
+            raise UserError("the cache is not of a CrossAttention: give each layer its own")
+        if (kept is None) == (source is None):
+            raise UserError(
+                "pass the encoder's output as source in the first step; then source=None, as the "
+                "cache holds its keys, or an empty cache for another source"
+            )
+        if source is not None:
+            input_checks.check_embeddings("source", source, self.k_proj.in_features)
+            kept = Kept(*map(self.split_heads, (self.k_proj(source), self.v_proj(source))))
+        assert kept is not None, "there is a source or a cache"
+        batch, _, src_len, _ = kept.key.shape
+        if x.size(0) != batch:
+            raise UserError(f"x has a batch size of {x.size(0)}, but its source {batch}")
+        padding = input_checks.read_mask(
+            "source_padding_mask", source_padding_mask, batch, src_len, x.device
+        )
         query = self.split_heads(self.q_proj(x))  # [B, H, T, D]
         if self.rotates and state.rotation is not None:
             query = state.rotation.rotate_queries(query)
-        if cache is not None and cache.kept is not None:
-            key, value = cache.kept.key, cache.kept.value
-        else:
-            assert source is not None, "it was checked"
-            key, value = map(self.split_heads, (self.k_proj(source), self.v_proj(source)))
-            if self.rotates and state.source_rotation is not None:
-                key = state.source_rotation.rotate_keys(key)
-            if cache is not None:
-                cache.kept = Kept(key, value)
+        if self.rotates and source is not None:
+            positions = Positions.from_padding(padding, tgt_len=0)
+            if source_position_ids is not None:
+                readers = {x.name: x for x in state.encodings if x.axes}
+                name, ids = "source_position_ids", source_position_ids
+                ids = input_checks.read_position_ids(name, ids, readers, batch, (src_len,))
+                positions = positions.replace_ids(ids, name)
+            rotation = state.with_source(positions.ids).source_rotation
+            assert rotation is not None, "only rope has cross_attention"
+            kept = kept._replace(key=rotation.rotate_keys(kept.key))
+        if cache is not None:
+            cache.kept = kept
         dropout = self.dropout if self.training else 0.0
         mask = Mask(key_padding=source_padding_mask)
-        call = AttentionCall(query, key, value, Terms([]), mask, dropout, need_weights)
+        call = AttentionCall(query, kept.key, kept.value, Terms([]), mask, dropout, need_weights)
         attended, weights = attend(call)
         return self.merge_heads(attended), weights
-
-    def _check_source(
-        self,
-        batch: int,
-        source: Tensor | None,
-        padding: Tensor | None,
-        shared: Shared,
-        cache: Cache | None,
-    ) -> None:
-        """Refuse a source, its mask or a cache that does not fit the batch and the positions."""
-        if cache is not None and cache.kept is not None:
-            if cache.tokens:  # self-attention counts them, this class never
-                raise UserError("the cache is not of a CrossAttention: give each layer its own")
-            if source is not None:
-                raise UserError(
-                    "the cache holds the keys of a source: pass source=None after the first step, "
-                    "or an empty cache for another source"
-                )
-            source_batch, _, src_len, _ = cache.kept.key.shape
-        elif source is None:
-            raise UserError("the cache is empty: pass the encoder's output as source")
-        else:
-            input_checks.check_embeddings("source", source, self.k_proj.in_features)
-            source_batch, src_len, _ = source.shape
-        if batch != source_batch:
-            raise UserError(f"x has a batch size of {batch}, but its source {source_batch}")
-        input_checks.check_mask("source_padding_mask", padding, batch, src_len)
-        if self.rotates:
-            input_checks.check_source_positions(shared.source, src_len, padding)

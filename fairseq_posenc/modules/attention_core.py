@@ -1,28 +1,125 @@
 """Computes the steps of attention in a layer, for fairseq's, transformers' and our own modules.
 
-B batch, T queries, S keys, H heads, D head size, C model size, R rows of a table by distance.
+In decoding, a cache keeps the keys and values of earlier tokens.
+B batch, T queries (new tokens), S keys (all tokens), K keys that are kept, H heads, D head size, C
+model size, R rows of a table by distance.
 """
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
-from fairseq_posenc.encodings.term import Decay, States
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.mask import Mask
-from fairseq_posenc.modules.cache import KeyValueCache
+from fairseq_posenc.mask import Mask, NeededKeys
 from fairseq_posenc.shared import Shared
+
+
+class Kept(NamedTuple):
+    """The K keys and values that a cache keeps; fairseq's and ours share this form.
+
+    Attributes:
+        key: rotated keys, ``(B, H, K, D)``.
+        value: values, ``(B, H, K, D)``.
+        places: the index of each key among all tokens, ascending, int64 ``(K,)`` on the CPU: 0, 7,
+            8, 9 of 10, for example; None for the last K.
+    """
+
+    key: Tensor
+    value: Tensor
+    places: Tensor | None = None
+
+    def list_places(self, tokens: int) -> Tensor:
+        """List the places of the keys, int64 ``(K,)``; ``tokens`` is the number of all tokens."""
+        if self.places is not None:
+            return self.places
+        return torch.arange(tokens - self.key.size(2), tokens)
+
+    def append(self, key: Tensor, value: Tensor, tokens: int) -> "Kept":
+        """Append keys and values of new tokens, ``(B, H, T, D)``; ``tokens`` is S, with these."""
+        places = self.places
+        if places is not None:
+            places = torch.cat([places, torch.arange(tokens - key.size(2), tokens)])
+        keys, values = torch.cat([self.key, key], 2), torch.cat([self.value, value], 2)
+        return Kept(keys, values, places)  # [B, H, K + T, D]
+
+    def select(self, needed: NeededKeys, tokens: int) -> "Kept":
+        """Select the keys that later queries need: the last ones, and those at places ``first``."""
+        count = self.key.size(2)  # among all `tokens`, which include those of this step
+        if (last := needed.last) is None or (self.places is None and count <= last):
+            return self  # None: they need all that are kept
+        if needed.first is None and self.places is None:  # only last ones, and these are the last K
+            # Cloned, because a slice would keep the whole tensor in memory.
+            return self.map(lambda x: x[:, :, count - last :].clone(), None)
+        places = self.list_places(tokens)
+        stays = places >= tokens - last
+        if needed.first is not None:
+            stays = stays | torch.isin(places, needed.first)
+        places = places[stays]
+        index = stays.nonzero()[:, 0].to(self.key.device)
+        without_gap = not len(places) or int(places[0]) == tokens - len(places)  # the last ones
+        return self.map(lambda x: x.index_select(2, index), None if without_gap else places)
+
+    def with_gaps(self, queries: int, tokens: int) -> "Kept":
+        """Insert T - 1 keys of zeros at the beginning of each gap; no query sees them.
+
+        With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. Each query reads a table one
+        row after the next query, so the rows of the T - 1 places after ``b`` are needed as well.
+
+        Args:
+            queries: T.
+            tokens: number of all tokens.
+        """
+        if self.places is None or queries == 1:
+            return self
+        places = (self.places[:, None] + torch.arange(queries)).unique()
+        places = places[places < tokens]
+        index = torch.searchsorted(places, self.places).to(self.key.device)
+
+        def spread(x: Tensor) -> Tensor:
+            zeros = x.new_zeros(*x.shape[:2], len(places), x.size(3))
+            return zeros.index_copy(2, index, x)
+
+        return self.map(spread, places)
+
+    def map(self, change: Callable[[Tensor], Tensor], places: Tensor | None) -> "Kept":
+        """Change keys and values in the same way; ``places`` are those of the result."""
+        return Kept(change(self.key), change(self.value), places)
+
+
+class Cache:
+    """Keys and values of one layer, for decoding step by step; empty before the first step."""
+
+    def __init__(self) -> None:
+        self.kept: Kept | None = None
+        # All tokens that were read, including those of dropped keys; 0 in a CrossAttention's cache.
+        self.tokens = 0
+        self.ids: Tensor | None = None  # of self-attention: positions that a caller gave, (B, S)
+        self.decay: Tensor | None = None  # of forget gates, if it has some: `Encodings.decay`
+        self.rows = ProjectedRows()  # of tables by distance, for all sentences: not reordered
+
+    def reorder(self, rows: Tensor) -> None:
+        """Select rows of the batch, ``(new batch,)``, as beam search does after each step."""
+
+        def select(x: Tensor) -> Tensor:
+            return x.index_select(0, rows)
+
+        if self.kept is not None:
+            self.kept = self.kept.map(select, self.kept.places)
+        self.ids = None if self.ids is None else select(self.ids)
+        self.decay = None if self.decay is None else select(self.decay)
 
 
 class AttentionCore:
     """Mixin with the steps of attention in a layer.
 
-    Self-attention calls ``project`` and ``make_call``, passes the call to a backend, and calls
-    ``merge_heads`` on the result.
+    Self-attention calls ``project``, ``compute_terms`` and ``make_call``, passes the call to a
+    backend, and calls ``merge_heads`` on the result.
 
     Attributes:
         batch_first: whether inputs and outputs are ``(B, T, C)``, else ``(T, B, C)``.
@@ -56,14 +153,13 @@ class AttentionCore:
         key: Tensor,
         value: Tensor,
         shared: Shared,
-        inputs: Tensor | None = None,
-        cache: KeyValueCache | None = None,
+        terms: Terms,
+        past: Kept | None = None,
         mask: Mask | None = None,
-        terms: Terms | None = None,
         dropout: float = 0.0,
         need_weights: bool = False,
-    ) -> AttentionCall:
-        """Make the arguments of a backend: rotate, extend the cache, collect terms and mask.
+    ) -> tuple[AttentionCall, Kept]:
+        """Make the arguments of a backend: rotate, and append to the keys of earlier tokens.
 
         Args:
             query: queries of the last T of S tokens, projected, not rotated, ``(B, H, T, D)``.
@@ -71,30 +167,20 @@ class AttentionCore:
                 also pass those of earlier tokens, which their own cache keeps.
             value: values of the same tokens as ``key``.
             shared: position state of the forward pass, for this kind of layer.
-            inputs: the layer's input, ``(B, T, C)``, or without a cache of all tokens, ``(B, S,
-                C)``; forget gates and states are computed from it. None for neither.
-            cache: the layer's cache, which is extended.
+            terms: terms for all S keys, with rows that the layer has projected.
+            past: what the layer's cache keeps; it may have dropped keys that no query sees.
             mask: mask of all S keys; by default from the direction, and from ``shared``.
-            terms: terms for all S keys; by default :meth:`compute_terms`.
             dropout: probability of dropping a weight.
             need_weights: whether the backend must return the weights.
+
+        Returns:
+            The arguments, and the kept and the new keys, from which the cache selects.
         """
-        positions = shared.positions
         query, key = self._rotate(query, key, shared)
-        decay = states = None  # sums of the logarithms of forget gates; second, narrower queries
-        if inputs is not None:
-            past = None if cache is None else cache.past_decay()  # before `cache` is extended
-            decay = self.encodings.decay(inputs, positions, past)
-            states = self.encodings.states(positions.queries(inputs))
-        tgt_len, src_len = query.size(2), positions.src_len
-        places = None
-        if cache is not None:  # it may drop all but `needed_keys`; `with_gaps` pads gaps for T > 1
-            kept = cache.extend(key, value, decay, shared.needed_keys())
-            key, value, decay, places = kept.with_gaps(tgt_len, src_len)
-        if terms is None:
-            terms = self.compute_terms(shared)
-        if mask is None:
-            mask = shared.mask.with_direction(self.direction)
+        tgt_len, src_len = query.size(2), shared.positions.src_len
+        kept = Kept(key, value) if past is None else past.append(key, value, src_len)
+        key, value, places = kept.with_gaps(tgt_len, src_len)
+        mask = shared.mask.with_direction(self.direction) if mask is None else mask
         # No query sees dropped keys: the first of S, or all but those at `places`, `(K,)` indices.
         dropped = src_len - key.size(2)
         if places is not None:
@@ -104,11 +190,7 @@ class AttentionCore:
         elif dropped:
             terms = Terms([term.without_first_keys(dropped) for term in terms])
             mask = mask.without_dropped_keys(dropped)
-        if states is not None:
-            terms |= Terms([States(states)])
-        if decay is not None:
-            terms |= Terms([Decay.split_heads(decay, query.size(1))])  # H, or 2 H in encoders
-        return AttentionCall(query, key, value, terms, mask, dropout, need_weights)
+        return AttentionCall(query, key, value, terms, mask, dropout, need_weights), kept
 
     def _rotate(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
         """Rotate queries ``(B, H, T, D)``, and the keys of the last tokens, T or more."""
@@ -134,20 +216,28 @@ class AttentionCore:
 
     def collect_terms(self, shared: Shared) -> Terms:
         """Combine the terms of the stack and of this layer."""
-        terms = shared.layer_terms()
-        return terms | self.encodings.terms(shared.positions) if len(self.encodings) else terms
+        return shared.layer_terms() | self.encodings.terms(shared.positions)
 
-    def compute_terms(self, shared: Shared, rows: ProjectedRows | None = None) -> Terms:
+    def compute_terms(
+        self,
+        shared: Shared,
+        x: Tensor | None = None,
+        decay: Tensor | None = None,
+        rows: ProjectedRows | None = None,
+    ) -> Terms:
         """Combine the terms of stack and layer; project rows by distance, as DeBERTa's layers do.
 
         Args:
             shared: position state of the forward pass, for this kind of layer.
+            x: the layer's input, see :meth:`Encodings.input_terms`; None without gates and states.
+            decay: see there.
             rows: those that earlier steps of decoding have projected; new ones are added.
         """
-        terms = self.collect_terms(shared)
-        if rows is None:
-            return terms.projected(self._project_rows)
-        return rows.project(terms, shared.positions, self._project_rows)
+        terms, rows = self.collect_terms(shared), rows or ProjectedRows()
+        terms = rows.project(terms, shared.positions, self._project_rows)
+        return (
+            terms if x is None else terms | self.encodings.input_terms(x, shared.positions, decay)
+        )
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Project rows by distance, ``(R, C)``, as queries and as keys, both ``(H, R, D)``."""

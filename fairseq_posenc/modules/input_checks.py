@@ -8,40 +8,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.cache import Cache
-from fairseq_posenc.positions import Positions, may_sync
+from fairseq_posenc.modules.attention_core import Cache
+from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared
-from fairseq_posenc.specs import Spec
-
-
-def select_state(shared: object, kind: int, spec: Spec, dims: Dims) -> Shared:
-    """Select the state of a kind of layer; refuse one that another stack computed."""
-    if not (isinstance(shared, tuple) and shared and all(isinstance(x, Shared) for x in shared)):
-        raise UserError(
-            f"`shared` must be the second result of the stack's positions, not "
-            f"{type(shared).__name__}: x, shared = positions(embeddings), then layer(x, shared)"
-        )
-    state = shared[0]  # any: all have the spec and the sizes of their stack
-    same_spec = state.spec is spec or state.spec == spec  # usually one object: cheap to compare
-    if not same_spec or state.dims != dims:
-        raise UserError(
-            "`shared` was computed by the positions of another stack: pass each layer the "
-            "result of its own StackPositions"
-        )
-    return shared[kind]
 
 
 def check_layer_input(x: Tensor, positions: Positions, cache: object, embed_dim: int) -> None:
-    """Refuse an input of a layer that does not fit the tokens whose positions were computed.
-
-    Args:
-        x: the input, ``(batch, tgt_len, embed_dim)``.
-        positions: the positions of the forward pass.
-        cache: a :class:`Cache`, or None.
-        embed_dim: the width of the stack.
-    """
+    """Refuse an input but ``(batch, tgt_len, embed_dim)`` of the pass, and what is not a cache."""
     check_embeddings("x", x, embed_dim)
     batch, tgt_len = positions.batch_size, positions.tgt_len
     if x.shape[:2] != (batch, tgt_len):
@@ -53,13 +28,11 @@ def check_layer_input(x: Tensor, positions: Positions, cache: object, embed_dim:
         raise UserError(f"cache must be a Cache, one for each layer, not {type(cache).__name__}")
 
 
-def check_self_cache(
-    cache: Cache | None, shared: Shared, batch: int, heads: int, head_dim: int
-) -> None:
+def check_self_cache(cache: Cache, shared: Shared, batch: int, heads: int, head_dim: int) -> None:
     """Refuse a cache that does not fit the tokens before, or the batch and heads of the keys."""
-    positions = shared.positions
-    past, tokens = positions.src_len - positions.tgt_len, cache.tokens if cache else 0
-    if cache and not cache.tokens:  # it holds keys, but of a source, whose tokens do not count
+    positions, tokens = shared.positions, cache.tokens
+    past = positions.src_len - positions.tgt_len
+    if cache.kept and not tokens:  # it holds keys, but of a source, whose tokens do not count
         raise UserError("the cache is not of a SelfAttention")
     if tokens != past:
         raise UserError(
@@ -67,12 +40,11 @@ def check_self_cache(
             f"positions were made for past={past} and {positions.tgt_len} new: "
             "positions(embeddings, past=...)"
         )
-    if cache is None or cache.kept is None:
+    if cache.kept is None:
         return
     if cache.ids is not None and positions.counted:  # no caller gave this call's positions
         raise UserError("the tokens in the cache had position_ids: give those of the new ones")
-    key_shape, value_shape = cache.kept.key.shape, cache.kept.value.shape
-    held = (*key_shape[:3], value_shape[3])  # (B, heads, K, D): rotated keys may be wider
+    held = (*cache.kept.key.shape[:3], cache.kept.value.size(3))  # rotated keys may be wider
     # The new queries need the last keys, as of a window, and perhaps the text's first ones.
     last, first = shared.mask.needed_keys(queries=positions.tgt_len)
     needed_length = tokens if last is None else min(tokens, last)
@@ -94,27 +66,6 @@ def check_self_cache(
         )
 
 
-def check_source_positions(source: Positions | None, src_len: int, padding: Tensor | None) -> None:
-    """Refuse positions of a source that were computed for other tokens than it has."""
-    if source is None:
-        raise UserError(
-            "rope(cross_attention=true) rotates the source's keys: call "
-            "positions(embeddings, ..., source_length=source.size(1))"
-        )
-    if source.ids.size(1) != src_len:
-        raise UserError(
-            f"the positions were computed for source_length={source.ids.size(1)}, but the source "
-            f"has {src_len} tokens"
-        )
-    if padding is None or not source.counted or not may_sync(padding.device):
-        return  # nothing to compare, a caller's positions, or torch compiles and must not read
-    moved = ((~padding).cumsum(1) - 1).ne(source.ids)  # positions by this mask differ
-    if bool((moved & ~padding).any()):
-        raise UserError(
-            "the source is padded on the left: also pass its source_padding_mask to positions"
-        )
-
-
 def check_embeddings(name: str, x: Tensor, width: int) -> None:
     """Refuse anything but vectors ``(batch, length, width)`` for at least one token."""
     check_tensor(name, x)
@@ -126,19 +77,27 @@ def check_embeddings(name: str, x: Tensor, width: int) -> None:
         raise UserError(f"{name} {tuple(x.shape)} contain no token")
 
 
-def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None:
-    """Refuse a mask that is not boolean or not ``(batch, src_len)``; None passes."""
+def read_mask(
+    name: str, mask: Tensor | None, batch: int, src_len: int, device: torch.device
+) -> Tensor:
+    """Check a padding mask, ``(batch, src_len)`` of bool, and move it; None is no padding."""
     if mask is None:
-        return
-    check_tensor(name, mask)
+        return torch.zeros(batch, src_len, dtype=torch.bool, device=device)
+    check_each_token(name, mask, batch, src_len)
     if mask.dtype != torch.bool:
         raise UserError(
             f"{name} must be of bool, True for padding, not {_name_type(mask)}; for a mask with 1 "
             "for tokens and 0 for padding, pass mask.eq(0)"
         )
-    if mask.shape != (batch, src_len):
+    return mask.to(device)
+
+
+def check_each_token(name: str, x: Tensor, batch: int, src_len: int) -> None:
+    """Refuse a tensor that does not have a value for each token, ``(batch, src_len)``."""
+    check_tensor(name, x)
+    if x.shape != (batch, src_len):
         raise UserError(
-            f"{name} {tuple(mask.shape)} must be ({batch}, {src_len}): the batch, and all tokens, "
+            f"{name} {tuple(x.shape)} must be ({batch}, {src_len}): the batch, and all tokens, "
             "including those in a cache"
         )
 
@@ -187,13 +146,10 @@ def read_position_ids(
     return ids[0] if axes == [1] else ids.permute(1, 2, 0)  # [B or 1, S, axes]
 
 
-def join_ids(before: Tensor, after: Tensor) -> Tensor:
-    """Join ids of tokens, ``(B, S)`` or ``(B, S, axes)``; a single id holds for all axes."""
-    if before.dim() < after.dim():
-        before = before[..., None].expand(-1, -1, after.size(2))
-    elif after.dim() < before.dim():
-        after = after[..., None].expand(-1, -1, before.size(2))
-    return torch.cat([before, after], 1)
+def check_count(name: str, value: object, least: int) -> None:
+    """Refuse anything but a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)) or value < least:
+        raise UserError(f"{name}={value!r} must be a whole number of at least {least}")
 
 
 def check_tensor(name: str, x: object) -> None:

@@ -1,19 +1,24 @@
-"""Provides a layer's encodings as rotation and bias, for models that compute attention."""
+"""Provides a layer's encodings to models that compute attention, and to inspect or test them."""
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
+from fairseq_posenc import backends
 from fairseq_posenc.assembly import build_layer, draft_terms
+from fairseq_posenc.backends import reference
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.by_distance import sum_biases
 from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
 from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Reset, ScaleFactor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
-from fairseq_posenc.modules.input_checks import select_state
-from fairseq_posenc.modules.stack_positions import StackPositions, read_stack
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.modules.input_checks import check_count, read_mask
+from fairseq_posenc.modules.stack_positions import StackLayer, StackPositions
+from fairseq_posenc.positions import Positions
+from fairseq_posenc.shared import Shared, compute_shared
 
 
-class LayerPositions(AttentionCore, nn.Module):
+class LayerPositions(AttentionCore, StackLayer):
     """The position encodings of one layer, for models that compute attention themselves.
 
     Rotate queries and keys, then add a bias to the scores, or pass a ``score_mod``:
@@ -40,9 +45,8 @@ class LayerPositions(AttentionCore, nn.Module):
     """
 
     def __init__(self, positions: StackPositions, layer: int = 0) -> None:
-        super().__init__()
-        self.spec, self.dims = spec, dims = read_stack(positions, layer)
-        self.kind = spec.layer_kind(layer)  # layers with the same encodings are of one kind
+        super().__init__(positions, layer)
+        spec, dims = self.spec, self.dims
         terms = draft_terms(spec, dims, backend="auto")[self.kind]  # of a single token
         widens = any(item.encoding.widens for item in spec.layer_kinds[self.kind])
         simple = (NumbersByDistance, NumbersByPair, Reset, ScaleFactor)
@@ -62,26 +66,23 @@ class LayerPositions(AttentionCore, nn.Module):
         Raises:
             UserError: they have another shape.
         """
-        state = select_state(shared, self.kind, self.spec, self.dims)
-        tgt_len, head_dim = state.positions.tgt_len, self.dims.head_dim
+        state = self.select_state(shared)
+        tgt_len, head_dim = state.positions.tgt_len, self.head_dim
         for name, x in {"query": query, "key": key}.items():
             if x.dim() != 4 or x.shape[2:] != (tgt_len, head_dim):
                 raise UserError(
                     f"{name} {tuple(x.shape)} must be (batch, heads, {tgt_len}, {head_dim}), of "
                     "the new tokens"
                 )
-        if (rotation := self.rotation(state)) is None:
-            return query, key
-        return rotation.rotate_queries(query), rotation.rotate_keys(key)
+        return self._rotate(query, key, state)
 
     def hidden(self, shared: tuple[Shared, ...], direction: str = "both") -> Tensor | None:
         """Mark the keys that a query must not see, ``(batch or 1, 1, tgt_len or 1, src_len)``.
 
         ``lr`` also hides later keys, ``rl`` earlier ones; None: no key is hidden.
         """
-        state = select_state(shared, self.kind, self.spec, self.dims)
-        positions = state.positions
-        mask = state.mask.with_direction(direction)
+        state = self.select_state(shared)
+        positions, mask = state.positions, state.mask.with_direction(direction)
         return mask.forbidden(positions.tgt_len, positions.src_len, positions.device)
 
     def bias(self, shared: tuple[Shared, ...]) -> Tensor | None:
@@ -93,7 +94,7 @@ class LayerPositions(AttentionCore, nn.Module):
         Raises:
             UserError: the encodings also multiply the scores; use :meth:`score_mod`.
         """
-        state = select_state(shared, self.kind, self.spec, self.dims)
+        state = self.select_state(shared)
         terms = self.collect_terms(state)
         if terms.gain is not None:
             raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
@@ -104,6 +105,159 @@ class LayerPositions(AttentionCore, nn.Module):
 
         Also pass it :attr:`scale`. No matrix of scores is made.
         """
-        state = select_state(shared, self.kind, self.spec, self.dims)
+        state = self.select_state(shared)
         terms, positions = self.collect_terms(state), state.positions
         return build_score_mod(terms, positions.tgt_len, positions.src_len, positions.device)
+
+
+class PositionEncoding(AttentionCore, StackPositions):
+    """The position encoding of one layer and of its input, to inspect, test or compare it.
+
+    It has no projections: callers pass queries, keys and values, ``(batch, heads, length,
+    head_dim)``. Arguments and errors are those of :class:`StackPositions`.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        embed_dim: int,
+        num_heads: int,
+        max_positions: int = 512,
+        causal: bool = False,
+        head_dim: int | None = None,
+    ) -> None:
+        super().__init__(spec, embed_dim, num_heads, max_positions, causal, head_dim)
+        self.spec.check_length(1)  # one layer, not a list of different ones
+        self.head_dim = self.dims.head_dim
+        self.direction = "lr" if self.dims.causal else "both"
+        self.encodings = build_layer(self.spec, self.dims)  # of the layer alone
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Count each trained parameter, by names that begin with input, shared or encodings."""
+        return {name: parameter.numel() for name, parameter in self.named_parameters()}
+
+    def scores(
+        self,
+        query: Tensor,
+        key: Tensor,
+        key_padding_mask: Tensor | None = None,
+        inputs: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the scores before softmax, none masked; the mask counts keys for ``ssmax``.
+
+        Args:
+            query: projected queries of the last tokens, unscaled, ``(batch, heads, tgt_len,
+                head_dim)``.
+            key: projected keys of all tokens, ``(batch, heads, src_len, head_dim)``.
+            key_padding_mask: True for padding, ``(batch, src_len)``; it never shifts a position.
+            inputs: the layer's input, ``(batch, src_len, embed_dim)``, which forget gates read; by
+                default zeros, so that a gate depends on its bias alone.
+
+        Returns:
+            ``(batch, heads, tgt_len, src_len)``, in float32 at least.
+        """
+        call = self._build_call(query, key, key, key_padding_mask, inputs)  # values are not read
+        return reference.scores(call.query, call.key, call.terms, call.mask)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        direction: str | None = None,
+        dropout: float = 0.0,
+        backend: str = "auto",
+        inputs: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the attended values ``(batch, heads, tgt_len, head_dim)``; see :meth:`scores`.
+
+        Args:
+            query: as for :meth:`scores`.
+            key: as for :meth:`scores`.
+            value: projected values of all tokens, shaped as ``key``.
+            key_padding_mask: as for :meth:`scores`.
+            direction: ``both``, ``lr`` (a query sees no later key) or ``rl`` (no earlier one); by
+                default ``lr`` in a causal layer, else ``both``.
+            dropout: probability of dropping a weight.
+            backend: ``auto``, or the name of a backend.
+            inputs: as for :meth:`scores`.
+        """
+        draft_terms(self.spec, self.dims, backend)  # for its error if a backend cannot do this
+        if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
+            raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")
+        call = self._build_call(query, key, value, key_padding_mask, inputs, direction, dropout)
+        attended, _ = backends.attend(call, backend)
+        return attended
+
+    @torch.no_grad()
+    def distance_curve(self, reach: int, samples: int = 64, seed: int = 0) -> Tensor:
+        """Compute the mean score by distance of a query and a key with the same content.
+
+        Both are made from one random vector, to which the input encoding is added first.
+
+        Args:
+            reach: the largest distance.
+            samples: number of random vectors, of norm sqrt(embed_dim), to average over.
+            seed: random seed of the vectors.
+
+        Returns:
+            ``(heads, 2 * reach + 1)`` for distances ``-reach .. reach``.
+        """
+        dims = self.dims
+        length = 2 * reach + 1
+        check_count("reach", reach, least=0)
+        generator = torch.Generator().manual_seed(seed)
+        content = torch.randn(samples, 1, dims.embed_dim, generator=generator)
+        parameter = next(self.parameters(), content)  # without parameters: on the CPU
+        # Drawn on the CPU, so that every device gets the same vectors.
+        content = content.to(parameter.device)
+        embedded, _ = self(content.expand(-1, length, -1))  # [samples, length, embed_dim]
+        heads = self._split_heads(embedded)  # [B, H, T, D]
+        scores = self.scores(heads, heads, inputs=embedded)  # [B, H, T, T]
+        return scores[:, :, reach].mean(0)  # of the middle query, which has all distances
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """Split vectors ``(..., T, C)`` into heads, ``(..., H, T, D)``, without a projection."""
+        if x.size(-1) != self.dims.heads_dim:
+            raise UserError(
+                f"vectors of width {x.size(-1)} do not fit {self.dims.num_heads} heads of width "
+                f"{self.head_dim} without a layer's projections: use a SelfAttention"
+            )
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
+
+    def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        heads = self._split_heads(rows)  # for queries and for keys
+        return heads, heads
+
+    def _build_call(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        inputs: Tensor | None,
+        direction: str | None = None,
+        dropout: float = 0.0,
+    ) -> AttentionCall:
+        """Check the arguments, and make the call of a backend."""
+        dims = self.dims
+        batch, _, tgt_len, _ = query.shape
+        src_len = key.size(2)
+        query_shape = (batch, dims.num_heads, tgt_len, dims.head_dim)
+        key_shape = (batch, dims.num_heads, src_len, dims.head_dim)
+        if query.shape != query_shape or key.shape != key_shape or tgt_len > src_len:
+            raise UserError(
+                f"query {tuple(query.shape)} and key {tuple(key.shape)} must both be (batch, "
+                f"{dims.num_heads} heads, length, {dims.head_dim}), the queries of the last tokens"
+            )
+        padding = read_mask("key_padding_mask", key_padding_mask, batch, src_len, query.device)
+        positions = Positions.from_padding(padding, tgt_len)
+        shape = (batch, src_len, dims.embed_dim)
+        inputs = query.new_zeros(shape) if inputs is None else inputs
+        if inputs.shape != shape:
+            raise UserError(f"inputs {tuple(inputs.shape)} must be {shape}")
+        shared = compute_shared(self.shared, positions)[0]  # the spec has one layer
+        terms = self.compute_terms(shared, inputs)
+        mask = shared.mask.with_direction(direction or self.direction)
+        return self.make_call(query, key, value, shared, terms, None, mask, dropout)[0]

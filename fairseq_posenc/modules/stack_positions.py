@@ -3,6 +3,8 @@
 B batch, T new tokens, S all tokens.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,13 +13,13 @@ from fairseq_posenc import assembly
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.cache import Cache
+from fairseq_posenc.modules.attention_core import Cache
 from fairseq_posenc.modules.input_checks import (
+    check_count,
+    check_each_token,
     check_embeddings,
     check_integers,
-    check_mask,
-    check_tensor,
-    join_ids,
+    read_mask,
     read_position_ids,
 )
 from fairseq_posenc.positions import Positions, may_sync
@@ -77,9 +79,6 @@ class StackPositions(nn.Module):
         past: int | Cache = 0,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
-        source_length: int | None = None,
-        source_padding_mask: Tensor | None = None,
-        source_position_ids: Tensor | None = None,
         ends: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Shared, ...]]:
         """Add the input encoding to embeddings, and compute the state that layers are called with.
@@ -97,11 +96,6 @@ class StackPositions(nn.Module):
                 rounded to float32. On several axes ``(axes, batch or 1, ...)``.
             document_ids: for a spec with ``documents``, the number of each token's document,
                 ``(batch, past + tgt_len)``.
-            source_length: number of tokens in an encoder's output, for a :class:`CrossAttention`
-                that rotates its keys; by default they are counted from 0.
-            source_padding_mask: True for padding of the source, ``(batch, source_length)``; needed
-                if it is padded on the left, so that padding shifts no position.
-            source_position_ids: positions of the source's tokens, ``(batch or 1, source_length)``.
             ends: True for tokens that end a sentence, as ``</s>``, ``(batch, past + tgt_len)``.
 
         Returns:
@@ -114,14 +108,11 @@ class StackPositions(nn.Module):
         past_ids = past.ids if isinstance(past, Cache) else None
         past = past.tokens if isinstance(past, Cache) else past
         check_embeddings("embeddings", embeddings, self.dims.embed_dim)
-        if isinstance(past, bool) or not isinstance(past, (int, torch.SymInt)) or past < 0:
-            raise UserError(
-                f"past={past!r}: the number of earlier tokens must be a whole number of at least 0"
-            )
+        check_count("past", past, least=0)
         batch, tgt_len = embeddings.shape[:2]
-        positions = positions_from_padding(
-            batch, past + tgt_len, tgt_len, key_padding_mask, embeddings.device
-        )
+        tokens = (batch, past + tgt_len, embeddings.device)
+        padding = read_mask("key_padding_mask", key_padding_mask, *tokens)
+        positions = Positions.from_padding(padding, tgt_len)
         if ends is not None:
             positions = positions._replace(ends=ends & positions.real())
         if ends is not None and document_ids is None:  # `documents` restarts at them
@@ -130,8 +121,6 @@ class StackPositions(nn.Module):
             positions = self._split_documents(positions, document_ids)
         if position_ids is not None:
             positions = self._replace_ids(positions, position_ids, past_ids)
-        elif past_ids is not None:
-            raise UserError("the tokens in the cache had position_ids: give those of the new ones")
         if document_ids is None:
             self._refuse_gaps(positions)
         shared = compute_shared(self.shared, positions)
@@ -139,14 +128,6 @@ class StackPositions(nn.Module):
             vectors = encoding.embed(shared[0].positions)  # equal for all kinds of layers
             assert vectors is not None, "encodings of the input have some"
             embeddings = embeddings + vectors.type_as(embeddings)
-        if source_length is not None:
-            source = self._number_source(
-                batch, source_length, source_padding_mask, source_position_ids, embeddings.device
-            )
-            shared = tuple(state.with_source(source) for state in shared)
-        elif source_position_ids is not None or source_padding_mask is not None:
-            name = "padding_mask" if source_position_ids is None else "position_ids"
-            raise UserError(f"source_{name}: also give source_length")
         return embeddings, tuple(state._replace(spec=self.spec, dims=self.dims) for state in shared)
 
     def _refuse_gaps(self, positions: Positions) -> None:
@@ -163,41 +144,16 @@ class StackPositions(nn.Module):
                 "count it as distance; pad on the left or on the right of all tokens"
             )
 
-    def _number_source(
-        self,
-        batch: int,
-        length: int,
-        padding: Tensor | None,
-        ids: Tensor | None,
-        device: torch.device,
-    ) -> Positions:
-        """Number the tokens of a source, ``(batch or 1, length)``, or use a caller's ids."""
-        if not isinstance(length, (int, torch.SymInt)) or length < 1:
-            raise UserError(f"source_length={length} must be a whole number of at least 1")
-        positions = positions_from_padding(
-            batch, length, length, padding, device, "source_padding_mask"
-        )
-        if ids is None:
-            return positions
-        ids = read_position_ids("source_position_ids", ids, self.id_readers, batch, (length,))
-        return positions.replace_ids(ids, "source_position_ids")
-
     def _split_documents(self, positions: Positions, ids: Tensor | None) -> Positions:
         """Restart positions where the number of the document changes."""
         packed = any(item.name == "documents" for item in self.spec.whole_stack)
-        if ids is not None and not packed:
-            raise UserError(f"document_ids: the spec {self.spec} must have +documents")
-        if ids is None and packed:
-            raise UserError("documents: give document_ids, the number of each token's document")
         if ids is None:
+            if packed:
+                raise UserError("documents: give document_ids, the number of each token's document")
             return positions
-        check_tensor("document_ids", ids)
-        shape = (positions.batch_size, positions.src_len)
-        if ids.shape != shape:
-            raise UserError(
-                f"document_ids {tuple(ids.shape)} must be {shape}: batch, and all tokens, earlier "
-                "ones included"
-            )
+        if not packed:
+            raise UserError(f"document_ids: the spec {self.spec} must have +documents")
+        check_each_token("document_ids", ids, positions.batch_size, positions.src_len)
         check_integers("document_ids", ids)
         # The first token begins a document in any case, so it does not matter that 0 precedes it.
         return positions.begin_documents(ids.ne(F.pad(ids, (1, 0))[:, :-1]))
@@ -209,10 +165,12 @@ class StackPositions(nn.Module):
         ids = read_position_ids("position_ids", ids, self.id_readers, batch, lengths)
         if past_ids is not None and ids.size(1) < src_len:
             if (n := past_ids.size(0)) != batch:
-                raise UserError(
-                    f"the cache has a batch size of {n}, and the embeddings have {batch}"
-                )
-            ids = join_ids(past_ids, ids.expand(batch, *ids.shape[1:]))
+                raise UserError(f"the cache has a batch size of {n}, and the embeddings {batch}")
+            if past_ids.dim() < ids.dim():  # a single id holds for all axes
+                past_ids = past_ids[..., None].expand(-1, -1, ids.size(2))
+            elif ids.dim() < past_ids.dim():
+                ids = ids[..., None].expand(-1, -1, past_ids.size(2))
+            ids = torch.cat([past_ids, ids.expand(batch, *ids.shape[1:])], 1)
         if ids.size(1) < src_len and self.reads_all_ids:
             raise UserError(
                 f"position_ids {tuple(ids.shape)}: {self.spec} also needs those of the "
@@ -223,32 +181,37 @@ class StackPositions(nn.Module):
         return positions.replace_ids(torch.cat([missing, ids], 1))
 
 
-def read_stack(positions: StackPositions, layer: int) -> tuple[Spec, Dims]:
-    """Check a layer's arguments ``positions`` and ``layer``; return the stack's spec and sizes.
+class StackLayer(nn.Module):
+    """Base of the modules of a layer, which keep the spec and the sizes of its stack.
 
     Raises:
         UserError: ``positions`` is something else, or ``layer`` is not a number of at least 0.
     """
-    if not isinstance(positions, StackPositions):
-        raise UserError(
-            f"positions must be a StackPositions, not {type(positions).__name__}: build one of the "
-            "spec, and pass it to all layers"
-        )
-    if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
-        raise UserError(f"layer={layer!r}: layers are numbered 0, 1, 2 and so on")
-    return positions.spec, positions.dims
 
+    def __init__(self, positions: StackPositions, layer: int) -> None:
+        super().__init__()
+        if not isinstance(positions, StackPositions):
+            raise UserError(
+                f"positions must be a StackPositions, not {type(positions).__name__}: build one of "
+                "the spec, and pass it to all layers"
+            )
+        check_count("layer", layer, least=0)
+        self.spec, self.dims = positions.spec, positions.dims
+        self.head_dim = self.dims.head_dim
+        self.kind = self.spec.layer_kind(layer)  # equal for layers with the same encodings
 
-def positions_from_padding(
-    batch: int,
-    src_len: int,
-    tgt_len: int,
-    padding: Tensor | None,
-    device: torch.device,
-    name: str = "key_padding_mask",
-) -> Positions:
-    """Compute the positions of ``(batch, src_len)`` tokens from their padding mask of this name."""
-    check_mask(name, padding, batch, src_len)
-    if padding is None:
-        padding = torch.zeros(batch, src_len, dtype=torch.bool, device=device)
-    return Positions.from_padding(padding.to(device), tgt_len)
+    def select_state(self, shared: object) -> Shared:
+        """Select the state of this kind of layer; refuse one that another stack computed."""
+        if not (isinstance(shared, tuple) and shared and isinstance(shared[0], Shared)):
+            raise UserError(
+                f"`shared` must be the second result of the stack's positions, not "
+                f"{type(shared).__name__}: x, shared = positions(embeddings), then layer(x, shared)"
+            )
+        state: Shared = shared[0]  # any: all have the spec and the sizes of their stack
+        same_spec = state.spec is self.spec or state.spec == self.spec  # usually one object
+        if not same_spec or state.dims != self.dims:
+            raise UserError(
+                "`shared` was computed by the positions of another stack: pass each layer the "
+                "result of its own StackPositions"
+            )
+        return cast("Shared", shared[self.kind])

@@ -102,8 +102,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
     key = project(keys, attention.k_proj)  # [B, H, S, D]
     if isinstance(attention, PositionalAttention):
         context = current_layer()  # still set: hooks run in the layer's forward
-        terms = attention.compute_terms(context)
-        terms |= attention.encodings.input_terms(queries.transpose(0, 1), context.positions)
+        terms = attention.compute_terms(context, queries.transpose(0, 1))
         rotation = attention.rotation(context)  # of the stack or of this layer; None without any
         # Only encodings that count the visible keys, such as `cope`, use the mask.
         mask = context.mask.with_direction(attention.direction)

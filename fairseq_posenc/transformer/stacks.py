@@ -237,7 +237,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         if is_first and encoder_out is not None and self.rotates_source:
             (padding,) = encoder_out["encoder_padding_mask"]  # [B, S]
             source = Positions.from_padding(padding, tgt_len=0)
-            shared = tuple(state.with_source(source) for state in shared)
+            shared = tuple(state.with_source(source.ids) for state in shared)
         with set_context(shared):
             decoded = super().extract_features(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs

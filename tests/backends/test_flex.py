@@ -15,7 +15,7 @@ from fairseq_posenc.backends.flex.scores import round_length
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import Mask
-from fairseq_posenc.modules.position_encoding import PositionEncoding
+from fairseq_posenc.modules.layer_positions import PositionEncoding
 from fairseq_posenc.registry import names
 from tests.helpers.products import product_of, some_of
 from tests.helpers.terms import draft_call

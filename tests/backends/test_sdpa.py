@@ -136,7 +136,7 @@ def test_keys_of_fewer_heads_are_those_of_the_repeated_ones(spec):
     positions = StackPositions(spec, 32, 4, 20, causal=True).double()
     layer = SelfAttention(positions, num_key_value_heads=2).double()
     x, shared = positions(torch.randn(2, 9, 32, dtype=torch.float64))
-    call = layer.make_call(*layer.project(x), shared[0], x)
+    call, _ = layer.make_call(*layer.project(x), shared[0], layer.compute_terms(shared[0], x))
     assert call.key.size(1) == 2
     whole, _ = reference.attend(call.with_all_heads())
     for backend in (sdpa, blocked, reference):

@@ -301,7 +301,7 @@ def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():
 def test_fire_has_its_limit_where_a_parameter_is_0(zero):
     """log(1 + a x) / log(1 + a y) tends to x / y, and a distance of 0 stays 0."""
     encoding = PositionEncoding("fire(threshold=4)", 16, 2, 8, causal=True).double()
-    fire = encoding.layer["fire"]
+    fire = encoding.encodings["fire"]
     torch.nn.init.zeros_(getattr(fire, zero))
     a, farthest = fire.curvature.item(), 4 * fire.length.item()
     query = torch.zeros(1, 2, 6, 8, dtype=torch.float64)

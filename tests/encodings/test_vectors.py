@@ -47,7 +47,7 @@ def ours(case: vectors.Case, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     encoding = PositionEncoding(
         case.spec, case.dims.embed_dim, case.heads, case.max_positions, case.causal
     ).double()
-    parts = [part for part in (encoding.input, encoding.shared, encoding.layer) if part]
+    parts = [part for part in (encoding.input, encoding.shared, encoding.encodings) if part]
     module: Any
     (module,) = [part[case.item.name] for part in parts if case.item.name in part] or [nn.Module()]
     fill(module, arrays)

@@ -70,7 +70,7 @@ def test_inkling(backend):
     encoding = PositionEncoding(
         f"inkling(rank={RANK},extent={EXTENT})", WIDTH, HEADS, LENGTH, causal=True
     )
-    ours = encoding.layer["inkling"]
+    ours = encoding.encodings["inkling"]
     with torch.no_grad():
         ours.projection.weight.copy_(attention.r_proj.weight)
         # Theirs begins with the query's own distance, ours ends there.

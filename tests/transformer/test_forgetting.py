@@ -50,7 +50,9 @@ def test_equals_the_formula_on_every_backend(spec, monkeypatch):
         served |= found.keys()
         for b in range(2):
             real = ~padding[b]
-            built = torch.nn.ModuleDict({**encoding.shared.as_dict(), **encoding.layer.as_dict()})
+            built = torch.nn.ModuleDict(
+                {**encoding.shared.as_dict(), **encoding.encodings.as_dict()}
+            )
             given = query[b, :, real], key[b, :, real], inputs[b, real]
             theirs = their_scores(built, spec, *given, bidirectional=not causal)
             visible = oracles.allowed(direction, int(real.sum()), int(real.sum()))
@@ -97,7 +99,7 @@ def test_sums_over_thousands_of_gates_stay_exact(start):
     """A sum of 4,096 logarithms near 0.7 has an error of 2e-4 in float32."""
     torch.manual_seed(1)
     encoding = PositionEncoding("fox", WIDTH, HEADS, 4096, causal=True)
-    gate = encoding.layer["fox"].gate
+    gate = encoding.encodings["fox"].gate
     torch.nn.init.normal_(gate.weight, std=0.1)
     torch.nn.init.constant_(gate.bias, start)
     query, key, value = torch.randn(3, 1, HEADS, 4096, HEAD_DIM).unbind()

@@ -101,7 +101,7 @@ def attended(spec: str, backends: Iterable[str], causal: bool, direction: str):
             encoding.attend(query, key, value, padding, direction, backend=backend, inputs=inputs)
             for backend in backends
         ]
-        modules = {**encoding.shared.as_dict(), **encoding.layer.as_dict()}
+        modules = {**encoding.shared.as_dict(), **encoding.encodings.as_dict()}
         expected = torch.zeros_like(query)
         built = torch.nn.ModuleDict(modules)
         for b in range(2):
@@ -239,15 +239,16 @@ def test_half_precision_is_close_to_float64(softmax_spec, dtype):
 def test_scalable_softmax_starts_as_plain_attention_on_average():
     for causal, counts in ((True, torch.arange(1, 513)), (False, torch.tensor([512]))):
         layer = PositionEncoding("ssmax", WIDTH, HEADS, 512, causal)
-        factors = layer.layer["ssmax"].factor[0] * counts.log()
+        factors = layer.encodings["ssmax"].factor[0] * counts.log()
         assert float(factors.mean()) == pytest.approx(1.0, abs=1e-5)
-    start = PositionEncoding("ssmax(offset=true)", WIDTH, HEADS, 512).layer["ssmax"]
+    start = PositionEncoding("ssmax(offset=true)", WIDTH, HEADS, 512).encodings["ssmax"]
     assert (start.factor.tolist(), start.offset.tolist()) == ([0.0] * HEADS, [1.0] * HEADS)
 
 
 def test_a_fixed_sink_has_no_parameters_and_a_trained_one_a_number_for_each_head():
     assert not list(PositionEncoding("sink(value=-2.5)", WIDTH, HEADS).parameters())
-    assert PositionEncoding("sink", WIDTH, HEADS).parameter_counts() == {"layer.sink.score": HEADS}
+    sink = PositionEncoding("sink", WIDTH, HEADS)
+    assert sink.parameter_counts() == {"encodings.sink.score": HEADS}
 
 
 @pytest.mark.parametrize(

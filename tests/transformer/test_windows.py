@@ -16,7 +16,7 @@ from fairseq_posenc.encodings.local_attention import Window
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import Mask
-from fairseq_posenc.modules.cache import Cache
+from fairseq_posenc.modules.attention_core import Cache
 from tests.helpers import oracles
 from tests.helpers.formulas import awake
 from tests.helpers.products import product_of, some_of
@@ -211,8 +211,8 @@ def test_the_first_tokens_of_each_document_stay_visible(spec, window):
         seen = [torch.block_diag(*row).bool() for row in blocks]
         positions = StackPositions(in_documents, 16, 2, 150, direction == "lr").double()
         layer = SelfAttention(positions, backend="reference").double()
-        embedded, shared = positions(x, document_ids=ids)
-        call = layer.make_call(*layer.project(embedded), shared[0])
+        embedded, (state,) = positions(x, document_ids=ids)
+        call, _ = layer.make_call(*layer.project(embedded), state, layer.compute_terms(state))
         pairs = [
             call._replace(
                 **{n: getattr(call, n)[b : b + 1] for n in ("query", "key", "value")},
@@ -345,8 +345,8 @@ def test_a_cache_keeps_the_keys_that_are_visible_by_definition(spec, limits, kep
         for step in STEPS
     ]
     for b, left in enumerate((0, 3, 9)):
-        embedded, shared = positions(x[b : b + 1, left:])
-        call = layer.make_call(*layer.project(embedded), shared[0], inputs=embedded)
+        row, (state,) = positions(x[b : b + 1, left:])
+        call, _ = layer.make_call(*layer.project(row), state, layer.compute_terms(state, row))
         seen = visible(limits.replace(",prefill=true", ""), "lr", 30 - left).clone()
         if "prefill" in limits:  # the tokens that were computed alone have no window
             alone = slice(12 - left, 17 - left)

@@ -20,7 +20,7 @@ from fairseq_posenc.analysis import self_test
 from fairseq_posenc.backends import BACKENDS, available, reference
 from fairseq_posenc.encodings.absolute import Learned
 from fairseq_posenc.encodings.rope import Rope
-from fairseq_posenc.modules.position_encoding import PositionEncoding
+from fairseq_posenc.modules.layer_positions import PositionEncoding
 from fairseq_posenc.workbench import doctor
 from tests.helpers.programs import true_start
 from tests.helpers.terms import OTHERS, TABLES, change_terms
@@ -94,7 +94,7 @@ def test_self_test_finds_a_missing_term(monkeypatch, name):
 
 
 def test_self_test_finds_missing_content_rows(monkeypatch):
-    def without(encoding, shared, rows=None):
+    def without(encoding, shared, inputs):
         return change_terms(encoding.collect_terms(shared), content_rows=None)
 
     monkeypatch.setattr(PositionEncoding, "compute_terms", without)

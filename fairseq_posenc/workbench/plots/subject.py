@@ -49,7 +49,7 @@ class Subject:
     def named_layers(self) -> dict[int, str]:
         """The names of the layers to show; only the first if all share their encodings."""
         specs = {layer.spec for layer in self.encodings}
-        if len(specs) > 1 or self.encodings[0].layer.as_list():  # encodings of each layer alone
+        if len(specs) > 1 or self.encodings[0].encodings.as_list():  # encodings of each layer alone
             return {index: f"layer {index + 1}" for index in self.layers}
         return {self.layers[0]: "all layers"}
 
@@ -78,7 +78,7 @@ class Subject:
         positions = make_positions(length)
         # Layers with different encodings are of several kinds; a single layer has only kind 0.
         shared = compute_shared(encoding.shared, positions)[0].terms
-        return positions.distances(), (shared | encoding.layer.terms(positions)).expanded()
+        return positions.distances(), (shared | encoding.encodings.terms(positions)).expanded()
 
 
 def build_subject(
@@ -125,7 +125,7 @@ def _build_trained_subject(stack: Any) -> Subject:
         encoding.dims = dims
         encoding.input = None if at_input is None else at_input.encodings
         encoding.shared = stack.encodings.select(attention.kind)  # shared by this kind of layer
-        encoding.layer = attention.encodings  # those of this layer alone
+        encoding.encodings = attention.encodings  # those of this layer alone
         encodings.append(encoding.eval())
         query, key = (
             projection.weight.detach().unflatten(0, (dims.num_heads, -1))

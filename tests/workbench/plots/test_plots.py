@@ -90,12 +90,12 @@ class TestTables:
         subject = spec_subject("m4(max_distance=3,reset=true)")
         (table,) = tables_drawn(subject).values()
         assert table.rows.tolist() == list(range(-3, 4))
-        assert_same(table.values, subject.encodings[0].layer["m4"].table.weight[0])
+        assert_same(table.values, subject.encodings[0].encodings["m4"].table.weight[0])
 
     def test_heads_have_tables_of_their_own(self):
         subject = spec_subject("shaw(per_head=true)", heads=[1, 3])
         found = figures.collect_tables(subject)
-        weight = subject.encodings[0].layer["shaw"].table.weight
+        weight = subject.encodings[0].encodings["shaw"].table.weight
         assert [table.title[-6:] for table in found] == ["head 2", "head 4"]
         for head, table in zip((1, 3), found):
             assert_same(table.values, weight[head])
@@ -197,7 +197,7 @@ class TestCurves:
         _, *found = figures.compute_curves(subject, reach=9)
         assert [each.title for each in found] == ["bias, layer 1", "gain, layer 1"]
         bias, gain = found
-        assert_same(gain.values, subject.encodings[0].layer["m2"].table.weight[:, 14:33])
+        assert_same(gain.values, subject.encodings[0].encodings["m2"].table.weight[:, 14:33])
         assert bias.values.shape == (4, 19)
         table = subject.encodings[0].shared["t5"].table
         assert_same(bias.values[:, 9], table[:, 0])  # distance 0 has a bucket of its own
