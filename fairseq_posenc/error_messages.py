@@ -21,7 +21,7 @@ _OPTIONAL = {
     **dict.fromkeys(("argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown"), "fairseq"),
     **dict.fromkeys(("omegaconf", "regex", "sacrebleu", "scipy", "sentencepiece"), "fairseq"),
     "tqdm": "fairseq",
-    "matplotlib": "plot",
+    **dict.fromkeys(("matplotlib", "sklearn"), "plot"),
     **dict.fromkeys(("huggingface_hub", "transformers"), "hf"),
     "google": "export",  # google.protobuf
     "ctranslate2": "ctranslate2",

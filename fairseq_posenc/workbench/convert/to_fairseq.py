@@ -29,11 +29,7 @@ from fairseq_posenc.workbench.convert.stock_classes import (
     UNUSED_ROWS,
     StockFamily,
 )
-from fairseq_posenc.workbench.loading import open_model
-from fairseq_posenc.workbench.loading.checkpoints import (
-    refuse_unusable_settings,
-    write_start_checkpoint,
-)
+from fairseq_posenc.workbench.loading import checkpoints, open_model
 
 _FINE_TUNING = {"classes": "glue", "spans": "squad"}  # head of a fine-tuned model -> fairseq's task
 # Beginnings of architectures' names, and options for the number of positions, by family.
@@ -83,7 +79,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
     settings = open_model.build_default_settings(options["_name"], task["_name"])
     defaults = settings["model"]  # a dictionary for causal LMs, else a Namespace
     options = {**(vars(defaults) if isinstance(defaults, Namespace) else defaults), **options}
-    with refuse_unusable_settings(str(path)):  # whose errors name the folder
+    with checkpoints.refuse_unusable_settings(str(path)):  # whose errors name the folder
         model = open_model.build_model(options, dictionaries, task)
         if head == "spans":
             model.register_span_head()
@@ -108,7 +104,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
     refuse_difference(f"{path}: {stock.classes[head]} differs from fairseq's model", difference)
     settings["model"] = type(defaults)(**options)  # a dictionary or a Namespace again
     settings["task"] = {**settings["task"], **task}
-    write_start_checkpoint(settings, model.state_dict(), out)
+    checkpoints.write_start_checkpoint(settings, model.state_dict(), out)
     return notes
 
 

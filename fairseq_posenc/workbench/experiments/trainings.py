@@ -129,11 +129,6 @@ def train(training: Training, environment: Environment) -> None:
             return
         if saved := updates_done(training.folder):
             say(f"{training.label}: continues at update {saved:,}")
-        if saved == training.updates:
-            # The log lacks the last validation, and fairseq would not validate a finished training
-            # again: train from the start.
-            for checkpoint in training.folder.glob("checkpoint*.pt"):
-                checkpoint.unlink()
         try:
             environment = {**_ONE_THREAD, **environment}  # the latter selects the GPU
             run_logged(training.command, training.log, lock, environment=environment)
@@ -142,7 +137,8 @@ def train(training: Training, environment: Environment) -> None:
                 raise
         ensure_last_checkpoint(training.folder)
         if read_end(training) is None:
-            raise RunError(f"{training.label}: has no last validation (its log: {training.log})")
+            lacks = "has no last validation in its log; delete its folder"
+            raise RunError(f"{training.label}: {lacks}: {training.folder}")
 
 
 def run_trainings(

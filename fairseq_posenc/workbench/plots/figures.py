@@ -17,7 +17,7 @@ from torch import Tensor
 from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.encodings import term as term_types
 from fairseq_posenc.encodings.rotation import PairRotation
-from fairseq_posenc.errors import UserError, how_to_install
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots.subject import Subject, make_positions
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.pictures import GREY, PALE
@@ -149,14 +149,9 @@ def place_rows(rows: Tensor) -> Tensor:
     """Compute points ``(rows, 2)`` whose distances are as close to those of the rows as possible.
 
     This is metric multidimensional scaling of Euclidean distances, from a fixed seed.
-
-    Raises:
-        UserError: scikit-learn is missing.
     """
-    try:
-        from sklearn.manifold import MDS
-    except ImportError:
-        raise UserError(f"maps need scikit-learn: {how_to_install('plot')}") from None
+    from sklearn.manifold import MDS  # only maps need it
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about defaults of future versions
         scaling = MDS(n_components=2, n_init=4, max_iter=1000, eps=1e-9, random_state=0)
