@@ -21,6 +21,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots.subject import Subject, make_positions
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.pictures import GREY, PALE
+from fairseq_posenc.workbench.results.record import group_by
 
 WIDTH = 8.0  # of a picture, in inches
 SIGNED, UNSIGNED = "PuOr", "cividis"  # colour maps that colour-blind people can read
@@ -184,14 +185,11 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
     """Yield the tables of a layer's terms, each tensor once."""
     distances, terms = subject.compute_terms(layer)  # [R], of the rows of each table
     visible = distances <= (0 if subject.dims.causal else distances[-1])  # [R]
-    # By the id of a tensor, the terms that share it, as m4's do: they differ in their names alone.
-    by_tensor: dict[int, list[term_types.ByDistance | term_types.NumbersByPair]] = {}
-    for found in terms:
-        if isinstance(found, (term_types.ByDistance, term_types.NumbersByPair)):
-            (tensor,) = found.tensors().values()  # the table, or the numbers
-            by_tensor.setdefault(id(tensor), []).append(found)
-    for term, *others in by_tensor.values():
-        (tensor,) = term.tensors().values()
+    shown_types = (term_types.ByDistance, term_types.NumbersByPair)
+    found = [term for term in terms if isinstance(term, shown_types)]
+    # Terms that share a tensor, as m4's do, differ in their names alone.
+    for term, *others in group_by(found, lambda term: id(*term.tensors().values())).values():
+        (tensor,) = term.tensors().values()  # the table, or the numbers
         names = " and ".join(x.name for x in (term, *others))
         title = f"{names.replace('_', ' ')}, {layer_name}"
         shown = {0: title}  # title by head; all heads may share a table

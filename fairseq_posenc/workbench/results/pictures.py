@@ -24,11 +24,11 @@ def new_panels(
     count: int, columns: int, size: tuple[float, float], dpi: int = 110
 ) -> tuple[Any, list[Any]]:
     """Create a figure of panels in rows of ``columns``; return both. Its size is in inches."""
-    from matplotlib import cycler, rcParams
+    from matplotlib import rcParams, rcsetup
     from matplotlib.figure import Figure
 
     rcParams["text.parse_math"] = False  # names and tokens may contain dollar signs
-    rcParams["axes.prop_cycle"] = cycler(linestyle=STYLES) * cycler(color=COLOURS)
+    rcParams["axes.prop_cycle"] = rcsetup.cycler(linestyle=STYLES) * rcsetup.cycler(color=COLOURS)
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
     panels = list(figure.subplots(math.ceil(count / columns), columns, squeeze=False).flat)
     for axes in panels[count:]:

@@ -12,7 +12,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import read_json
 
-_T, _K = TypeVar("_T"), TypeVar("_K")
+_T = TypeVar("_T")
+_K = TypeVar("_K")
 Row = Mapping[str, Any]  # texts and numbers by column; None for a missing figure
 
 
