@@ -7,8 +7,8 @@ not significantly worse than the best ends before the first that is.
 
 import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.variants import ENCODER_DECODER, FAMILIES
@@ -18,8 +18,7 @@ from fairseq_posenc.workbench.running import options
 TABLE = Path(__file__).with_name("choose.json")
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(NamedTuple):
     """The encodings to use in one case; figures are texts, such as ``15.94 (14.12 to 18.00)``."""
 
     models: str  # the measured models: size, text, updates and seeds

@@ -7,9 +7,9 @@ continues a shorter one.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
@@ -31,8 +31,7 @@ _UPDATES = re.compile(r'num_updates": "?(\d+)')  # as fairseq's JSON logs have i
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-@dataclass(frozen=True)
-class Training:
+class Training(NamedTuple):
     """A training of a small model."""
 
     label: str  # its name in messages
@@ -52,8 +51,7 @@ class Training:
         return min(int(found), self.updates)
 
 
-@dataclass(frozen=True)
-class TrainingEnd:
+class TrainingEnd(NamedTuple):
     """What a finished training left; one that diverged has a curve only."""
 
     curve: Curve  # its last validation is that of the last update

@@ -5,7 +5,6 @@ A second call with the same ``--out`` translates only with the models that are n
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,8 +46,7 @@ class TrainedSystem(NamedTuple):
         return self.system if self.number == 1 else f"{self.system}, training {self.number}"
 
 
-@dataclass(frozen=True)
-class TestSet:
+class TestSet(NamedTuple):
     """The sources of a test set, and how to translate them."""
 
     source: Path

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
@@ -26,8 +25,7 @@ class Run(NamedTuple):
     lr: str  # learning rate, as the user wrote it
 
 
-@dataclass(frozen=True)
-class ModelOutcome:
+class ModelOutcome(NamedTuple):
     """A model at one learning rate, over its finished seeds."""
 
     variant: Variant

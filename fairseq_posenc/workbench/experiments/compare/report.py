@@ -3,9 +3,9 @@
 import base64
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import jinja2
 from tqdm import tqdm
@@ -25,8 +25,7 @@ RECORD, PAGE = "compare.json", "report.html"
 _SCREEN_COLUMNS = ("encoding", "validation perplexity", "each seed", "position parameters", "time")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparePlan:
+class ComparePlan(NamedTuple):
     """What a comparison trains, and on what."""
 
     text: Path | None  # the user's text; None for Python's documentation
