@@ -6,8 +6,8 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fairseq_posenc.folders import Request, checksum, is_made, whole_folder
 from fairseq_posenc.tokens.subwords import Pieces, learn_pieces
@@ -21,8 +21,7 @@ BINARY = "binary"  # the data-bin in the folder of the data
 _FACTS = "facts.json"
 
 
-@dataclass(frozen=True)
-class DataFacts:
+class DataFacts(NamedTuple):
     """Facts about the data of an experiment."""
 
     documents: int
@@ -52,7 +51,7 @@ def make_data(text: Path | None, vocab_size: int, folder: Path) -> DataFacts:
         documents = corpus.read_documents(text)
         with whole_folder(folder, request) as partial:
             facts = _fill(partial, documents, vocab_size)
-            (partial / _FACTS).write_text(json.dumps(asdict(facts), indent=1) + "\n", "utf-8")
+            (partial / _FACTS).write_text(json.dumps(facts._asdict(), indent=1) + "\n", "utf-8")
     facts = DataFacts(**json.loads((folder / _FACTS).read_text("utf-8")))
     say(
         f"text: {facts.words:,} words in {facts.documents:,} documents, of which "

@@ -147,4 +147,4 @@ def build_record(
         for (better, other), difference in outcomes.compare_models(ranked).items()
     ]
     figures = {"models": models, "differences": differences, "trainings": trainings}
-    return Record("compare", figures, {**data, **vars(facts)}, command=own_command())
+    return Record("compare", figures, {**data, **facts._asdict()}, command=own_command())

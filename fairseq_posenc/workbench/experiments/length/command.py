@@ -5,7 +5,6 @@ request, so the same command does not compute it again.
 """
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -125,7 +124,7 @@ def _score_model(
                 )
             figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # refusal: why none
             say(f"{label}: {figure} ({score.seconds:.0f} s)")
-            figures = asdict(score)
+            figures = score._asdict()
             write_result(path, request, figures)
         scores.append(scoring.Score(**figures))
     return scores

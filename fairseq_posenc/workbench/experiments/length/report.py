@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.results.record import Record, Row, group_by, own_c
 
 def score_figures(score: Score, has_windows: bool) -> Row:
     """Collect the figures of a score by column; ``has_windows``: one for each window, too."""
-    figures = {**vars(score), "perplexity": score.perplexity}
+    figures = {**score._asdict(), "perplexity": score.perplexity}
     windows = figures.pop("windows")
     if has_windows:
         figures |= {f"window_{number}": value for number, value in enumerate(windows, start=1)}

@@ -4,7 +4,6 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
@@ -69,8 +68,7 @@ def batch_windows(windows: Iterable[Piece], max_tokens: int) -> Iterator[list[Pi
             yield batch
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """The loss of a model on a text, or the reason why it cannot read it."""
 
     length: int  # context length: most tokens of a window
