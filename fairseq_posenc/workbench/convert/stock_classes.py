@@ -7,8 +7,8 @@ RoBERTa is ``RobertaForMaskedLM``. The tables pair fairseq's names with those of
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -34,8 +34,7 @@ COPIES = {
 }
 
 
-@dataclass(frozen=True)
-class StockFamily:
+class StockFamily(NamedTuple):
     """Classes of transformers that differ only in their heads, and their names for fairseq's parts.
 
     Attributes:

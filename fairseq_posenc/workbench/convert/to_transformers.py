@@ -7,7 +7,6 @@ compared with the trained one (:func:`whole_folder`).
 
 import shutil
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,7 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
         # `stock.parts` names the table that `set_positions` makes. Here it is the class's own, with
         # unused rows before position 0. It comes first: `pair_weights` uses the first that fits.
         hf_table = f"{model.base_model_prefix}.embeddings.position_embeddings"
-        stock = replace(stock, parts={learned: hf_table, **stock.parts})
+        stock = stock._replace(parts={learned: hf_table, **stock.parts})
         weights[f"{learned}.weight"] = F.pad(weights[f"{learned}.weight"], (0, 0, UNUSED_ROWS, 0))
     for weight, parameter in stock.pair_weights(weights, model, trained.path):
         parameter.copy_(weight)
