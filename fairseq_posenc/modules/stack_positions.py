@@ -13,15 +13,8 @@ from fairseq_posenc import assembly
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules import input_checks
 from fairseq_posenc.modules.attention_core import Cache
-from fairseq_posenc.modules.input_checks import (
-    check_count,
-    check_each_token,
-    check_embeddings,
-    check_integers,
-    read_mask,
-    read_position_ids,
-)
 from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.shared import Shared, compute_shared
 from fairseq_posenc.specs import Spec, parse
@@ -107,11 +100,11 @@ class StackPositions(nn.Module):
         """
         past_ids = past.ids if isinstance(past, Cache) else None
         past = past.tokens if isinstance(past, Cache) else past
-        check_embeddings("embeddings", embeddings, self.dims.embed_dim)
-        check_count("past", past, least=0)
+        input_checks.check_embeddings("embeddings", embeddings, self.dims.embed_dim)
+        input_checks.check_count("past", past, least=0)
         batch, tgt_len = embeddings.shape[:2]
         tokens = (batch, past + tgt_len, embeddings.device)
-        padding = read_mask("key_padding_mask", key_padding_mask, *tokens)
+        padding = input_checks.read_mask("key_padding_mask", key_padding_mask, *tokens)
         positions = Positions.from_padding(padding, tgt_len)
         if ends is not None:
             positions = positions._replace(ends=ends & positions.real())
@@ -153,8 +146,8 @@ class StackPositions(nn.Module):
             return positions
         if not packed:
             raise UserError(f"document_ids: the spec {self.spec} must have +documents")
-        check_each_token("document_ids", ids, positions.batch_size, positions.src_len)
-        check_integers("document_ids", ids)
+        input_checks.check_each_token("document_ids", ids, positions.batch_size, positions.src_len)
+        input_checks.check_integers("document_ids", ids)
         # The first token begins a document in any case, so it does not matter that 0 precedes it.
         return positions.begin_documents(ids.ne(F.pad(ids, (1, 0))[:, :-1]))
 
@@ -162,7 +155,7 @@ class StackPositions(nn.Module):
         """Replace the position of each token by a caller's ids."""
         batch, src_len, tgt_len = positions.batch_size, positions.src_len, positions.tgt_len
         lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)  # of new or all tokens
-        ids = read_position_ids("position_ids", ids, self.id_readers, batch, lengths)
+        ids = input_checks.read_position_ids("position_ids", ids, self.id_readers, batch, lengths)
         if past_ids is not None and ids.size(1) < src_len:
             if (n := past_ids.size(0)) != batch:
                 raise UserError(f"the cache has a batch size of {n}, and the embeddings {batch}")
@@ -195,7 +188,7 @@ class StackLayer(nn.Module):
                 f"positions must be a StackPositions, not {type(positions).__name__}: build one of "
                 "the spec, and pass it to all layers"
             )
-        check_count("layer", layer, least=0)
+        input_checks.check_count("layer", layer, least=0)
         self.spec, self.dims = positions.spec, positions.dims
         self.head_dim = self.dims.head_dim
         self.kind = self.spec.layer_kind(layer)  # equal for layers with the same encodings
