@@ -88,9 +88,8 @@ class PairedDifference(NamedTuple):
 
 def compare(first: Values, other: Values) -> PairedDifference:
     """Compute ``log first - log other`` over the seeds with a finite perplexity of both."""
-    shared = first.keys() & other.keys()
-    changes = [math.log(first[seed]) - math.log(other[seed]) for seed in shared]
-    changes = list(filter(math.isfinite, changes))
+    both = first.keys() & other.keys()
+    changes = list(filter(math.isfinite, (math.log(first[x]) - math.log(other[x]) for x in both)))
     mean = interval(changes or [math.nan])
     return PairedDifference(len(changes), mean, _compute_p_value(changes))
 
