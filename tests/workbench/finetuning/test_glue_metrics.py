@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -33,28 +31,24 @@ from fairseq_posenc.workbench.finetuning.recipes import (
     compose_recipe,
     format_override,
 )
-from fairseq_posenc.workbench.results.record import Record
 
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("seed", range(5))
 def test_classification_equals_scikit_learn(classes, seed):
     generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(classes, (50,), generator=generator)
-    guessed = torch.randint(classes, (50,), generator=generator)
-    share = 0.6 if seed else 0.0  # a model of one class alone has no correlation and no F1
-    found = torch.where(torch.rand(50, generator=generator) < share, labels, guessed)
-    found = found if seed else torch.zeros(50)
+    labels, guessed = torch.randint(classes, (2, 50), generator=generator)
+    found = torch.where(torch.rand(50, generator=generator) < 0.6, labels, guessed)
+    if not seed:
+        found = torch.zeros(50)  # a model of one class alone has no correlation and no F1
     counts = metrics.confusion(found, labels, classes)
     assert counts.tolist() == theirs.confusion_matrix(labels, found).tolist()
-    expected = {
-        "accuracy": theirs.accuracy_score(labels, found),
-        "matthews": theirs.matthews_corrcoef(labels, found),
-    }
+    expected = {"accuracy": theirs.accuracy_score(labels, found)}
     if classes == 2:
-        expected["f1"] = theirs.f1_score(labels, found)
-    ours = {"matthews": metrics.matthews(counts), **metrics.classification(counts)}
-    assert {name: ours[name] / 100 for name in expected} == pytest.approx(expected)
+        expected |= {"f1": theirs.f1_score(labels, found)}
+        expected |= {"matthews": theirs.matthews_corrcoef(labels, found)}
+    assert metrics.classification(counts) == pytest.approx({k: 100 * expected[k] for k in expected})
+    assert metrics.matthews(counts) == pytest.approx(100 * theirs.matthews_corrcoef(labels, found))
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -143,7 +137,7 @@ def test_the_yaml_files_have_the_settings_of_the_papers(protocol, name):
     assert config.dataset.get("valid_subset", "valid").split(",") == TASKS[name].valid_splits
 
 
-def test_updates_follow_from_the_data_or_the_paper(tmp_path):
+def test_updates_follow_from_the_data_or_the_paper():
     overrides = ["dataset.batch_size=16", "optimization.update_freq=[2]"]
     for more in ([], overrides):  # 3668 examples are 114 batches of 32 and one of 20
         found = compose_recipe(CONFIGS / "m4m_mrpc.yaml", 3668, more)
@@ -152,10 +146,8 @@ def test_updates_follow_from_the_data_or_the_paper(tmp_path):
     assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (2296, 137)
     assert set(found.model) == {"_name", "dropout", "attention_dropout"}
     # A recipe may leave rates, seeds and warm-up open.
-    shutil.copytree(CONFIGS, tmp_path / "glue")
-    path = tmp_path / "glue" / "m4m_mrpc.yaml"
-    path.write_text(re.sub(r"  (learning_rates|seeds|warmup_ratio): .*\n", "", path.read_text()))
-    found = compose_recipe(path, 3668, ["common.seed=9"])
+    left_out = ["~task.learning_rates", "~task.seeds", "~task.warmup_ratio"]
+    found = compose_recipe(CONFIGS / "m4m_mrpc.yaml", 3668, [*left_out, "common.seed=9"])
     assert (found.task.learning_rates, found.task.seeds) == ([], [])
     assert (found.optimization.lr, found.common.seed) == ([2e-5], 9)
     assert found.lr_scheduler.warmup_updates == 0
@@ -187,51 +179,45 @@ def test_hydra_reads_values_back():
         assert read.value() == value
 
 
-def result(task: str, seed: int, lr: float, collapsed: bool, **figures: float) -> GlueResult:
-    folder = f"/out/{task}/lr{lr:g}-seed{seed}"
-    return GlueResult(task, next(iter(figures)), lr, seed, folder, 5, figures, collapsed)
+def result(task: str, rate: float, seed: int, **figures: float) -> GlueResult:
+    """Return a run's result; its first figure is the reported one, and with 53 it has collapsed."""
+    folder, collapsed = f"/out/{task}/lr{rate:g}-seed{seed}", 53 in figures.values()
+    return GlueResult(task, next(iter(figures)), rate, seed, folder, 5, figures, collapsed)
 
 
 RTE = [
-    result("RTE", seed, lr, value == 53, accuracy=value, f1=value + 1, matthews=value / 2)
-    for lr, values in ((1e-5, (60.0, 64.0, 62.0)), (2e-5, (70.0, 66.0, 53.0)))
+    result("RTE", rate, seed, accuracy=value, f1=value + 1)
+    for rate, values in ((1e-5, (60.0, 64.0, 62.0)), (2e-5, (70.0, 66.0, 53.0)))
     for seed, value in enumerate(values, start=1)
 ]
 MNLI = [
-    result("MNLI", seed, 1e-5, False, accuracy_m=matched, accuracy_mm=mismatched)
-    for seed, (matched, mismatched) in enumerate([(20.0, 70.0), (40.0, 50.0)], start=1)
+    result("MNLI", 1e-5, 1, accuracy_m=20.0, accuracy_mm=70.0),
+    result("MNLI", 1e-5, 2, accuracy_m=40.0, accuracy_mm=50.0),
 ]
+FACTS = {"name": "mine", "checkpoint": "x.pt", "unfinished": "QQP, seed 2"}
+COLUMNS = "MNLI-m | MNLI-mm | RTE | average |"
 
 
-def results(protocol: str, *found: GlueResult) -> Record:
-    data = {"name": "mine", "checkpoint": "x.pt", "attention_directions": ""}
-    return build_record(found, "m4m", {**data, "protocol": protocol, "unfinished": "QQP, seed 2"})
-
-
-def test_figures_are_those_of_the_rate_with_the_best_mean_and_of_the_best_run():
-    figures = results("m4m", *RTE, *MNLI).figures
-    rows = {row["metric"]: row for row in figures["tasks"]}
-    assert [name for name, row in rows.items() if row["reported"]] == ["accuracy_m", "accuracy"]
-    found = rows["accuracy"]
-    assert (found["learning_rate"], found["seeds"]) == (2e-5, 3)
-    assert (found["best"], found["median"]) == (70.0, 66.0)
-    assert found["mean"] == pytest.approx(63.0)
-    assert found["std"] == pytest.approx(math.sqrt((49 + 9 + 100) / 2))
-    assert rows["f1"]["mean"] == pytest.approx(64.0)
-    assert [rows[f"accuracy_{split}"]["best"] for split in ("m", "mm")] == [40, 50]  # of one run
-    collapsed = [run["folder"] for run in figures["runs"] if run["collapsed"]]
-    assert collapsed == ["/out/RTE/lr2e-05-seed3"]
-    assert find_best(RTE).folder == "/out/RTE/lr2e-05-seed1"
-    assert results("m4m", RTE[-1]).figures["tasks"][0]["std"] == 0.0
-
-
-def test_the_report_has_the_papers_columns():
-    text = format_report(results("decbert", *RTE))
-    assert "| mean of the seeds | RTE |" in text
-    assert "| **mine** | 63.00 |" in text
-    assert "| RTE | accuracy | 2e-05 | 3 | 70.00 | 63.00 | 66.00 |" in text
-    assert "- `/out/RTE/lr2e-05-seed3`" in text
-    assert "Not finished: QQP, seed 2." in text
-    text = format_report(results("m4m", *MNLI))
-    assert "| best run | MNLI-m | MNLI-mm | average |" in text
-    assert "| **mine** | 40.00 | 50.00 | 45.00 |" in text
+@pytest.mark.parametrize(
+    ("protocol", "statistic", "figures"),
+    [
+        ("m4m", "best run", "40.00 | 50.00 | 70.00 | 53.33 |"),  # 50: of the run with 40
+        ("decbert", "mean of the seeds", "30.00 | 60.00 | 63.00 | 51.00 |"),
+    ],
+)
+def test_the_report_has_the_papers_statistic_of_the_rate_with_the_best_mean(
+    protocol, statistic, figures
+):
+    record = build_record([*RTE, *MNLI], "m4m", {**FACTS, "protocol": protocol})
+    lines = format_report(record).splitlines()
+    assert lines.index(f"| {statistic} | {COLUMNS}") == lines.index(f"| **mine** | {figures}") - 2
+    assert "| MNLI | accuracy m | 1e-05 | 2 | 40.00 | 30.00 | 30.00 | 14.14 |" in lines
+    assert "| RTE | accuracy | 2e-05 | 3 | 70.00 | 63.00 | 66.00 | 8.89 |" in lines
+    assert [line for line in lines if line.startswith("- ")] == ["- `/out/RTE/lr2e-05-seed3`"]
+    assert "Not finished: QQP, seed 2." in lines
+    means = {row["metric"]: row["mean"] for row in record.rows}
+    assert means == {"accuracy_m": 30, "accuracy_mm": 60, "accuracy": 63, "f1": 64}
+    assert find_best(RTE) == RTE[3]
+    alone = build_record(RTE[-1:], "m4m", record.data)
+    assert alone.rows[0]["std"] == 0.0
+    assert "| RTE | accuracy | 2e-05 | 1 | 53.00 | 53.00 | 53.00 | - |" in format_report(alone)
