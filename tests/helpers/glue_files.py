@@ -48,9 +48,9 @@ def row(task: Task, columns: Sequence[str], number: int, label: str, text: str) 
     return "\t".join(cells[name] for name in columns)
 
 
-def write_task(folder: Path, name: str, sizes: dict[str, int], seed: int = 0) -> None:
-    """Write the files of a task, with so many examples in each split that it has."""
-    task, rng = {**TASKS, "WNLI": WNLI}[name], random.Random(seed)
+def write_task(folder: Path, name: str, sizes: dict[str, int], wrong: str = "") -> None:
+    """Write the files of a task, as many examples of each split; the labels of one may be wrong."""
+    task, rng = {**TASKS, "WNLI": WNLI}[name], random.Random(0)
     (folder / name).mkdir(parents=True, exist_ok=True)
     for split, size in ((split, sizes[split]) for split in task.files if split in sizes):
         labelled = split not in task.test_splits
@@ -60,7 +60,8 @@ def write_task(folder: Path, name: str, sizes: dict[str, int], seed: int = 0) ->
             which = rng.randrange(len(labels_of(task)))
             words = [*rng.choices(WORDS[3:], k=rng.randint(2, 6)), *[COLOURS[which]] * 3]
             rng.shuffle(words)
-            lines.append(row(task, columns, number, labels_of(task)[which], " ".join(words)))
+            label = labels_of(task)[which - (split == wrong)]
+            lines.append(row(task, columns, number, label, " ".join(words)))
         mark = "\ufeff" if name == "MRPC" and labelled else ""
         path = folder / name / f"{task.files[split]}.tsv"
         path.parent.mkdir(exist_ok=True)

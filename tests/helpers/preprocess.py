@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import sentencepiece
@@ -18,7 +20,8 @@ from fairseq_posenc.workbench.running.options import Parser
 
 PROGRAMS = Path(__file__).parents[2] / "preprocess"
 WORDS = ["red", "blue", "green", "a", "bird", "sees", "the", "old", "tree", "and", "sings", "it"]
-FACTS = [("the old tree sings of a red bird", "which bird sings", "red bird")] * 3
+BIRDS = "the old tree sings of a red bird"
+ASKED = {"question": "which bird sings?", "answers": ["red bird"]}
 
 
 def start(name: str, *words: object) -> None:
@@ -60,19 +63,21 @@ def write_bpe(folder: Path, texts: Sequence[str], merges: int = 120) -> Path:
     return folder
 
 
-def write_squad(path: Path, marks: str = "?") -> Path:
-    paragraphs = [
-        {
-            "context": context,
-            "qas": [
-                {
-                    "id": f"q{number}",
-                    "question": question + marks,
-                    "answers": [{"text": answer, "answer_start": context.index(answer)}],
-                }
-            ],
-        }
-        for number, (context, question, answer) in enumerate(FACTS)
-    ]
-    path.write_text(json.dumps({"version": "1.1", "data": [{"paragraphs": paragraphs}]}))
+def write_squad(
+    path: Path,
+    asked: Mapping[str, Sequence[Mapping[str, Any]]] = MappingProxyType({BIRDS: [ASKED] * 3}),
+    version: str | None = "1.1",
+) -> Path:
+    """Write a file of SQuAD: questions q1, q2 and so on by context; answers are given as texts."""
+    paragraphs: list[dict[str, Any]] = []
+    numbers = itertools.count(1)
+    for context, questions in asked.items():
+        qas = [{"id": f"q{next(numbers)}", "question": "?", **question} for question in questions]
+        for qa in qas:
+            if "answers" in qa:
+                found = {text: max(context.find(text), 0) for text in qa["answers"]}
+                qa["answers"] = [{"text": x, "answer_start": place} for x, place in found.items()]
+        paragraphs.append({"context": context, "qas": qas})
+    content = {"version": version, "data": [{"paragraphs": paragraphs}]}
+    path.write_text(json.dumps(content), encoding="utf-8")
     return path

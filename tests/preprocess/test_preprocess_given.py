@@ -49,7 +49,7 @@ def test_a_given_dictionary_is_kept_byte_for_byte(text, program, content):
         write_task(place / "raw", "RTE", {"train": 9, "valid": 5, "test": 4})
         start(program, *more, place / "raw", "--tasks", "RTE")
     if program == "squad":
-        squads = [write_squad(place / name, name[0]) for name in ("train.json", "dev.json")]
+        squads = [write_squad(place / name) for name in ("train.json", "dev.json")]
         start(program, *more, "--train", squads[0], "--valid", squads[1])
     [found] = {path.read_bytes() for path in (place / "n").rglob("dict.txt")
                if path.parent.name != "label"}  # fmt: skip
@@ -105,7 +105,7 @@ def test_tasks_that_the_dictionary_does_not_know_are_shown(tmp_path, program, ca
         write_task(tmp_path / "raw", "RTE", {"train": 9, "valid": 5, "test": 4})
         start(program, tmp_path / "raw", "--tasks", "RTE", *more, "--out", tmp_path / "n")
     else:
-        squads = [write_squad(tmp_path / name, name[0]) for name in ("train.json", "dev.json")]
+        squads = [write_squad(tmp_path / name) for name in ("train.json", "dev.json")]
         files = ["--train", squads[0], "--valid", squads[1]]
         start(program, *files, *more, "--out", tmp_path / "n")
     printed = [line for line in capsys.readouterr().err.splitlines() if "tokens are <unk>" in line]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from functools import cache
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,13 @@ from tests.helpers.products import some_of
 from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN
 
 pytestmark = pytest.mark.slow
-SIZES = {"train": 96, "valid": 29, "test": 7}
-ALL_SIZES = {**SIZES, "valid1": 13, "test1": 5, "test2": 6}
+SIZES = {"train": 96, "valid": 29, "test": 7, "valid1": 13, "test1": 5, "test2": 6}
 CHOSEN = ("MNLI", "CoLA", "STS-B")
 EPOCHS = 8  # of 3 updates
 SPEC, DIRECTIONS = "learned+m4m(max_distance=20)", "lr,rl"
 OWN = "root"  # of a user's package
 TINY = ["--encoder-layers", 2, "--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 32]
 TINY += ["--encoder-attention-heads", 4]
-# The text tells the label by its colour, so a few updates are enough.
 
 
 def changed(*settings: str) -> list[str]:
@@ -55,11 +54,15 @@ QUICK = changed("dataset.num_workers=0", "lr_scheduler.warmup_updates=2", "commo
 
 @made_once
 def data() -> Path:
-    """Return data-bins of three tasks, and of a text to pre-train on, in sentencepieces."""
+    """Return data-bins of three tasks, and of a text to pre-train on, in sentencepieces.
+
+    A text tells its label by its colour, so a few updates are enough; in CoLA's development set, it
+    tells the other one, so that the best checkpoint is an early one.
+    """
     folder = new_directory()
     pieces = train_pieces(folder)
     for name in CHOSEN:
-        write_task(folder / "raw", name, {s: ALL_SIZES[s] for s in TASKS[name].files})
+        write_task(folder / "raw", name, SIZES, wrong="valid" if name == "CoLA" else "")
     tokens = ["--sentencepiece-model", pieces]
     text = ["--train", folder / "pieces.txt", "--valid", folder / "pieces.txt", "--workers", 1]
     start("plain_text", *text, "--out", folder / "text", *tokens, "--longest-line", 39)
@@ -88,9 +91,8 @@ def arguments(protocol: str, *more: Any, tasks: str = "CoLA", spec: str = SPEC) 
 
 
 @pytest.fixture(autouse=True)
-def _on_one_core(monkeypatch):
+def _on_the_cpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -123,39 +125,24 @@ def test_tasks_are_learnt_and_reported():
     facts = (results.kind, results.data["name"], results.data["protocol"], results.spec)
     assert facts == ("glue", "tiny-checkpoint_last", "m4m", SPEC)
     assert results.data["attention_directions"] == DIRECTIONS
-    metrics = [row["metric"] for row in results.rows if row["task"] == "MNLI"]
-    assert metrics == ["accuracy_m", "accuracy_mm"]
+    metrics = [(row["task"], row["metric"]) for row in results.rows if row["reported"]]
+    assert metrics == [("MNLI", "accuracy_m"), ("CoLA", "matthews"), ("STS-B", "spearman")]
     for row in results.rows:
         run = the_run(row["task"])
         assert row["best"] == row["mean"] == run[row["metric"]]
-        assert not run["collapsed"]
-    reported = {row["task"]: row for row in results.rows if row["reported"]}
-    metric = {task: row["metric"] for task, row in reported.items()}
-    assert metric == {"MNLI": "accuracy_m", "CoLA": "matthews", "STS-B": "spearman"}
-    for task, row in reported.items():
-        assert row["best"] > 60
-        folder = Path(the_run(task)["folder"])
-        state = torch.load(folder / "checkpoint_best.pt", map_location="cpu")
-        # Its figure, read from the disk, is the one that chose it in training.
-        assert state["extra_state"]["best"] == pytest.approx(row["best"], abs=1e-3)
+        assert row["task"] == "CoLA" or (row["best"] > 60 and not run["collapsed"])
+        state = torch.load(Path(run["folder"]) / "checkpoint_best.pt", map_location="cpu")
         assert state["last_optimizer_state"] is None
-        log = (folder / "train.log").read_text()
+        # The figure read from the disk is the one that chose it in training.
+        best = state["extra_state"]["best"]
+        assert not row["reported"] or best == pytest.approx(row["best"], abs=1e-3)
+        log = Path(run["folder"], "train.log").read_text()
         assert f"encoder position encoding: {SPEC} | directions: lr x1 rl x1 |" in log
         assert f"loading pretrained model from {pretrained(SPEC)}" in log
 
 
-def test_the_best_checkpoint_is_not_the_last(tmp_path):
-    """By construction: what is right in the training set is wrong in the development set."""
-    write_task(tmp_path / "raw", "CoLA", SIZES)
-    path = tmp_path / "raw" / "CoLA" / f"{TASKS['CoLA'].files['valid']}.tsv"
-    rows = [line.split("\t") for line in path.read_text().splitlines()]
-    other = {"0": "1", "1": "0"}
-    path.write_text("".join("\t".join([a, other[b], *c]) + "\n" for a, b, *c in rows))
-    tokens = ["--sentencepiece-model", data() / "pieces.model", "--max-tokens", 40]
-    start("glue", tmp_path / "raw", "--out", tmp_path / "bin", *tokens, "--tasks", "CoLA")
-    more = ["--data", tmp_path / "bin", "--out", tmp_path / "out"]
-    assert main(arguments("m4m", *RATE, *LONG, *more)) == 0
-    folder = tmp_path / "out" / "CoLA" / "lr0.003-seed1"
+def test_the_best_checkpoint_is_not_the_last():
+    folder = finished() / "CoLA" / "lr0.003-seed1"
     found = validations((folder / "train.log").read_text())
     scores = [each["valid_matthews"] for each in found]
     assert max(scores) > scores[-1] + 10
@@ -166,16 +153,17 @@ def test_the_best_checkpoint_is_not_the_last(tmp_path):
 
 
 def test_predictions_for_the_test_sets_are_as_glue_takes_them():
+    found = {}
     for name, size in {"CoLA": 7, "STS-B": 7, "MNLI-m": 7, "MNLI-mm": 5, "AX": 6}.items():
-        path = finished() / "submission" / f"{name}.tsv"
-        head, *lines = path.read_text().splitlines()
-        assert head == "index\tprediction"
-        assert [line.split("\t")[0] for line in lines] == [str(n) for n in range(size)]
+        text = (finished() / "submission" / f"{name}.tsv").read_text()
+        head, *lines = [tuple(line.split("\t")) for line in text.splitlines()]
+        assert head == ("index", "prediction")
+        ids, found[name] = zip(*lines)
+        assert ids == tuple(map(str, range(size)))
     raw = (data() / "raw" / "MNLI" / "test_mismatched.tsv").read_text().splitlines()[1:]
     said = dict(zip(COLOURS, TASKS["MNLI"].classes))
     truth = [next(said[word] for word in line.split() if word in said) for line in raw]
-    lines = (finished() / "submission" / "MNLI-mm.tsv").read_text().splitlines()[1:]
-    assert sum(line.split("\t")[1] == label for line, label in zip(lines, truth)) >= 3
+    assert sum(map(eq, found["MNLI-mm"], truth)) >= 3
 
 
 def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
@@ -202,20 +190,19 @@ def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
 
 def test_a_killed_run_goes_on_to_the_same_result(tmp_path, capsys):
     """It is killed once it has a checkpoint, and resumed."""
-    given = arguments("m4m", *RATE, "--out", tmp_path, *LONG)
+    given = arguments("m4m", *RATE, "--out", tmp_path, *LONG, tasks="STS-B")
     environment, halted = halting(tmp_path)
-    folder = tmp_path / "CoLA" / "lr0.003-seed1"
+    folder = tmp_path / "STS-B" / "lr0.003-seed1"
     kill_command(given, halted.exists, folder, env=environment)
     assert not (folder / "result.json").exists()
     before = updates_done(folder)
-    assert 0 < before < 3 * EPOCHS
     assert main(given) == 0
-    assert f"CoLA, learning rate 0.003, seed 1: resuming from update {before}" in (
-        capsys.readouterr().err
-    )
+    result = read(folder / "result.json")
+    assert 0 < before < result["update"]
+    said = f"STS-B, learning rate 0.003, seed 1: resuming from update {before}"
+    assert said in capsys.readouterr().err
     assert f"(epoch {before // 3 + 1} @ {before} updates)" in (folder / "train.log").read_text()
-    whole = finished() / "CoLA" / "lr0.003-seed1"
-    assert read(folder / "result.json") == read(whole / "result.json")
+    assert result == read(finished() / "STS-B" / "lr0.003-seed1" / "result.json")
 
 
 @pytest.mark.parametrize("name", some_of(["STS-B"], ["CoLA", "STS-B"]))
@@ -265,17 +252,16 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
 def test_what_stops_a_training_is_shown_in_one_line(tmp_path, capsys):
     given = arguments("m4m", *RATE, "--out", tmp_path)
     assert main([*given, *QUICK, *changed("+model.attention_directions=up")]) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert said[-1] == (
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1] == (
         "fairseq-posenc: error: 1 of 1 runs failed; the same command tries them again: CoLA, "
         "learning rate 0.003, seed 1: fairseq-hydra-train: --attention-directions up: unknown "
         "direction 'up': choose both, lr or rl (its log: "
         f"{tmp_path}/CoLA/lr0.003-seed1/train.log)"
     )
-    assert not any("INFO" in line for line in said)
+    assert "INFO" not in said
     # Nothing was trained, so that the folder takes other settings.
     assert main([*given, *SHORT]) == 0
-    assert "1 of them finished" not in capsys.readouterr().err
 
 
 def test_the_task_refuses_what_the_model_cannot_read_and_to_train_without_an_end():

@@ -21,8 +21,7 @@ from glue import find_file, read_examples, truncate_lengths
 from tests.helpers.glue_files import COLOURS, DATA, header, labels_of, row, train_pieces, write_task
 from tests.helpers.preprocess import start
 
-SIZES = {"train": 9, "valid": 5, "test": 4}
-ALL_SIZES = {**SIZES, "valid1": 3, "test1": 6, "test2": 7}
+SIZES = {"train": 9, "valid": 5, "test": 4, "valid1": 3, "test1": 6, "test2": 7}
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +37,12 @@ def read(folder: Path, name: str, split: str = "train"):
 def test_quotes_separators_of_other_kinds_and_compression_change_nothing(tmp_path):
     text = 'a "quoted\u2028 word\x85 and "one more'
     columns = header("MRPC", True)
-    lines = ["\t".join(columns), row(TASKS["MRPC"], columns, 0, "1", text)]
+    lines = ["\t".join(columns), row(TASKS["MRPC"], columns, 0, "1", text), ""]
     (tmp_path / "MRPC").mkdir()
-    with gzip.open(tmp_path / "MRPC" / "train.tsv.gz", "wt", encoding="utf-8-sig") as file:
-        file.write("\r\n".join(lines) + "\r\n")
+    content = gzip.compress("\r\n".join(lines).encode("utf-8-sig"))
+    (tmp_path / "MRPC" / "train.tsv.gz").write_bytes(content)
     found = read(tmp_path, "MRPC")
-    assert found.sentences == (["the tree"], [text])
-    assert found.labels == ["1"]
+    assert (found.sentences, found.labels) == ((["the tree"], [text]), ["1"])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +97,7 @@ def texts_of(tokens: torch.Tensor, dictionary: Dictionary) -> list[str]:
 @pytest.mark.parametrize("name", TASKS)
 def test_fairseqs_own_task_reads_the_texts_and_labels_of_every_file(tmp_path, name, pieces, capsys):
     task = TASKS[name]
-    write_task(tmp_path / "raw", name, ALL_SIZES)
+    write_task(tmp_path / "raw", name, SIZES)
     common = [tmp_path / "raw", "--sentencepiece-model", pieces, "--tasks", name, "--out"]
     start("glue", *common, tmp_path / "bin")
     capsys.readouterr()
@@ -121,19 +119,17 @@ def test_fairseqs_own_task_reads_the_texts_and_labels_of_every_file(tmp_path, na
     for split in task.files:
         raw = read(tmp_path / "raw", name, split)
         dataset = theirs.load_dataset(split)
-        assert len(dataset) == ALL_SIZES[split] == data.splits[split]["examples"]
+        assert len(dataset) == SIZES[split] == data.splits[split]["examples"]
         assert max(dataset.sizes[0]) == data.splits[split]["longest"]
         for number, example in enumerate(dataset):
-            texts = texts_of(example["net_input.src_tokens"], theirs.dictionary)
+            *first, last = texts = texts_of(example["net_input.src_tokens"], theirs.dictionary)
             assert texts == [side[number] for side in raw.sentences]
-            assert texts[:-1] == ["the tree"] * (len(task.sentences) - 1)
+            assert first == ["the tree"] * (len(task.sentences) - 1)
             if split not in task.test_splits:
-                label = said[next(word for word in texts[-1].split() if word in said)]
+                label = said[next(word for word in last.split() if word in said)]
                 assert raw.labels[number] == label
-                if task.classes:
-                    assert task.classes[int(example["target"])] == label
-                else:
-                    assert list(example["target"]) == pytest.approx([float(label) / 5])
+                target = task.classes.index(label) if task.classes else float(label) / 5
+                assert [*example["target"]] == pytest.approx([target])
         if split in task.test_splits:
             assert raw.labels == []
             assert open_glue_data(data.path).test_ids(split) == [*map(str, range(len(raw.ids)))]
@@ -155,18 +151,17 @@ def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces):
     start("glue", raw, "--out", tmp_path / "eight", "--sentencepiece-model", pieces)
     assert "test2" not in open_glue_data(tmp_path / "eight" / "MNLI").splits
     assert not (tmp_path / "eight" / "WNLI.tsv").exists()
-    write_task(raw, "MNLI", ALL_SIZES)
+    write_task(raw, "MNLI", SIZES)
     write_task(raw, "WNLI", SIZES)
     start("glue", raw, "--out", tmp_path / "all", "--sentencepiece-model", pieces)
     assert open_glue_data(tmp_path / "all" / "MNLI").splits["test2"]["examples"] == 7
     labels = read_examples(raw / "WNLI" / "train.tsv", WNLI, "train").labels
-    majority = max(labels, key=labels.count)
-    expected = "".join(f"{number}\t{majority}\n" for number in range(4))
+    expected = "".join(f"{number}\t{max(labels, key=labels.count)}\n" for number in range(4))
     assert (tmp_path / "all" / "WNLI.tsv").read_text() == "index\tprediction\n" + expected
     missing = ["AX", "CoLA", "MNLI-m", "MNLI-mm", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B"]
-    assert complete_submission(submission, tmp_path / "all") == missing
-    assert [path.name for path in submission.iterdir()] == ["WNLI.tsv"]
-    assert complete_submission(submission, tmp_path / "eight") == missing
+    for folder in ("all", "eight"):  # what one has added stays
+        assert complete_submission(submission, tmp_path / folder) == missing
+        assert [path.name for path in submission.iterdir()] == ["WNLI.tsv"]
 
 
 def test_tasks_and_data_that_cannot_be_trained_on_are_shown(tmp_path, pieces):
@@ -184,12 +179,12 @@ def test_tasks_and_data_that_cannot_be_trained_on_are_shown(tmp_path, pieces):
     (tmp_path / "RTE").mkdir()
     with pytest.raises(UserError, match="RTE is not a data-bin of a GLUE task: it has no"):
         find_training_data(tmp_path, TASKS["RTE"])
-    counts = {"examples": 9, "longest": 9}
-    for splits in ({}, {"train": {"examples": 9}}, {"train": 9}, {"valid": counts}):
+    counts, wrong = {"examples": 9, "longest": 9}, "describes no GLUE task"
+    faulty = [(x, wrong) for x in ({}, {"train": {"examples": 9}}, {"train": 9})]
+    for splits, message in [*faulty, ({"valid": counts}, "RTE has no train set: make it")]:
         described = json.dumps({"glue_task": "RTE", "splits": splits})
         (tmp_path / "RTE" / MANIFEST).write_text(described)
-        said = "RTE has no train set: make it" if "valid" in splits else "describes no GLUE task"
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             find_training_data(tmp_path, TASKS["RTE"])
 
 

@@ -116,24 +116,22 @@ METRICS = {"STS-B": "spearman", "CoLA": "matthews"}
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("protocol", ["m4m", "decbert"])
 def test_the_yaml_files_have_the_settings_of_the_papers(protocol, name):
-    config = compose_file(CONFIGS / f"{TASKS[name].config_name(protocol)}.yaml")
     if protocol == "decbert":
         rates, batch, warmup, updates = DECBERT[name]
-        adam, seeds, metrics = ("(0.9, 0.999)", 1e-6, 0.01, 1.0), [1, 2, 3, 4, 5], METRICS
-        schedule = (config.lr_scheduler.warmup_updates, config.optimization.max_update)
-        assert schedule == (warmup, updates)
+        expected = {"warmup_updates": warmup, "max_update": updates, "seeds": [1, 2, 3, 4, 5]}
+        expected |= {"adam_betas": "(0.9, 0.999)", "weight_decay": 0.01, "clip_norm": 1.0}
+        metrics = METRICS
     else:
-        rates, batch, seeds = [2e-5, 3e-5, 4e-5], 32, [1]
-        adam, metrics = ("(0.9, 0.98)", 1e-6, 0.1, 0.0), {**METRICS, "QQP": "f1", "MRPC": "f1"}
-        assert (config.task.warmup_ratio, config.optimization.max_epoch) == (0.06, 3)  # RoBERTa's
-    optimizer = config.optimizer
-    settings = (optimizer.adam_betas, optimizer.adam_eps, optimizer.weight_decay)
-    assert (*settings, config.optimization.clip_norm) == adam
-    assert (config.task.learning_rates, config.optimization.lr) == (rates, rates[:1])
-    assert (config.task.seeds, config.dataset.batch_size) == (seeds, batch)
-    assert (config.model.dropout, config.model.attention_dropout) == (0.1, 0.1)
-    assert config.checkpoint.best_checkpoint_metric == metrics.get(name, "accuracy")
-    assert config.checkpoint.maximize_best_checkpoint_metric
+        rates, batch, metrics = [2e-5, 3e-5, 4e-5], 32, {**METRICS, "QQP": "f1", "MRPC": "f1"}
+        expected = {"adam_betas": "(0.9, 0.98)", "weight_decay": 0.1, "clip_norm": 0.0}
+        expected |= {"warmup_ratio": 0.06, "max_epoch": 3, "seeds": [1]}  # RoBERTa's
+    expected |= {"adam_eps": 1e-6, "dropout": 0.1, "attention_dropout": 0.1, "batch_size": batch}
+    expected |= {"learning_rates": rates, "lr": rates[:1], "maximize_best_checkpoint_metric": True}
+    expected["best_checkpoint_metric"] = metrics.get(name, "accuracy")
+    config = compose_file(CONFIGS / f"{TASKS[name].config_name(protocol)}.yaml")
+    sections = ("model", "task", "optimizer", "optimization", "lr_scheduler", "dataset")
+    parts = [config[section] for section in (*sections, "checkpoint")]
+    assert {key: part[key] for part in parts for key in part if key in expected} == expected
     assert config.dataset.get("valid_subset", "valid").split(",") == TASKS[name].valid_splits
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from fairseq_posenc.specs import parse
 from fairseq_posenc.tasks.squad.databin import open_data_bin
-from fairseq_posenc.workbench import cli
+from fairseq_posenc.tokens.squad_file import read_squad
 from fairseq_posenc.workbench.finetuning.squad.command import compose_training
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from tests.helpers.commands import halting, kill_command, made_once, new_directory, refused, run
 from tests.helpers.exchanged import checkpoint
-from tests.helpers.preprocess import write_bpe
+from tests.helpers.preprocess import write_bpe, write_squad
 
 pytestmark = pytest.mark.slow
 FACTS = [
@@ -30,38 +31,20 @@ FACTS = [
 ]
 EPOCHS = 30
 SPEC = "learned+m4(max_distance=30)"
-SIZES = ["--max-length", 48, "--stride", 16, "--max-question", 16]
-
-
 TEXT = (
     "It is known that  {0} was born in {1} in the year {2}. For most of a life that was long, and "
     "rich in friends, the subject of study was {3}, no less."
 )
 ASKED = ("In which town was", "What was the year of", "Which subject of study had", "Who knows why")
-
-
-def write_squad(path):
-    """Write a file of SQuAD 2.0: of each fact, 3 questions with an answer, 1 without.
-
-    Returns all texts of it.
-    """
-    paragraphs, texts = [], []
-    for name, *answers in FACTS:
-        context = TEXT.format(name, *answers)
-        qas = [
-            {
-                "id": f"{name} {asked}",
-                "question": f"{asked} {name}?",
-                "answers": [{"text": x, "answer_start": context.index(x)} for x in found],
-                "is_impossible": not found,
-            }
-            for asked, found in zip(ASKED, [*([x] for x in answers), []])
-        ]
-        paragraphs.append({"context": context, "qas": qas})
-        texts += [context, *(qa["question"] for qa in qas)]
-    content = {"version": "v2.0", "data": [{"title": "people", "paragraphs": paragraphs}]}
-    path.write_text(json.dumps(content), encoding="utf-8")
-    return texts
+# Of each text, 3 questions with an answer, 1 without.
+QUESTIONS = {
+    TEXT.format(name, *answers): [
+        {"question": f"{asked} {name}?", "answers": found, "is_impossible": not found}
+        for asked, found in zip(ASKED, [*([x] for x in answers), []])
+    ]
+    for name, *answers in FACTS
+}
+posenc = partial(run, "fairseq-posenc")
 
 
 class Files(NamedTuple):
@@ -70,24 +53,26 @@ class Files(NamedTuple):
     raw: Path
     data: Path
     pretrained: Path
-    preprocess: list[Any]
 
 
 @made_once
 def files():
     """Return the raw file, the data made of it, and a pre-trained model (untrained, but whole)."""
     folder = new_directory()
-    write_bpe(folder, write_squad(folder / "people.json"), merges=400)
-    command = ["preprocess", "squad", *SIZES]
-    command += ["--train", folder / "people.json", "--valid", folder / "people.json"]
+    raw = write_squad(folder / "people.json", QUESTIONS, "v2.0")
+    asked = [question["question"] for questions in QUESTIONS.values() for question in questions]
+    write_bpe(folder, [*QUESTIONS, *asked], merges=400)
+    command = ["preprocess", "squad", "--train", raw, "--valid", raw, "--out", folder / "bin"]
+    command += ["--max-length", 48, "--stride", 16, "--max-question", 16]
     command += ["--encoder-json", folder / "encoder.json", "--vocab-bpe", folder / "vocab.bpe"]
-    command += ["--dict", folder / "dict.txt", "--out", folder / "bin"]
-    done = run("fairseq-posenc", *command)
-    assert "0 questions left out, 0 answers moved, 0 answers in no window" in done.out
+    command += ["--dict", folder / "dict.txt"]
+    assert "0 questions left out, 0 answers moved, 0 answers in no window" in posenc(*command).out
+    again = posenc(*command).err
+    assert "exists already, made from the same inputs with the same options" in again
     sizes = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128}
     sizes |= {"max_positions": 48, "tokens_per_sample": 48}
     model = checkpoint("masked_lm", SPEC, folder, attention_directions="lr", **sizes)
-    return Files(folder / "people.json", folder / "bin", model.path, command)
+    return Files(raw, folder / "bin", model.path)
 
 
 SETTINGS = [
@@ -115,77 +100,61 @@ def trained():
 
     def is_refused():
         if halted.exists():
-            second = run("fairseq-posenc", *train_words(out), fails=True).error()
+            second = posenc(*train_words(out), fails=True).error()
             assert re.match(rf"{out}: process \d+ on .*, since ", second)
         return halted.exists()
 
     kill_command(train_words(out), is_refused, out, env=environment)
-    return out, run("fairseq-posenc", *train_words(out))
+    return out, posenc(*train_words(out)).err
 
 
 def test_a_training_goes_on_where_it_was_interrupted():
-    out, done = trained()
+    out, said = trained()
     log = (out / "train.log").read_text(encoding="utf-8")
     assert "span_head.scores.weight starts fresh" in log
     assert f"Loaded checkpoint {out}/checkpoint_last.pt (epoch " in log
     assert log.count("loading pretrained model from") == 1
     assert f"encoder position encoding: {SPEC} | directions: lr x1 both" in log
-    assert f"{out}: resuming from update " in done.err
+    assert f"{out}: resuming from update " in said
     state = torch.load(out / "checkpoint_last.pt")
     windows = open_data_bin(files().data).train_windows
     assert state["optimizer_history"][-1]["num_updates"] == EPOCHS * math.ceil(windows / 8)
     assert windows > 20  # some paragraphs are longer than a window
 
 
-def test_twenty_questions_learnt_by_heart_are_answered(tmp_path, capsys):
-    out, _ = trained()
-    arguments = ["--checkpoint", out / "checkpoint_last.pt", "--questions", files().raw]
-    done = run("fairseq-posenc", "squad", "predict", *arguments, "--out", tmp_path)
-    figures = json.loads(done.out)
+def test_twenty_questions_learnt_by_heart_are_answered(tmp_path):
+    given = ["--checkpoint", trained()[0] / "checkpoint_last.pt", "--questions", files().raw]
+    printed = posenc("squad", "predict", *given, "--out", tmp_path).out
+    figures = json.loads(printed)
     assert figures["total"] == 20
     assert figures["exact"] >= 95
     assert figures["HasAns_exact"] >= 93
     assert figures["best_exact"] >= figures["exact"]
-    found = {
-        name: json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("predictions", "answers", "null_odds", "score")
-    }
+    names = ("predictions", "answers", "null_odds", "score")
+    found = {name: json.loads((tmp_path / f"{name}.json").read_text("utf-8")) for name in names}
     assert found["score"]["spec"] == SPEC
     assert found["score"]["figures"] == {"scores": [figures]}
-    raw = json.loads(files().raw.read_text(encoding="utf-8"))["data"][0]["paragraphs"]
-    for paragraph in raw:
-        for qa in paragraph["qas"]:
-            odds = found["null_odds"][qa["id"]]
-            answer = found["answers"][qa["id"]]
-            assert found["predictions"][qa["id"]] == ("" if odds > 0 else answer)
-            assert answer in paragraph["context"]
-            assert answer
+    for question in read_squad(files().raw).questions:
+        answer, odds = found["answers"][question.id], found["null_odds"][question.id]
+        assert found["predictions"][question.id] == ("" if odds > 0 else answer)
+        assert answer in question.context
+        assert answer
 
     # The official figures of the written files are those that were printed.
-    def scored(*words):
-        assert cli.main(["squad", "score", str(files().raw), *map(str, words)]) == 0
-        return capsys.readouterr().out
-
+    score = ["squad", "score", files().raw]
     odds = ["--na-prob-file", tmp_path / "null_odds.json", "--na-prob-thresh", 0]
-    assert scored(tmp_path / "answers.json", *odds) == done.out
-    plain = json.loads(scored(tmp_path / "predictions.json"))
+    assert posenc(*score, tmp_path / "answers.json", *odds).out == printed
+    plain = json.loads(posenc(*score, tmp_path / "predictions.json").out)
     assert plain == {key: value for key, value in figures.items() if "best" not in key}
 
 
 def test_wrong_input_is_shown_in_one_line(tmp_path, capsys):
-    made = files()
-    predict = ["squad", "predict", "--questions", made.raw, "--out", tmp_path, "--checkpoint"]
-    assert "was not fine-tuned on SQuAD" in refused(capsys, *predict, made.pretrained)
-    assert refused(capsys, *predict, "none.pt") == "--checkpoint none.pt: no such file"
-    half = refused(capsys, *predict, "none.pt", "--fp16")
-    assert half == "--fp16 is for GPUs, and torch finds none here; leave it out"
-    words = ["squad", "train", "--checkpoint", made.pretrained, "--out", tmp_path, "--data"]
-    assert "was not made by fairseq-posenc preprocess squad" in refused(capsys, *words, tmp_path)
-    out, _ = trained()
-    other = refused(capsys, *train_words(out, "common.seed=2"))
+    predict = ["--questions", files().raw, "--out", tmp_path, "--checkpoint", files().pretrained]
+    assert "was not fine-tuned on SQuAD" in refused(capsys, "squad", "predict", *predict)
+    other = refused(capsys, *train_words(tmp_path), "--data", tmp_path)
+    assert "was not made by fairseq-posenc preprocess squad" in other
+    other = refused(capsys, *train_words(trained()[0], "common.seed=2"))
     assert "was made with other common, seed: 1, not 2; name another folder" in other
-    again = run("fairseq-posenc", *made.preprocess).err
-    assert "exists already, made from the same inputs with the same options" in again
 
 
 def configured(spec=SPEC, version="1.1", changes=()):

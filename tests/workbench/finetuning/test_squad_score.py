@@ -8,6 +8,7 @@ import math
 import random
 import re
 import string
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad import score as scoring
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate
 from tests.helpers.commands import refused
+from tests.helpers.preprocess import write_squad
 from tests.helpers.products import WHOLE
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "squad"
@@ -34,11 +36,7 @@ def words_of(text):
 
 
 def overlap(right, given):
-    left, same = list(right), 0
-    for word in given:
-        if word in left:
-            left.remove(word)
-            same += 1
+    same = (Counter(right) & Counter(given)).total()
     if same == 0:
         return 0
     precision, recall = 1.0 * same / len(given), 1.0 * same / len(right)
@@ -138,16 +136,6 @@ def write(path, content):
     return path
 
 
-def write_squad(path, version, *entries):
-    """Write questions q1, q2 and so on about one text; their answers are given as texts."""
-    qas = [{"id": f"q{n}", "question": "?", **entry} for n, entry in enumerate(entries, start=1)]
-    for qa in qas:
-        if "answers" in qa:
-            qa["answers"] = [{"text": found, "answer_start": 0} for found in qa["answers"]]
-    content = {"data": [{"title": "t", "paragraphs": [{"context": "the cat sat", "qas": qas}]}]}
-    return write(path, content | ({"version": version} if version else {}))
-
-
 CAT, NOTHING = {"answers": ["the cat"]}, {"answers": [], "is_impossible": True}
 
 
@@ -155,7 +143,7 @@ CAT, NOTHING = {"answers": ["the cat"]}, {"answers": [], "is_impossible": True}
 def files(tmp_path):
     """Write a file of each version; returns their paths."""
     asked = {"1.1": [CAT], "v2.0": [CAT, NOTHING]}
-    return {v: write_squad(tmp_path / f"dev-{v}.json", v, *qas) for v, qas in asked.items()}
+    return {v: write_squad(tmp_path / f"dev-{v}.json", {"a cat": asked[v]}, v) for v in asked}
 
 
 def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, capsys):
@@ -215,7 +203,7 @@ def test_bad_input_is_one_line(files, tmp_path, capsys, version, predictions, od
 )
 def test_whether_a_question_has_an_answer_is_said_once(tmp_path, version, entry, found):
     """A file that contradicts itself is refused by the question, for training and for scoring."""
-    path = write_squad(tmp_path / "dev.json", version, CAT, entry)
+    path = write_squad(tmp_path / "dev.json", {"a cat": [CAT, entry]}, version)
     if isinstance(found, str):
         with pytest.raises(UserError, match=f"{path}.*question q2.*{found}"):
             read_squad(path)
@@ -224,7 +212,7 @@ def test_whether_a_question_has_an_answer_is_said_once(tmp_path, version, entry,
 
 
 def test_a_test_set_has_no_answers_at_all(tmp_path):
-    squad = read_squad(write_squad(tmp_path / "test.json", "v2.0", {}, {}))
+    squad = read_squad(write_squad(tmp_path / "test.json", {"a cat": [{}, {}]}, "v2.0"))
     assert not squad.answered
     with pytest.raises(UserError, match=r"test.json: has no answers, so nothing can be scored"):
         evaluate(squad, {})
