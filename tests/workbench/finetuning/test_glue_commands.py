@@ -1,7 +1,5 @@
 """``glue`` as users call it: a run resumed, chosen or reported otherwise than its data say."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import cache

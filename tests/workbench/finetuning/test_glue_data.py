@@ -1,7 +1,5 @@
 """GLUE's data: a text or label of its files that fairseq's sentence prediction does not read."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

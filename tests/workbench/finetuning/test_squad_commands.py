@@ -1,7 +1,5 @@
 """SQuAD from raw file to score: a real command that cannot take what the one before it wrote."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """SQuAD's data: a token, window or target that points beside the text that it means."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

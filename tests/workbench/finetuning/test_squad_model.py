@@ -1,7 +1,5 @@
 """SQuAD: a head, a loss or a best answer unlike its formula, and a start that is not the model."""
 
-from __future__ import annotations
-
 import math
 from argparse import Namespace
 from types import SimpleNamespace

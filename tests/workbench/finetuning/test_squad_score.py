@@ -1,7 +1,5 @@
 """SQuAD's scores: a figure unlike the official scripts', or of a file that says two things."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
