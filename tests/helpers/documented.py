@@ -1,14 +1,12 @@
 """The commands that the README and the pages show; some of them run, on small data."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Collection
+from functools import cache, partial
 from pathlib import Path
 
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -23,21 +21,19 @@ PROGRAMS = (
     r"(?:[A-Z_]+=\S+ )*"
     r"(?:fairseq-\S+|python|pip|make|train_scripts/\S+|sbatch|wget|tensorboard|\.|for)"
 )
-KINDS = ("", "sh", "bash")  # of fenced blocks; those of other kinds say so
 FENCED = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 # How commands begin that install, need a network, or are of the reader's shell.
 LEFT_OUT = ("make", "pip ", ". .venv/bin/activate")
 
 
-def scripts(path: Path) -> list[str]:
-    """Return the blocks of commands of a page."""
-    text = path.read_text(encoding="utf-8")
-    return [textwrap.dedent(block) for _, kind, block in FENCED.findall(text) if kind in KINDS]
+def blocks(kinds: Collection[str], page: Path) -> list[str]:
+    """Return the fenced blocks of a page of some kinds."""
+    found = FENCED.findall(page.read_text(encoding="utf-8"))
+    return [textwrap.dedent(text) for _, kind, text in found if kind in kinds]
 
 
-def python_of(page: Path) -> list[str]:
-    """Return the blocks of Python of a page."""
-    return [code for _, kind, code in FENCED.findall(page.read_text()) if kind == "python"]
+scripts = partial(blocks, ("", "sh", "bash"))  # of commands; blocks of other kinds say so
+python_of = partial(blocks, ("python",))
 
 
 def commands(script: str) -> list[str]:

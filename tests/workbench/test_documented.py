@@ -3,8 +3,6 @@
 A page that names an option, a file or a function that is no longer there is found nowhere else.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """Examples that a command's help ends with can be given as they are; the tests of each run it."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest
