@@ -1,37 +1,25 @@
-"""Checkpoints with random weights that fairseq reads, each with the data folder that it needs."""
+"""Tiny checkpoints with random weights, carried out of fairseq and back by the commands."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from fairseq import options, tasks
-from fairseq.data.data_utils import collate_tokens
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.checkpoints import write_start_checkpoint
-from tests.helpers.commands import new_directory
-from tests.helpers.tiny_models import ARGS
+from tests.helpers.commands import new_directory, refused
 
 WORDS = [f"w{number}" for number in range(40)]
-SIZES = {
-    "masked_lm": ARGS["masked_lm"] | {"tokens_per_sample": 24},
-    "causal_lm": {
-        "decoder_layers": 3,
-        "decoder_embed_dim": 32,
-        "decoder_ffn_embed_dim": 48,
-        "decoder_attention_heads": 4,
-        "tokens_per_sample": 24,
-        "max_target_positions": 24,
-    },
-    "translation": {"max_source_positions": 24, "max_target_positions": 24},
+FAMILIES = {  # fairseq's task, beginning of the architecture, options for the number of positions
+    "masked_lm": ("masked_lm", "roberta", ["max_positions"]),
+    "causal_lm": ("language_modeling", "transformer_lm", ["max_target_positions"]),
+    "translation": ("translation", "transformer", ["max_source_positions", "max_target_positions"]),
 }
-ARCH = {"masked_lm": "roberta_", "causal_lm": "transformer_lm_", "translation": "transformer_"}
-TASK = {"masked_lm": "masked_lm", "causal_lm": "language_modeling", "translation": "translation"}
 
 
 class Checkpoint(NamedTuple):
@@ -52,23 +40,26 @@ def data_bin(family: str, symbols: list[str] = WORDS) -> Path:
 
 
 def checkpoint(
-    family: str, spec: str, data: Path | None = None, task: str | None = None, **more: Any
+    family: str, spec: str | None, data: Path | None = None, task: str | None = None, **more: Any
 ) -> Checkpoint:
     """Write a checkpoint of a tiny model, every weight drawn so that it matters.
 
-    ``data`` has its dictionaries, by default of :data:`WORDS`; ``task``, ``more``: fairseq's.
+    ``data`` has its dictionaries, by default of :data:`WORDS`; ``task``, ``more``: fairseq's. A
+    ``spec`` is for architectures of this package.
     """
     data = data or data_bin(family)
-    arch = more.pop("arch", f"{ARCH[family]}none_tiny")
-    chosen = {**SIZES[family], "position_encoding": spec, **more}
-    if "documents" in spec and family == "masked_lm":
+    own_task, stem, lengths = FAMILIES[family]
+    chosen: dict[str, Any] = {"arch": f"{stem}_none_tiny", **dict.fromkeys(lengths, 24)}
+    if spec:
+        chosen["position_encoding"] = spec
+    if family != "translation" and not task:
+        chosen["tokens_per_sample"] = 24
+    if "documents" in str(spec) and family == "masked_lm":
         chosen["include_target_tokens"] = True
-    if task:
-        del chosen["tokens_per_sample"]
-    words = ["--task", task or TASK[family], "--arch", arch]
+    words = ["--task", task or own_task]
     if family == "translation":
         words += ["--source-lang", "de", "--target-lang", "en"]
-    for name, value in chosen.items():
+    for name, value in {**chosen, **more}.items():
         words.append(f"--{name.replace('_', '-')}")
         words += [] if value is True else [str(value)]
     args = options.parse_args_and_arch(options.get_training_parser(), [str(data), *words])
@@ -79,25 +70,28 @@ def checkpoint(
     for name, weight in model.named_parameters():
         centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
         torch.nn.init.normal_(weight, centre, 0.1)
-    if family == "translation":
-        _let_sentences_end(model.decoder)
     path = new_directory() / "checkpoint.pt"
     settings: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     write_start_checkpoint(settings, model.state_dict(), path)
     return Checkpoint(path, data, model, set_up)
 
 
-def _let_sentences_end(decoder: Any) -> None:
-    """Give ``</s>`` a score that the last layer norm's bias makes high, in every sentence."""
-    bias = decoder.layers[-1].final_layer_norm.bias.data
-    decoder.output_projection.weight.data[2] += 3.0 * bias / bias.square().sum()
+def ctranslate2() -> Any:
+    """Import CTranslate2, which an extra brings; skip the test without it."""
+    return pytest.importorskip("ctranslate2", reason="pip install 'fairseq-posenc[ctranslate2]'")
 
 
-def export_to(trained: Checkpoint, *more: object, tokens: str = "words") -> Path:
-    """Export a checkpoint by the command; return the folder."""
+def _export(trained: Checkpoint, out: Path, more: Iterable[object]) -> list[str]:
+    if "ctranslate2" in more:
+        ctranslate2()
+    words = ["--checkpoint", trained.path, "--out", out, "--tokens", "words", *more]
+    return ["export", *map(str, words)]
+
+
+def export_to(trained: Checkpoint, *more: object) -> Path:
+    """Export a checkpoint by the command, with ``more`` options; return the folder."""
     out = new_directory() / "out"
-    words = ["--checkpoint", trained.path, "--out", out, "--tokens", tokens, *more]
-    assert main(["export", *map(str, words)]) == 0
+    assert main(_export(trained, out, more)) == 0
     return out
 
 
@@ -108,20 +102,9 @@ def import_from(folder: Path) -> Path:
     return out
 
 
-def padded(side: str, rows: int = 4, longest: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw sentences of several lengths; return them and where they are real."""
-    sentences = [
-        torch.cat([torch.randint(4, 4 + len(WORDS), (length,)), torch.tensor([2])])
-        for length in torch.linspace(1, longest - 1, rows).long().tolist()
-    ]
-    tokens = collate_tokens(sentences, 1, left_pad=side == "left")
-    return tokens, tokens.ne(1)
-
-
 def refuse_export(capsys: pytest.CaptureFixture[str], trained: Checkpoint, *more: object) -> str:
     """Return the line in which an export is refused, which leaves nothing behind."""
     out = new_directory() / "out"
-    words = ["--checkpoint", trained.path, "--out", out, "--tokens", "words", *more]
-    assert main(["export", *map(str, words)]) == 2
+    message = refused(capsys, *_export(trained, out, more))
     assert list(out.parent.iterdir()) == []
-    return capsys.readouterr().err.splitlines()[-1]
+    return message

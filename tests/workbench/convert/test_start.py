@@ -1,6 +1,7 @@
-"""A checkpoint of fairseq gets other positions by ``--finetune-from-model`` and a flag of ours."""
+"""A release of fairseq begins a training with our positions: old names, nothing of ours in it.
 
-from __future__ import annotations
+Other tests start from checkpoints of this version of fairseq, or of ours.
+"""
 
 from argparse import Namespace
 
@@ -28,45 +29,42 @@ def name_as_first_releases(weights):
 
 
 @pytest.fixture(scope="module")
-def trained():
-    """fairseq's own RoBERTa."""
-    return train("masked_lm", "--arch", "roberta_base", *OPTIONS, "--max-epoch", 2, user_dir=None)
-
-
-@pytest.fixture(scope="module")
-def released(trained):
-    """The same in the format of fairseq's releases."""
+def release():
+    """fairseq's own RoBERTa, trained: its weights, and the file in the format of releases."""
+    trained = train(
+        "masked_lm", "--arch", "roberta_base", *OPTIONS, "--max-epoch", 2, user_dir=None
+    )
+    weights, path = trained.checkpoint()["model"], new_directory() / "model.pt"
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
     task = {"task": "masked_lm", "criterion": "masked_lm", "data": "/x", "tokens_per_sample": 16}
     state = {
         "args": Namespace(arch="roberta_base", **SIZES, **task),
-        "model": name_as_first_releases(trained.checkpoint()["model"]),
+        "model": name_as_first_releases(weights),
         "optimizer_history": [{**history, "num_updates": 500000}],
         "extra_state": {"train_iterator": {"epoch": 30}, "val_loss": 1.4},
         "last_optimizer_state": None,
     }
-    path = new_directory() / "model.pt"
     torch.save(state, path)
-    return path
+    return weights, path
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["roberta_m4m", "roberta_rope"])
-def test_a_released_model_keeps_all_but_its_positions(arch, trained, released):
-    start = ["--finetune-from-model", released, "--init-positions", "--lr", 0, "--max-epoch", 1]
+def test_a_released_model_keeps_all_but_its_positions(arch, release):
+    before, path = release
+    start = ["--finetune-from-model", path, "--init-positions", "--lr", 0, "--max-epoch", 1]
     started = train("masked_lm", "--arch", arch, *OPTIONS, *start)
-    before, after = trained.checkpoint()["model"], started.checkpoint()["model"]
-    kept = [name for name in before if name in after and not name.endswith(NOT_WEIGHTS)]
-    assert set(before) - set(after) == {"encoder.sentence_encoder.embed_positions.weight"}
-    for name in kept:
-        assert torch.equal(before[name], after[name]), name
-    new = {name for name in after if name not in before and not name.endswith(NOT_WEIGHTS)}
-    assert all(f"{name} " in started.run.log for name in new)
+    after = started.checkpoint()["model"]
+    assert before.keys() - after.keys() == {"encoder.sentence_encoder.embed_positions.weight"}
+    for name in after:
+        if not name.endswith(NOT_WEIGHTS):
+            kept = name in before and torch.equal(before[name], after[name])
+            assert kept or (name not in before and f"{name} " in started.run.log), name
 
 
 @pytest.mark.slow
-def test_training_from_a_release_is_that_of_fairseq(released):
-    start = ["--finetune-from-model", released, "--max-epoch", 3]
+def test_training_from_a_release_is_that_of_fairseq(release):
+    start = ["--finetune-from-model", release[1], "--max-epoch", 3]
     theirs = train("masked_lm", "--arch", "roberta_base", *OPTIONS, *start)
     ours = train("masked_lm", "--arch", "roberta_learned", *OPTIONS, *start)
     for group, key in (("train", "loss"), ("train", "gnorm"), ("valid", "loss")):

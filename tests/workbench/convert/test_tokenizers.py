@@ -3,15 +3,14 @@
 No other tests compare texts: a space, a merge or a number that differs is found nowhere else.
 """
 
-from __future__ import annotations
-
-import itertools
 import random
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
 import sentencepiece
+import torch
 from fairseq.data import Dictionary
 from fairseq.data.encoders import gpt2_bpe_utils
 from tokenizers import Tokenizer
@@ -19,7 +18,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from binarize import formats
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.convert import tokenizer as module
+from fairseq_posenc.workbench.convert.tokenizer import build_tokenizer, find_tokenization
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint, data_bin, export_to, refuse_export
 from tests.helpers.preprocess import binarize, write_bpe, write_pieces
@@ -27,29 +26,29 @@ from tests.helpers.preprocess import binarize, write_bpe, write_pieces
 SYLLABLES = ["ba", "ré", "ti", "nou", "ß", "ka", "lo", "1", "2", ",", "ment"]
 
 
-def sentences(count=60, seed=0):
-    rng = random.Random(seed)
+def sentences(count=60):
+    rng = random.Random(0)
     words = ["".join(rng.choices(SYLLABLES, k=rng.randint(1, 4))) for _ in range(80)]
     return [" ".join(rng.choices(words, k=rng.randint(1, 9))) for _ in range(count)]
 
 
-SPACED = [line.replace(" ", "  ") for line in sentences(20)]
+TEXT = [*sentences(), *(line.replace(" ", "  ") for line in sentences(20))]
+HOSTILE = ["ba  ré\tti", " ba  ré ", "½ ① ﬁn x", "ba" * 20, "𝔸 it's 12", "日本", ""]
 
 
 def joined(lines):
     return [" ".join(line.split()) for line in lines]
 
 
-def train_pieces(kind, **flags):
+def train_pieces(kind, size=50, **flags):
     """Train a sentencepiece model; return its file and the model."""
-    options = {"model_type": kind, "vocab_size": 90 if kind == "bpe" else 50, **flags}
-    lines = [*sentences(), *SPACED]
-    path = write_pieces(new_directory(), options.pop("vocab_size"), lines, **options)
+    path = write_pieces(new_directory(), size, TEXT, model_type=kind, **flags)
     return path, sentencepiece.SentencePieceProcessor(model_file=str(path))
 
 
-def as_sentencepiece(kind, **flags):
-    path, processor = train_pieces(kind, **flags)
+# Of each tokenization: its name or files, how fairseq cuts lines, and what it decodes them to.
+def as_sentencepiece(kind, size, **flags):
+    path, processor = train_pieces(kind, size, **flags)
     given = joined if flags.get("remove_extra_whitespaces", True) else list
 
     def cut(lines):
@@ -60,14 +59,10 @@ def as_sentencepiece(kind, **flags):
 
 
 def as_gpt2():
-    """Cut texts as fairseq does; a dictionary has the numbers of pieces."""
+    """A dictionary has the numbers of pieces."""
     folder = write_bpe(new_directory(), sentences(), merges=6)
     encoder = gpt2_bpe_utils.get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
-
-    def cut(lines):
-        return [[str(number) for number in encoder.encode(line)] for line in lines]
-
-    return folder, cut, list
+    return folder, lambda lines: [[*map(str, encoder.encode(line))] for line in lines], list
 
 
 def as_characters(space):
@@ -77,6 +72,10 @@ def as_characters(space):
     return "characters", cut, lambda lines: [x.replace("▁", " ") for x in cut(lines)]
 
 
+def as_words():
+    return "words", lambda lines: [line.split() for line in lines], joined
+
+
 FLAGS: list[dict[str, Any]] = [
     *({"normalization_rule_name": rule} for rule in ("identity", "nmt_nfkc")),
     {"add_dummy_prefix": False},
@@ -84,32 +83,31 @@ FLAGS: list[dict[str, Any]] = [
     {"remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True},
     {"split_by_whitespace": False},
 ]
-CASES = [
-    *(partial(as_sentencepiece, kind, **flags) for kind in ("bpe", "unigram") for flags in FLAGS),
-    *(as_gpt2, partial(as_characters, ""), partial(as_characters, "▁")),
-    lambda: ("words", lambda lines: [line.split() for line in lines], joined),
-]
+TOKENIZATIONS = {
+    **{f"bpe-{flags}": partial(as_sentencepiece, "bpe", 90, **flags) for flags in FLAGS},
+    **{f"unigram-{flags}": partial(as_sentencepiece, "unigram", 50, **flags) for flags in FLAGS},
+    **{"gpt2": as_gpt2, "words": as_words, "characters": partial(as_characters, "")},
+    "characters and spaces": partial(as_characters, "▁"),
+}
 
 
-@pytest.mark.parametrize("make", CASES)
-def test_numbers_are_those_of_the_dictionary_and_are_decoded(make):
+@pytest.mark.parametrize("name", TOKENIZATIONS)
+def test_numbers_are_those_of_the_dictionary_and_are_decoded(name):
     """Also where it lacks pieces; decoded where it has all."""
-    tokenization, cut, decode = make()
-    text = [*sentences(), *SPACED]
-    lines = [*text, "ba  ré\tti", " ba  ré ", "½ ① ﬁn x", "ba" * 20, "𝔸 it's 12", "日本", ""]
-    for known in (sentences(20), text):
+    tokenization, cut, decode = TOKENIZATIONS[name]()
+    lines = [*TEXT, *HOSTILE]
+    for known in (sentences(20), TEXT):
         dictionary = Dictionary()
-        for symbol in itertools.chain(*cut(known)):
+        for symbol in chain(*cut(known), ["<mask>"]):
             dictionary.add_symbol(symbol)
-        dictionary.add_symbol("<mask>")
         dictionary.finalize()
-        tokenizer = module.build_tokenizer(tokenization, dictionary)
+        tokenizer = build_tokenizer(tokenization, dictionary)
         found = tokenizer.encode_batch(lines, add_special_tokens=False)
         size = len(dictionary)  # later numbers are unknown to a model
         read = [[i if i < size else dictionary.unk() for i in each.ids] for each in found]
         assert read == [[dictionary.index(symbol) for symbol in line] for line in cut(lines)]
-    ids = [each.ids for each in tokenizer.encode_batch(text, add_special_tokens=False)]
-    assert tokenizer.decode_batch(ids) == decode(text)
+    ids = [each.ids for each in tokenizer.encode_batch(TEXT, add_special_tokens=False)]
+    assert tokenizer.decode_batch(ids) == decode(TEXT)
 
 
 @pytest.mark.parametrize(
@@ -117,47 +115,43 @@ def test_numbers_are_those_of_the_dictionary_and_are_decoded(make):
     [
         ({"treat_whitespace_as_suffix": True}, "spaces at the ends"),
         ({"user_defined_symbols": ["<x>"]}, "user-defined symbols"),
-        ({"byte_fallback": True, "vocab_size": 400}, "single bytes"),
+        ({"byte_fallback": True, "size": 400}, "single bytes"),
     ],
 )
 def test_sentencepiece_models_that_no_tokenizer_copies_are_refused(flags, message):
     path, _ = train_pieces("bpe", **flags)
     with pytest.raises(UserError, match=message):
-        module.build_tokenizer(path, Dictionary())
+        build_tokenizer(path, Dictionary())
 
 
 def test_a_tokenizer_loads_with_its_special_symbols():
     folder, cut, _ = as_gpt2()
     trained = checkpoint("masked_lm", "learned", data_bin("masked_lm", [*map(str, range(262))]))
-    out = export_to(trained, tokens=str(folder))
-    tokenizer = AutoTokenizer.from_pretrained(out)
-    dictionary = trained.task.source_dictionary
+    out = export_to(trained, "--tokens", folder)
+    tokenizer, dictionary = AutoTokenizer.from_pretrained(out), trained.task.source_dictionary
     for line in ["ba tiba", "1 é", "日本"]:
-        text = " ".join(["<s>", *cut([line])[0]])
-        expected = dictionary.encode_line(text, append_eos=True, add_if_not_exist=False).tolist()
+        expected = [0, *map(dictionary.index, *cut([line])), 2]
         assert tokenizer(line)["input_ids"] == expected
         assert tokenizer.decode(expected, skip_special_tokens=True) == line
     mask = dictionary.index("<mask>")
-    for name, index in zip(("bos", "pad", "eos", "unk", "cls", "sep", "mask"), (0, 1, 2, 3, 0, 2)):
-        assert getattr(tokenizer, f"{name}_token_id") == index
-    assert tokenizer.mask_token_id == mask
-    before, after = cut(["ba", " 1"])
-    symbols = " ".join(["<s>", *before, "<mask>", *after])
-    masked = dictionary.encode_line(symbols, add_if_not_exist=False)
-    scores = trained.model(masked[None].long())[0][0, masked.tolist().index(mask)]
+    special = {"bos": 0, "pad": 1, "eos": 2, "unk": 3, "cls": 0, "sep": 2, "mask": mask}
+    assert {name: getattr(tokenizer, f"{name}_token_id") for name in special} == special
+    before, after = ([*map(dictionary.index, part)] for part in cut(["ba", " 1"]))
+    masked = torch.tensor([[0, *before, mask, *after, 2]])
+    scores = trained.model(masked)[0][0, len(before) + 1]
     model = AutoModelForMaskedLM.from_pretrained(out)
     filled = pipeline("fill-mask", model=model, tokenizer=tokenizer)("ba <mask> 1")
     assert [answer["token"] for answer in filled] == scores.topk(5).indices.tolist()
 
 
 def test_two_sentencepiece_models_of_one_dictionary_are_two_tokenizers():
-    models = [train_pieces("unigram", vocab_size=size) for size in (40, 50)]
+    models = [train_pieces("unigram", size) for size in (40, 50)]
     processors = [processor for _, processor in models]
     pieces = [each.id_to_piece(n) for each in processors for n in range(3, len(each))]
     data = data_bin("translation", list(dict.fromkeys(pieces)))
     for language, (path, _) in zip(("de", "en"), models):
-        (data / f"sentencepiece.{language}.model").write_bytes(path.read_bytes())
-    out = export_to(checkpoint("translation", "none", data), tokens=str(data))
+        path.rename(data / f"sentencepiece.{language}.model")
+    out = export_to(checkpoint("translation", "none", data), "--tokens", data)
     for folder, processor in zip((out, out / "target"), processors):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         found = [tokenizer.encode(line, add_special_tokens=False).tokens for line in sentences()]
@@ -173,21 +167,19 @@ def test_two_sentencepiece_models_of_one_dictionary_are_two_tokenizers():
 )
 def test_a_dictionary_of_other_pieces_is_refused(symbols, message, capsys):
     """Pieces are there by their numbers in GPT-2's file; one is so by its name as well."""
-    folder, _, _ = as_gpt2()
     trained = checkpoint("masked_lm", "learned", data_bin("masked_lm", symbols))
-    assert message in refuse_export(capsys, trained, "--tokens", folder)
-    export_to(trained, tokens="none")
+    assert message in refuse_export(capsys, trained, "--tokens", as_gpt2()[0])
+    export_to(trained, "--tokens", "none")
 
 
 def test_a_data_folder_says_what_cut_its_text(tmp_path):
     with pytest.raises(UserError, match="say with --tokens"):
-        module.find_tokenization(None, tmp_path, "")
+        find_tokenization(None, tmp_path, "")
     (tmp_path / "text").write_text("one two\n")
     for way, words in (("words", ["--words"]), ("characters", [])):
-        made = tmp_path / way
-        given = ["--train", tmp_path / "text", "--out", made, *words]
+        given = ["--train", tmp_path / "text", "--out", tmp_path / way, *words]
         binarize(formats.plain, *given, characters=not words)
-        assert module.find_tokenization(None, made, "") == way
+        assert find_tokenization(None, tmp_path / way, "") == way
     (tmp_path / "sentencepiece.de.model").touch()
-    assert module.find_tokenization(None, tmp_path, "de").name == "sentencepiece.de.model"
-    assert module.find_tokenization("words", tmp_path, "de") == "words"
+    assert find_tokenization(None, tmp_path, "de").name == "sentencepiece.de.model"
+    assert find_tokenization("words", tmp_path, "de") == "words"
