@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall
-from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
 from fairseq_posenc.backends.blocked.geometry import find_near, split
 from fairseq_posenc.backends.blocked.operands import lay_out
@@ -112,7 +111,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     sums: Tensor = Blocks.apply(work, *operands)
     attended = sums.flip(2)  # the last query was stored first
     if call.dropout:
-        attended.mul_(compute_kept_factor(call.dropout))  # which blocks leave out
+        attended.mul_(1 / (1 - call.dropout))  # which blocks leave out
     if call.mask.may_hide_all:  # padding or pairs may leave a query without any key: zeros
         visible = call.mask.count_visible(sums.size(2), call.key.size(2), sums.device)
         attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]

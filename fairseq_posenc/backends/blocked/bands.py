@@ -15,7 +15,6 @@ tokens, queries or keys, in tiles of N.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,61 +27,36 @@ MAX_TILE, MIN_TILE = 64, 16
 FEW_TOKENS = 128
 
 
-def multiply_rows(
-    x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool, in_tiles: bool = False
-) -> Tensor:
-    """Multiply tokens with the table rows of their pairs, q_i.Q_r or k_j.K_r: ``(k, h, M, W)``.
+def multiply_rows(x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
+    """Multiply tokens with the table rows of their pairs, q_i.Q_r or k_j.K_r, or distinct rows.
 
     Args:
         x: ``(k, h, n, D)``.
         rows: ``(G, M + W - 1, D)``, or distinct ones ``(G, U, D)``.
         index: which of the distinct rows each distance has, ``(M + W - 1,)``.
         of_keys: whether the tokens are keys.
-        in_tiles: whether the result may be a view, ``(k, h, tiles, N, W)``.
+
+    Returns:
+        Numbers of pairs, ``(k, h, M, W)``, or with an index what :func:`look_up` takes.
     """
-    pairs: Tensor
     if index is not None:
-        factor = rows[0] if len(rows) == 1 else rows  # one product for all heads
-        products = rows @ x.mT if of_keys else x @ factor.mT  # [k, h, U, W] or [k, h, M, U]
-        pairs = Spread.apply(products, index, of_keys)
-        return pairs
+        return rows @ x.mT if of_keys else x @ (rows[0] if len(rows) == 1 else rows).mT
     # In a tile of N, each token is multiplied with N - 1 rows that it does not need: small tiles
     # waste little; but tiles that are too small make slow matrix products.
     tokens = x.size(2)
     missing = -tokens % (MAX_TILE if tokens >= FEW_TOKENS else MIN_TILE)
     if missing:
         x, rows = (F.pad(y, (0, 0, 0, missing)) for y in (x, rows))
-    pairs = Band.apply(x, rows, of_keys)
-    pairs = pairs if of_keys or (in_tiles and not missing) else pairs.flatten(2, 3)
+    pairs: Tensor = Band.apply(x, rows, of_keys)
     return pairs.narrow(3 if of_keys else 2, 0, tokens) if missing else pairs
 
 
-def add_rows(
-    scores: Tensor,
-    x: Tensor,
-    rows: Tensor,
-    index: Tensor | None,
-    of_keys: bool,
-    widths: tuple[int, int, int],
-) -> Tensor:
-    """Add q_i.Q_r or k_j.K_r to scores ``(k, h, M, W)``, in place.
-
-    Args:
-        scores: of the pairs with keys before near ones, with these, and with those after them.
-        x: queries ``(k, h, M, D)``, or keys ``(k, h, W, D)``.
-        rows: of the distances of near keys; pairs with keys before them have the first row, pairs
-            with keys after them the last one.
-        index: see :func:`multiply_rows`.
-        of_keys: whether ``x`` are keys.
-        widths: the numbers of keys before, near and after.
-    """
-    before, near, after = x.split(widths, 2) if of_keys else (x, x, x)
-    pairs = multiply_rows(near, rows, index, of_keys, in_tiles=True)
-    if widths[1] == scores.size(3):
-        return AddParts.apply(scores, widths[1:2], pairs)
-    ends = before @ rows[:, :1].mT, after @ rows[:, -1:].mT  # a number for each token
-    first, last = (numbers.mT if of_keys else numbers for numbers in ends)
-    return AddParts.apply(scores, widths, first, pairs, last)
+def look_up(products: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
+    """Look up the numbers of pairs in the results of :func:`multiply_rows`, ``(k, h, M, W)``."""
+    if index is None:
+        return products
+    pairs: Tensor = Spread.apply(products, index, of_keys)
+    return pairs
 
 
 def sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
@@ -131,16 +105,12 @@ class Band(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, of_keys: bool) -> Tensor:
-        """Multiply ``(k, h, n, D)`` and ``(G, M + W - 1, D)``.
-
-        Returns:
-            The pairs of queries in tiles, ``(k, h, tiles, N, W)``, or of keys, ``(k, h, M, W)``.
-        """
+        """Multiply ``(k, h, n, D)`` and ``(G, M + W - 1, D)`` to ``(k, h, M, W)``."""
         ctx.save_for_backward(x, rows)
         ctx.of_keys = of_keys
         tiles = _unskew(_tile(x, rows) @ _window(rows, x.size(2)).mT, x.shape)
         if not of_keys:
-            return tiles
+            return tiles.flatten(2, 3)
         pairs = x.new_empty(*x.shape[:2], tiles.size(4), x.size(2))
         by_token = tiles.permute(2, 3, 0, 1, 4).reshape(x.size(2), -1)  # [n, k * h * others]
         pairs.view(-1, x.size(2)).copy_(by_token.t())
@@ -191,54 +161,6 @@ class Spread(torch.autograd.Function):
         (index,) = ctx.saved_tensors
         sums = grad.new_zeros(ctx.shape)
         return sums.scatter_add_(ctx.dim, _view_index(index, ctx.shape, ctx.dim), grad), None, None
-
-
-class AddParts(torch.autograd.Function):
-    """Adds numbers to parts of scores, in place; autograd would copy the gradient of a part."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, widths: Sequence[int], *parts: Tensor) -> Tensor:
-        """Add to ``(k, h, M, W)`` what broadcasts to ``(k, h, M, w)`` of each width w, or tiles."""
-        ctx.mark_dirty(scores)
-        ctx.widths, ctx.shapes = widths, [x.shape for x in parts]
-        for of_part, numbers in zip(AddParts.split(ctx, scores), parts):
-            of_part.add_(numbers)
-        return scores
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Sum the gradients of each part; that of the scores is the result's."""
-        of_parts = zip(AddParts.split(ctx, grad), ctx.shapes)
-        return grad, None, *(x.sum_to_size(shape) for x, shape in of_parts)
-
-    @staticmethod
-    def split(ctx: Any, x: Tensor) -> list[Tensor]:
-        """View the parts of ``(k, h, M, W)``, in tiles where the numbers are."""
-        return [
-            part.unflatten(2, shape[2:4]) if len(shape) == 5 else part
-            for part, shape in zip(x.split(ctx.widths, 3), ctx.shapes)
-        ]
-
-
-class Multiply(torch.autograd.Function):
-    """Multiplies the content of pairs, computed again in the backward pass, with their factors."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, *factors: Tensor) -> Tensor:
-        """Multiply q_i.k_j with one or two factors, ``(k, h, M, W)``."""
-        ctx.save_for_backward(query, key, *factors)
-        product = (query @ key.mT) * factors[0]
-        return product.mul_(factors[1]) if len(factors) == 2 else product
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        """Multiply the gradient with all other factors."""
-        query, key, *factors = ctx.saved_tensors
-        content_grad, factor_grads = grad * factors[0], [grad * (query @ key.mT)]
-        if len(factors) == 2:
-            content_grad.mul_(factors[1])
-            factor_grads = [factor_grads[0] * factors[1], factor_grads[0].mul_(factors[0])]
-        return content_grad @ key, (query.mT @ content_grad).mT, *factor_grads
 
 
 def _sum_skewed(x: Tensor, step: int) -> Tensor:

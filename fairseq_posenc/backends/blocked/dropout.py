@@ -27,11 +27,6 @@ def draw_seeds(*shape: int, device: torch.device) -> Tensor:
     return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=device)
 
 
-def compute_kept_factor(rate: float) -> float:
-    """Compute the factor of the kept weights, for a rate below 1."""
-    return 1 / (1 - rate)
-
-
 def compute_keep_threshold(rate: float) -> int:
     """Compute the threshold: a weight is kept if its hash, an int32, is below it."""
     # Rate 0 gives 2^31, which int32 lacks; with 2^31 - 1 it drops one weight of 2^32.

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc.backends import equation
 from fairseq_posenc.backends.base import refuse_second_order
@@ -118,47 +119,63 @@ class Computation:
 
         Queries, or the rows of one table, are scaled already.
         """
-        if not self.product and x.first_query is None:
-            scores = copy_if_kept(x.query @ x.key.mT)
-            if x.gain is not None:  # of the content alone
-                scores = scores * bands.view_by_distance(x.gain, x.query.size(2))
-            if x.query_rows is not None:
-                of_query = x.query, x.query_rows, x.query_index, False
-                scores = bands.add_rows(scores, *of_query, block.widths)
-            if x.key_rows is not None:
-                scores = bands.add_rows(scores, x.key, x.key_rows, x.key_index, True, block.widths)
-            return scores
-        near = self._multiply_near(x)
-        if x.before_key is None or x.after_key is None:
-            return near
-        before = _multiply_far(x, x.before_key, slice(1))
-        return torch.cat([before, near, _multiply_far(x, x.after_key, slice(-1, None))], -1)
-
-    def _multiply_near(self, x: Operands) -> Tensor:
-        """Multiply all parts of near pairs, or add them where some have the rows of a reset."""
-        products = []
-        for tokens, rows, index, reset in (
-            (x.query, x.query_rows, x.query_index, x.query_reset),
-            (x.key, x.key_rows, x.key_index, x.key_reset),
-        ):
-            if rows is None:
-                continue
-            pairs = bands.multiply_rows(tokens, rows, index, of_keys=tokens is x.key)
-            if reset is not None:
-                numbers = (tokens @ reset.mT).unbind(-1)  # two of each token, [k, h, M or W]
-                dim = -2 if tokens is x.key else -1
-                pairs = _insert_reset(x, pairs, *(y.unsqueeze(dim) for y in numbers))
-            products.append(pairs)
-        if self.product and products and x.gain is None:
-            scores: Tensor = bands.Multiply.apply(x.query, x.key, *products)
-            return scores
-        return equation.score(
-            copy_if_kept(x.query @ x.key.mT),
-            products,
-            product=self.product,
-            gain=None if x.gain is None else _view_numbers(x, x.gain, x.gain_reset),
-            add=Tensor.add_,
+        if x.before_key is not None and x.after_key is not None:  # of a product
+            before, near, after = x.before_key, x.key, x.after_key
+        elif block.near == block.keys:
+            return self._combine_near(x, x.key)
+        else:
+            before, near, after = x.key.split(block.widths, 2)
+        parts = (
+            self._combine_far(x, before, slice(1)),
+            self._combine_near(x, near),
+            self._combine_far(x, after, slice(-1, None)),
         )
+        return torch.cat(parts, -1)
+
+    def _combine_near(self, x: Operands, key: Tensor) -> Tensor:
+        """Combine all parts of near pairs."""
+        tables = [
+            (bands.multiply_rows(tokens, rows, index, of_keys), tokens, index, of_keys, reset)
+            for tokens, rows, index, of_keys, reset in (
+                (x.query, x.query_rows, x.query_index, False, x.query_reset),
+                (key, x.key_rows, x.key_index, True, x.key_reset),
+            )
+            if rows is not None
+        ]
+
+        def combine() -> Tensor:
+            products = []
+            for found, tokens, index, of_keys, reset in tables:
+                pairs = bands.look_up(found, index, of_keys)
+                if reset is not None:
+                    numbers = (tokens @ reset.mT).unbind(-1)  # two of each token, [k, h, M or W]
+                    dim = -2 if of_keys else -1
+                    pairs = _insert_reset(x, pairs, *(y.unsqueeze(dim) for y in numbers))
+                products.append(pairs)
+            return equation.score(
+                copy_if_kept(x.query @ key.mT),
+                products,
+                product=self.product,
+                gain=None if x.gain is None else _view_numbers(x, x.gain, x.gain_reset),
+                add=Tensor.add_,
+            )
+
+        if not self.product:
+            return combine()
+        # The gradient of each factor needs the others, which are computed again.
+        scores: Tensor = checkpoint(combine, use_reentrant=False, preserve_rng_state=False)
+        return scores
+
+    def _combine_far(self, x: Operands, key: Tensor, end: slice) -> Tensor:
+        """Combine the parts of pairs that share a row of each table, at the end of its rows."""
+        query = x.query
+        of_query = None if x.query_rows is None else query @ x.query_rows[:, end].mT  # [k, h, M, 1]
+        if self.product:
+            # (q.k) (q.Q) (k.K) is the dot product of (q.Q) q and (k.K) k, which `key` is.
+            return (query if of_query is None else query * of_query) @ key.mT
+        scores = copy_if_kept(query @ key.mT)
+        scores = scores if of_query is None else scores.add_(of_query)
+        return scores if x.key_rows is None else scores.add_((key @ x.key_rows[:, end].mT).mT)
 
     def _list_biases(self, x: Operands, block: Block) -> list[Tensor]:
         """List what is added to the scaled scores."""
@@ -166,7 +183,8 @@ class Computation:
         if x.pair_bias is not None:
             biases.append(x.pair_bias)
         if x.state_rows is not None and x.states is not None:
-            biases.append(bands.multiply_rows(x.states, x.state_rows, x.state_index, of_keys=False))
+            products = bands.multiply_rows(x.states, x.state_rows, x.state_index, of_keys=False)
+            biases.append(bands.look_up(products, x.state_index, of_keys=False))
         if x.query_decay is not None and x.key_decay is not None:
             decay = equation.subtract_sums(x.query_decay, x.key_decay)
             if x.later_query_decay is not None and x.later_key_decay is not None:
@@ -240,17 +258,6 @@ def _transpose(x: Tensor) -> Tensor:
     for target, source in zip(out, x.flatten(1, 2)):  # [n, H * D], [H * D, n]
         target.copy_(source.t())
     return out.unflatten(2, (x.size(1), -1)).transpose(1, 2)  # [B, H, n, D]
-
-
-def _multiply_far(x: Operands, key: Tensor, end: slice) -> Tensor:
-    """Multiply the parts of pairs that share a row of each table, at the end of its rows.
-
-    (q.k) (q.Q) (k.K) is the dot product of (q.Q) q and (k.K) k, which ``key`` is.
-    """
-    query = x.query
-    if x.query_rows is not None:
-        query = query * (query @ x.query_rows[:, end].mT)
-    return query @ key.mT
 
 
 def _view_numbers(x: Operands, numbers: Tensor, reset: Tensor | None) -> Tensor:

@@ -137,7 +137,7 @@ def read_call(call: AttentionCall) -> Problem:
         visible_keys=visible_keys,
         visible_queries=visible_queries,
         dropout=seeds,
-        kept_factor=dropout.compute_kept_factor(rate),
+        kept_factor=1 / (1 - rate),
         scale=terms.scale(query.size(-1)),
         far_low=min(lows, default=0),
         far_high=max(highs, default=0),
