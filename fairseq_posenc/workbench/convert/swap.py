@@ -8,10 +8,7 @@ from pathlib import Path
 import torch
 
 from fairseq_posenc.folders import whole_folder
-from fairseq_posenc.hf import read_positions, set_positions
-from fairseq_posenc.hf.folders import load_model
-from fairseq_posenc.hf.record import is_of_positions
-from fairseq_posenc.hf.saving import CLASS_PREFIX, is_stock
+from fairseq_posenc.hf import folders, read_positions, record, saving, set_positions
 from fairseq_posenc.hf.stock_folders import AUTO_CLASSES
 from fairseq_posenc.position_parameters import LengthRule
 
@@ -49,7 +46,7 @@ def swap_folder(
     """
     with whole_folder(out) as folder:
         torch.manual_seed(seed)
-        model = load_model(source)
+        model = folders.load_model(source)
         old_positions = read_positions(model)
         old = dict(model.named_parameters())
         set_positions(model, spec, max_positions, extend)
@@ -58,9 +55,9 @@ def swap_folder(
         for file in source.iterdir():  # `load_model` has refused links to files elsewhere
             if file.is_file() and _COPIED.fullmatch(file.name):
                 shutil.copy2(file, folder / file.name)
-        stock = is_stock(folder)  # whether transformers loads it without this package
+        stock = saving.is_stock(folder)  # whether transformers loads it without this package
         class_name = json.loads((folder / "config.json").read_bytes())["architectures"][0]
-    both = [name for name in new if name in old and is_of_positions(name)]  # in both models
+    both = [name for name in new if name in old and record.is_of_positions(name)]  # in both models
     # Model class -> the first Auto class that loads it: reversed, as the last entry stays.
     found = {x._model_mapping.get(type(model.config), None): x for x in reversed(AUTO_CLASSES)}
     auto = found[type(model)].__name__
@@ -71,7 +68,7 @@ def swap_folder(
         *(f"in the new model alone: {x} {tuple(new[x].shape)}" for x in new if x not in old),
         *(f"in the old model alone: {x} {tuple(old[x].shape)}" for x in old if x not in new),
         f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'} "
-        f"({class_name.removeprefix(CLASS_PREFIX)}): positions: {read_positions(model)} "
+        f"({class_name.removeprefix(saving.CLASS_PREFIX)}): positions: {read_positions(model)} "
         f"(max_positions {model.config.position_encoding_max_positions:,})",
         f"load it by {auto}.from_pretrained" + ("" if stock else _IMPORTS),
     ]

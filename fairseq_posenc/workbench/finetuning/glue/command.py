@@ -17,9 +17,7 @@ from fairseq_posenc.workbench.finetuning.glue.worker import fine_tune
 from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS
 from fairseq_posenc.workbench.finetuning.recipes import format_override
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
-from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import visible_gpus
-from fairseq_posenc.workbench.running.programs import run_here
+from fairseq_posenc.workbench.running import devices, options, programs
 from fairseq_posenc.workbench.running.progress import say
 
 
@@ -80,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
         say(f"{len(planned)} runs, {len(tasks)} of them not finished yet; results: {out}")
         try:  # a run that fails does not stop the others
             if slurm is None:
-                run_here(tasks, args.jobs or len(visible_gpus()) or 1)
+                programs.run_here(tasks, args.jobs or len(devices.visible_gpus()) or 1)
             elif tasks:
                 from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit
 

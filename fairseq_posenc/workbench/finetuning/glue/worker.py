@@ -27,17 +27,14 @@ from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
 from fairseq_posenc.workbench.finetuning.recipes import train
 from fairseq_posenc.workbench.loading.checkpoints import read_updates, updates_done, write_state
 from fairseq_posenc.workbench.loading.open_model import open_model
-from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.exit_codes import run_main
-from fairseq_posenc.workbench.running.logs import TRAIN_LOG
-from fairseq_posenc.workbench.running.programs import Environment, run_logged
+from fairseq_posenc.workbench.running import devices, exit_codes, logs, programs
 from fairseq_posenc.workbench.running.progress import say
 
 _MODULE = "fairseq_posenc.workbench.finetuning.glue.worker"  # __name__ may be "__main__"
 _BATCH_SIZE = 32  # sentences, in evaluation
 
 
-def fine_tune(run: GlueRun, out: Path, environment: Environment) -> None:
+def fine_tune(run: GlueRun, out: Path, environment: programs.Environment) -> None:
     """Train a run, or continue, and evaluate it in a process of its own; skip a finished one.
 
     Args:
@@ -55,7 +52,7 @@ def fine_tune(run: GlueRun, out: Path, environment: Environment) -> None:
                 train(run.command, folder, lock, run.label, run.max_update, run.metric, environment)
             # `run_logged` looks up a bare name in the folder of the running Python.
             evaluation = [Path(sys.executable).name, "-m", _MODULE, str(folder)]
-            run_logged(evaluation, folder / TRAIN_LOG, lock, environment=environment)
+            programs.run_logged(evaluation, folder / logs.TRAIN_LOG, lock, environment=environment)
         shrink_checkpoints(folder)  # not before the result: the training could not continue
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
@@ -74,7 +71,7 @@ def evaluate(folder: Path) -> None:
     path = folder / BEST
     import_user_dir(Path(open_whole(path)["cfg"]["common"]["user_dir"]))  # the user's encodings
     opened = open_model(path, option="best checkpoint")
-    model = opened.model.to(choose_device())
+    model = opened.model.to(devices.choose_device())
     data = open_glue_data(opened.data)  # with its task, and the splits that it has
     splits = data.task.valid_splits
     suffixes = ("_m", "_mm") if len(splits) > 1 else ("",)  # only MNLI has two sets
@@ -137,4 +134,4 @@ def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> boo
 
 
 if __name__ == "__main__":
-    sys.exit(run_main(lambda: evaluate(Path(sys.argv[1]))))
+    sys.exit(exit_codes.run_main(lambda: evaluate(Path(sys.argv[1]))))
