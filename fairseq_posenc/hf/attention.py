@@ -50,11 +50,6 @@ class AttentionPositions(AttentionCore, nn.Module):
         positions: positions of the stack, which are not kept.
         stack: the stack of the model, which is not kept.
         index: number of the layer.
-
-    Attributes:
-        cosine_width: width of the cosines that the model's attention is called with; 0 for none.
-        is_rotated: whether the model's own code applies the rotation, with our cosines and sines.
-        decay_place: index of the cache layer, after those of keys, for forget gates; None without.
     """
 
     def __init__(self, positions: HFStackPositions, stack: Stack, index: int) -> None:
@@ -63,13 +58,15 @@ class AttentionPositions(AttentionCore, nn.Module):
         head_dim = getattr(attention, "head_dim", positions.dims.head_dim)
         self.dims = positions.dims._replace(own_head_dim=head_dim)  # encodings fit either width
         self.num_heads, self.head_dim = self.dims.num_heads, self.dims.head_dim
+        # The width of the cosines that the model's attention is called with; 0 for none.
         self.cosine_width = stack.find_cosine_width(attention)
         self.encodings = build_layer(positions.spec, positions.dims, index)
         self.kind = positions.spec.layer_kind(index)
         self.family = stack.family
         first = dict(enumerate(positions.directions.split(",")))  # those of the first layers
         self.direction = first.get(index) or ("lr" if self.dims.causal else "both")
-        self.is_rotated = positions.is_rotated[index]
+        self.is_rotated = positions.is_rotated[index]  # whether the model's own code rotates
+        # The layer of the cache, after those of keys, for forget gates; None without.
         self.decay_place = len(stack.layers) + index if self.kind in positions.gated_kinds else None
         self.backend = positions.backend
 

@@ -50,12 +50,11 @@ class Family:
     # embeddings that it looks up, a decoder also those that it is called with.
     scale: str = ""
     # Names of the query and key projections in an attention, or only the name of the projection
-    # that contains all.
+    # that contains all; in `query_key_value`, those of a head are side by side.
     projections: tuple[str, ...] = ("q_proj", "k_proj")
     # The projection whose weight's name files give to our record of the positions, so that stock
     # classes refuse the files; empty for the first of `projections`.
     guarded: str = ""
-    by_head: bool = False  # whether that has the queries, keys and values of a head side by side
     bias: str = ""  # path of the table of distances in the first layer's attention
     sinks: str = ""  # name of the parameter of sinks in an attention
     temperature: str = ""  # key of `rope_parameters` for larger scores of later queries
@@ -105,7 +104,8 @@ class Family:
         query, *others = (projection(rows) for projection in projections)
         if others:
             key = others[0]
-        elif self.by_head or not getattr(attention, "multi_query", True):  # GPTBigCode
+        elif "query_key_value" in self.projections or not getattr(attention, "multi_query", True):
+            # GPTBigCode has a `multi_query`.
             query, key, _ = query.unflatten(-1, (dims.num_heads, 3, -1)).unbind(2)  # [R, H, D] each
             query, key = query.flatten(1), key.flatten(1)
         else:  # all queries, then all keys, then as many values
@@ -332,10 +332,8 @@ _TYPES: dict[Family, str] = {
     replace(_ROTARY, temperature="llama_4_scaling_beta"): "ministral3",
     replace(_ROTARY, attention="attn", projections=("Wqkv",)): "modernbert",
     replace(_ROTARY, attention="attn"): "modernbert-decoder",
-    replace(_ROTARY, projections=("query_key_value",), by_head=True): "persimmon",
-    replace(
-        _ROTARY, attention="attention", projections=("query_key_value",), by_head=True
-    ): "gpt_neox",
+    replace(_ROTARY, projections=("query_key_value",)): "persimmon",
+    replace(_ROTARY, attention="attention", projections=("query_key_value",)): "gpt_neox",
     replace(_ROTARY, projections=("qkv_proj",)): "phi3",
     replace(_ROTARY, sections=(8, 12, 12)): "glm4v_moe_text glm_image_text",
     replace(_ROTARY, sections=(16, 24, 24)): "qwen2_vl_text qwen2_5_vl_text",

@@ -15,8 +15,8 @@ from fairseq_posenc.encodings.rope import read_rope
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
 from fairseq_posenc.errors import UserError, shortened, suggest
 from fairseq_posenc.hf.families import Family, find_family
-from fairseq_posenc.hf.record import RecordedPositions
 from fairseq_posenc.hf.settings import LENGTH_FIELD, SPEC_FIELD
+from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.registry import options as options_of
 from fairseq_posenc.specs import Item, Items, Spec, parse, split_spec
 
@@ -66,13 +66,13 @@ def count_positions(model: Any) -> int:
     return int(getattr(model, LENGTH_FIELD, None) or read_trained_length(model))
 
 
-def _find_positions(model: Any) -> RecordedPositions | None:
+def _find_positions(model: Any) -> StackPositions | None:
     """Find the positions of a model's first stack; None for a stock model or a configuration.
 
     A configuration may have been copied from a model with other positions.
     """
     parts = model.modules() if isinstance(model, nn.Module) else ()
-    return next((part for part in parts if isinstance(part, RecordedPositions)), None)
+    return next((part for part in parts if isinstance(part, StackPositions)), None)
 
 
 def read_limit(model: Any) -> int | None:

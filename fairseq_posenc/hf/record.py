@@ -17,14 +17,12 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.families import Family, find_family
 from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELDS
-from fairseq_posenc.identity import STATE_KEY, Identity, is_identity
+from fairseq_posenc.identity import STATE_KEY, is_identity
 from fairseq_posenc.specs import Spec, parse
 
 logger = logging.getLogger(__name__)
@@ -33,27 +31,6 @@ RECORD = f"{POSITIONS}.{STATE_KEY}"  # a stack's record of its positions
 SUFFIX = ".fairseq_posenc_set_positions_first"  # what to do, for whoever reads such an error
 # A pattern of modules that PEFT leaves alone. It warns, and quotes this, where a model has none.
 _EXCLUDED = rf"(?#call fairseq_posenc.hf.set_positions first)(.*\.)?{POSITIONS}"
-
-
-class RecordedPositions(nn.Module):
-    """Base of the positions of a stack, whose state dict records what its weights depend on."""
-
-    spec: Spec
-    dims: Dims
-    directions: str
-
-    def get_extra_state(self) -> Tensor:
-        """Build the record for the state dict: the spec, and the length of the training."""
-        return Identity(self.spec, self.directions, self.dims.trained_length).to_tensor()
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Compare the record of a state dict with these positions; refuse others, set nothing."""
-        if state.dim() != 1:  # a matrix: the weight of the stock model that has this name in files
-            raise UserError("the weights are of a model whose positions were not set")
-        theirs = Identity.from_tensor(state)
-        ours = Identity.from_tensor(self.get_extra_state())
-        if differences := theirs.position_differences(ours):  # "trained with X, the model has Y"
-            raise UserError(f"weights {differences[0]}: set their positions before loading")
 
 
 def stock_name_of_record(config_class: Any) -> str:

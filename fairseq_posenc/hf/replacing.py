@@ -65,14 +65,14 @@ def replace_positions(
         if settings.boundary_id is None:
             settings = settings._replace(boundary_id=earlier.boundary_id)
     old_length = count_positions(model)
-    length = settings.max_positions or old_length
+    settings = settings._replace(max_positions=settings.max_positions or old_length)
     plans: list[StackPlan] = []
     notes: list[str] = []
     # A model of a single stack takes the first of the two specs, whichever stack it is.
     for stack, text in zip(stacks, (settings.spec, settings.decoder_spec or settings.spec)):
-        old_spec, new_spec = _read_specs(model, stack, text)
+        old_spec, new_spec = _read_specs(stack, text)
         directions = settings.directions if stack is stacks[0] else ""  # a decoder has none
-        plan = StackPlan.make(new_spec, stack, length, directions, settings.boundary_id)
+        plan = StackPlan.make(new_spec, stack, settings._replace(directions=directions))
         notes += _copy_weights(plan, old_spec, old_length, extend)
         if new_spec.items and not {item.name for item in new_spec.items} & {*names()}:  # not `none`
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
@@ -86,15 +86,10 @@ def replace_positions(
     # With an encoder, caches also have all of its keys, which a window must not drop.
     if stacks[0].is_decoder_alone:
         _limit_caches(stacks[0], first)
-    PositionSettings(
-        spec=str(first),
-        max_positions=length,
-        decoder_spec=str(last) if last != first else None,
-        directions=plans[0].positions.directions,
-        boundary_id=settings.boundary_id,
-    ).write(model.config)
+    settings = settings._replace(spec=str(first), directions=plans[0].positions.directions)
+    settings._replace(decoder_spec=str(last) if last != first else None).write(model.config)
     for config in (model.config, *(stack.config for stack in stacks)):
-        write_length(config, length)
+        write_length(config, plans[0].positions.dims.max_positions)
 
 
 def _find_supported_family(model: PreTrainedModel) -> Family:
@@ -111,11 +106,10 @@ def _find_supported_family(model: PreTrainedModel) -> Family:
     return family
 
 
-def _read_specs(model: PreTrainedModel, stack: Stack, text: str) -> tuple[Spec | None, Spec]:
+def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
     """Read the present spec of a stack, None if no spec describes it, and parse the new one."""
-    earlier = getattr(stack.module, POSITIONS, None)  # if positions were set
     try:
-        old_spec = read_spec(model) if earlier is None else earlier.spec
+        old_spec = read_spec(stack.module)
     except UserError:
         if names_own(text):
             raise
@@ -134,15 +128,13 @@ class StackPlan(NamedTuple):
     parts: dict[nn.Module, HFStackPositions | AttentionPositions]  # of it and each self-attention
 
     @classmethod
-    def make(
-        cls, spec: Spec, stack: Stack, max_positions: int, directions: str, boundary_id: int | None
-    ) -> "StackPlan":
+    def make(cls, spec: Spec, stack: Stack, settings: PositionSettings) -> "StackPlan":
         """Build the modules, with new weights: see :class:`HFStackPositions`."""
         _refuse_unfit(spec, stack)
         weight = next(stack.module.parameters())
         # A model that is being loaded is on the device "meta", where constants cannot be computed.
         with torch.device("cpu" if weight.is_meta else weight.device):
-            positions = HFStackPositions(spec, stack, max_positions, directions, boundary_id)
+            positions = HFStackPositions(spec, stack, settings)
             parts: dict[nn.Module, Any] = {stack.module: positions}
             for index, attention in enumerate(stack.attentions):
                 parts[attention] = AttentionPositions(positions, stack, index)

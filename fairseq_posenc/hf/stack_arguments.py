@@ -33,14 +33,6 @@ class StackArguments:
         positions: positions of the stack.
         stack: the stack of the model.
 
-    Attributes:
-        inputs: the new tokens, ``(B, T)``, or their embeddings, ``(B, T, C)``.
-        mask: the caller's mask, in any form.
-        real: 0 of a mask ``(B, S)`` as False, all else as True; None with another mask or none.
-        cache: the cache of the keys and values of self-attention, or None.
-        ids: the caller's position ids, ``(B or 1, T)`` or ``(B or 1, T, axes)``, or None.
-        text_ids: those of the text alone, ``(B or 1, T)``, which show where it is packed, or None.
-
     Raises:
         UserError: position ids have another shape, or are on axes that the encodings do not have;
             or an argument is of this package's modules.
@@ -54,14 +46,15 @@ class StackArguments:
         if "document_ids" in named:
             raise UserError("document_ids: pass position_ids that begin at 0 in each document")
         self.tokens: Tensor | None = named.get("input_ids")  # (B, T); None: embeddings
-        self.inputs: Tensor = named["inputs_embeds"] if self.tokens is None else self.tokens
+        inputs = named["inputs_embeds"] if self.tokens is None else self.tokens
+        self.inputs: Tensor = inputs  # (B, T), or embeddings (B, T, C)
         mask = named.get("attention_mask")
         # `generate` makes a mask for each type of layer: our `make_mask` (attention.py) returns the
         # padding for all. Stock masks, of a model around this one, are None if they hide nothing.
         masks = mask.values() if isinstance(mask, dict) else [mask]
-        self.mask: Any = next((x for x in masks if x is not None), None)
+        self.mask: Any = next((x for x in masks if x is not None), None)  # in any form
         rows = self.mask if isinstance(self.mask, Tensor) and self.mask.dim() == 2 else None
-        self.real: Tensor | None = None if rows is None else rows.ne(0)
+        self.real: Tensor | None = None if rows is None else rows.ne(0)  # padding is False, (B, S)
         self.cache: Any = find_self_cache(named.values())
         given = named.get("past_key_values", named.get("cache"))
         if given is not None and self.cache is None:  # its tokens would not be counted
@@ -83,6 +76,8 @@ class StackArguments:
             batch, tgt_len = self.inputs.shape[:2]
             ids = read_position_ids("position_ids", ids, readers, batch, (tgt_len,))  # axes last
         first_id = stack.family.first_id(stack.config)
+        # The caller's ids, (B or 1, T) or (B or 1, T, axes), or None; and those of the text alone,
+        # (B or 1, T), which show where it is packed, or None.
         self.ids = self._count_from_zero(ids, first_id) if first_id else ids
         self.text_ids = text_ids if self.ids is None or self.ids.dim() == 3 else self.ids
 

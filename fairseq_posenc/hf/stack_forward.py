@@ -27,10 +27,10 @@ from fairseq_posenc.hf.caches import MAKE_CACHES, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.derived import Derived, begin_pass
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_trained_length
-from fairseq_posenc.hf.record import RecordedPositions, exchange_names
-from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
+from fairseq_posenc.hf.record import exchange_names
+from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS, PositionSettings
 from fairseq_posenc.hf.stack_arguments import StackArguments
-from fairseq_posenc.identity import format_directions, parse_directions
+from fairseq_posenc.identity import Identity, format_directions, parse_directions
 from fairseq_posenc.modules.input_checks import check_embeddings
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import may_sync
@@ -41,57 +41,37 @@ Cosines = tuple[Tensor, Tensor]  # cosines and sines, each `(B or 1, T, width)`
 
 
 class PassState(NamedTuple):
-    """The position state of a forward pass, which a stack passes to its layers.
+    """The position state of a forward pass, which a stack passes to its layers."""
 
-    Attributes:
-        cosines: by kind of layer, those by which the model's own code rotates.
-        plain: by width, cosines of 1 and sines of 0, which rotate nothing.
-        shared: position state of the stack; None if the model's own attention is used.
-        need_weights: whether attention weights are requested.
-        is_uncounted: whether counting gives other positions, ``()``; None: no ids, no documents.
-        inputs: input of the layer, ``(B, T, C)``; each layer sets it, and the next two, in a copy.
-        cache, callers: cache of the keys, or None; modules that have called our attention function.
-    """
-
-    cosines: dict[int, Cosines]
-    plain: dict[int, Cosines]
-    shared: tuple[Shared, ...] | None = None
-    need_weights: bool = False
+    cosines: dict[int, Cosines]  # by kind of layer, those by which the model's own code rotates
+    plain: dict[int, Cosines]  # by width, cosines of 1 and sines of 0, which rotate nothing
+    shared: tuple[Shared, ...] | None = None  # None if the model's own attention is used
+    need_weights: bool = False  # whether attention weights are requested
+    # A bool `()`, whether counting gives other positions; None: no ids, no documents.
     is_uncounted: Tensor | None = None
-    inputs: Tensor | None = None
-    cache: Cache | None = None
-    callers: Any = None  # a list
+    # Each layer sets these three in a copy of the state.
+    inputs: Tensor | None = None  # of the layer, `(B, T, C)`
+    cache: Cache | None = None  # of the keys
+    callers: Any = None  # a list of the modules that have called our attention function
 
 
-class HFStackPositions(RecordedPositions, StackPositions):
+class HFStackPositions(StackPositions):
     """The positions of a stack, which become a submodule of it named ``POSITIONS``.
 
     Args:
         spec: encodings of all layers.
         stack: the stack of a model, which is not changed.
-        max_positions: length of the longest sequence.
-        directions: of an encoder's first layers, as in ``lr,rl``; the others are ``both``.
-        boundary_id: token that ends a sentence, or a document of ``documents``; None if unknown.
-
-    Attributes:
-        is_rotated: for each layer, whether the model's code rotates, by our cosines and sines.
-        is_native: whether attention and its caches are the model's; ``replacing`` sets it to False
-            if another stack of the model is not native.
-        stock: name of the attention function that the model had before it got ours.
-        backend: backend of our attention function: FlexAttention if the model had that.
-        gated_kinds: the kinds of layers with forget gates.
+        settings: further arguments of ``set_positions``; ``max_positions`` must be a number.
 
     Raises:
         UserError: the spec does not fit the stack.
     """
 
-    def __init__(
-        self, spec: Spec, stack: Stack, max_positions: int, directions: str, boundary_id: int | None
-    ) -> None:
-        dims = stack.dims(max_positions)
-        super().__init__(
-            spec, dims.embed_dim, dims.num_heads, max_positions, dims.causal, dims.head_dim
-        )
+    def __init__(self, spec: Spec, stack: Stack, settings: PositionSettings) -> None:
+        assert settings.max_positions is not None, "set_positions has found that of the model"
+        dims = stack.dims(settings.max_positions)
+        sizes = (dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal, dims.head_dim)
+        super().__init__(spec, *sizes)
         # Scalings and buckets depend on the length of the training, not on `max_positions`.
         length = read_trained_length(stack.config)
         self.dims = self.dims._replace(trained_on=length)  # for the layers, which are built later
@@ -100,14 +80,14 @@ class HFStackPositions(RecordedPositions, StackPositions):
                 encoding.set_dims(encoding.dims._replace(trained_on=length))
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
-        self.boundary_id = boundary_id
-        self.directions = _read_directions(directions, stack)
+        self.boundary_id = settings.boundary_id
+        self.directions = _read_directions(settings.directions, stack)
         self.is_decoder = stack.is_decoder  # its own attention was built for causal masks
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         with torch.enable_grad():  # else trained rotations would seem fixed
             # Any position shows the form of a rotation.
             rotations = self._rotations(torch.zeros(1, 1, dtype=torch.long))
-        self.is_rotated = [
+        self.is_rotated = [  # for each layer: whether the model's code rotates, by our cosines
             _applies_rotation(stack, attention, rotations[spec.layer_kind(index)])
             for index, attention in enumerate(stack.attentions)
         ]
@@ -122,15 +102,18 @@ class HFStackPositions(RecordedPositions, StackPositions):
             # Such an encoding draws random numbers, which replace the counted positions.
             or any(item.encoding.acts_on == "positions" for item in spec.items)
         )
+        # Whether attention and its caches are the model's; `replacing` sets it to False if another
+        # stack of the model is not native.
         self.is_native = rotates_alone and stack.attends_plainly and is_plain
         before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
         attention = stack.config._attn_implementation
+        # The attention function that the model had before it got ours, and the backend of ours.
         self.stock = before.stock if before and attention == OUR_ATTENTION else attention
         self.backend = "flex" if self.stock == "flex_attention" else "auto"
         if not self.is_native:  # else no backend of ours is used
             assembly.draft_terms(spec, self.dims, self.backend)  # refuses terms that it lacks
         gates = [any(term.name == "decay" for term in terms) for terms in drafts]
-        self.gated_kinds = {kind for kind, is_gated in enumerate(gates) if is_gated}
+        self.gated_kinds = {kind for kind, is_gated in enumerate(gates) if is_gated}  # of layers
         self._refuse_layers_that_differ(stack, rotates_alone)
 
     def _refuse_layers_that_differ(self, stack: Stack, rotates_alone: bool) -> None:
@@ -156,6 +139,19 @@ class HFStackPositions(RecordedPositions, StackPositions):
                 f"{spec}: heads of this model are {' and '.join(map(str, widths))} wide, by layer: "
                 "use own, or encodings without rotations and tables of this width, such as alibi"
             )
+
+    def get_extra_state(self) -> Tensor:
+        """Build the record for the state dict: the spec, and the length of the training."""
+        return Identity(self.spec, self.directions, self.dims.trained_length).to_tensor()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Compare the record of a state dict with these positions; refuse others, set nothing."""
+        if state.dim() != 1:  # a matrix: the weight of the stock model that has this name in files
+            raise UserError("the weights are of a model whose positions were not set")
+        theirs = Identity.from_tensor(state)
+        ours = Identity.from_tensor(self.get_extra_state())
+        if differences := theirs.position_differences(ours):  # "trained with X, the model has Y"
+            raise UserError(f"weights {differences[0]}: set their positions before loading")
 
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
