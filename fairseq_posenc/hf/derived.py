@@ -28,16 +28,10 @@ OWN_CODE = "computes attention by code of its own, which takes no other position
 
 
 class Derived:
-    """Base of mixins: the objects of derived classes are copied and pickled by their stock class.
+    """Base of mixins: objects of derived classes are copied and pickled by their stock class."""
 
-    Attributes:
-        is_first: whether a mixin's methods come before those of other mixins.
-        stock: the stock class; :func:`derive` sets it, and ``mixins``.
-        mixins: the mixins of the class.
-    """
-
-    is_first: ClassVar[bool] = False
-    stock: Any
+    is_first: ClassVar[bool] = False  # whether a mixin's methods come before those of other mixins
+    stock: Any  # the stock class; `derive` sets it, and `mixins`
     mixins: "tuple[type[Derived], ...]"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
