@@ -34,9 +34,7 @@ class _LayerAttention(AttentionCore, StackLayer):
         self.dropout, dims = check_dropout(dropout), self.dims
         kv_heads = dims.num_heads if num_key_value_heads is None else num_key_value_heads
         if kv_heads < 1 or dims.num_heads % kv_heads:
-            raise UserError(
-                f"num_key_value_heads={kv_heads} must divide the queries' {dims.num_heads} heads"
-            )
+            raise UserError(f"num_key_value_heads={kv_heads} must divide {dims.num_heads} heads")
         self.num_key_value_heads = kv_heads
         kv_dim = kv_heads * dims.head_dim
         source_dim = dims.embed_dim if source_dim is None else source_dim
@@ -117,19 +115,18 @@ class SelfAttention(_LayerAttention):
         state = self.select_state(shared)
         positions = state.positions
         input_checks.check_layer_input(x, positions, cache, self.dims.embed_dim)
-        held = Cache() if cache is None else cache
-        input_checks.check_self_cache(
-            held, state, x.size(0), self.num_key_value_heads, self.head_dim
-        )
-        decay = self.encodings.decay(x, positions, held.decay)
-        if held.kept and (held.decay is None) != (decay is None):
-            raise UserError("the cache is of a layer with other encodings: give each its own")
-        terms = self.compute_terms(state, x, decay, held.rows)
-        dropout = self.dropout if self.training else 0.0
-        call, kept = self.make_call(
-            *self.project(x), state, terms, held.kept, None, dropout, need_weights
-        )
+        input_checks.check_self_cache(cache, state, self.num_key_value_heads, self.head_dim)
+        past = past_decay = rows = None
         if cache is not None:
+            past, past_decay, rows = cache.kept, cache.decay, cache.rows
+        decay = self.encodings.decay(x, positions, past_decay)
+        if past is not None and (past_decay is None) != (decay is None):
+            raise UserError("the cache is of a layer with other encodings: give each its own")
+        terms = self.compute_terms(state, x, decay, rows)
+        dropout = self.dropout if self.training else 0.0
+        given = (*self.project(x), state, terms, past, None, dropout, need_weights)
+        call, kept = self.make_call(*given, keeps=cache is not None)
+        if cache is not None and kept is not None:
             cache.kept = kept.select(state.needed_keys(), positions.src_len)
             cache.tokens, cache.decay = positions.src_len, decay
             if not positions.counted:  # the caller gave position_ids

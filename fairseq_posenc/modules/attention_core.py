@@ -158,7 +158,8 @@ class AttentionCore:
         mask: Mask | None = None,
         dropout: float = 0.0,
         need_weights: bool = False,
-    ) -> tuple[AttentionCall, Kept]:
+        keeps: bool = False,
+    ) -> tuple[AttentionCall, Kept | None]:
         """Make the arguments of a backend: rotate, and append to the keys of earlier tokens.
 
         Args:
@@ -172,14 +173,14 @@ class AttentionCore:
             mask: mask of all S keys; by default from the direction, and from ``shared``.
             dropout: probability of dropping a weight.
             need_weights: whether the backend must return the weights.
-
-        Returns:
-            The arguments, and the kept and the new keys, from which the cache selects.
+            keeps: whether to return the kept and the new keys, from which a cache selects.
         """
         query, key = self._rotate(query, key, shared)
         tgt_len, src_len = query.size(2), shared.positions.src_len
-        kept = Kept(key, value) if past is None else past.append(key, value, src_len)
-        key, value, places = kept.with_gaps(tgt_len, src_len)
+        kept = places = None
+        if keeps:
+            kept = Kept(key, value) if past is None else past.append(key, value, src_len)
+            key, value, places = kept.with_gaps(tgt_len, src_len)
         mask = shared.mask.with_direction(self.direction) if mask is None else mask
         # No query sees dropped keys: the first of S, or all but those at `places`, `(K,)` indices.
         dropped = src_len - key.size(2)
@@ -233,11 +234,12 @@ class AttentionCore:
             decay: see there.
             rows: those that earlier steps of decoding have projected; new ones are added.
         """
-        terms, rows = self.collect_terms(shared), rows or ProjectedRows()
-        terms = rows.project(terms, shared.positions, self._project_rows)
-        return (
-            terms if x is None else terms | self.encodings.input_terms(x, shared.positions, decay)
-        )
+        terms, positions = self.collect_terms(shared), shared.positions
+        if rows is None:
+            terms = terms.projected(self._project_rows)
+        else:
+            terms = rows.project(terms, positions, self._project_rows)
+        return terms if x is None else terms | self.encodings.input_terms(x, positions, decay)
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Project rows by distance, ``(R, C)``, as queries and as keys, both ``(H, R, D)``."""

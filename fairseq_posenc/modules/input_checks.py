@@ -28,11 +28,12 @@ def check_layer_input(x: Tensor, positions: Positions, cache: object, embed_dim:
         raise UserError(f"cache must be a Cache, one for each layer, not {type(cache).__name__}")
 
 
-def check_self_cache(cache: Cache, shared: Shared, batch: int, heads: int, head_dim: int) -> None:
+def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: int) -> None:
     """Refuse a cache that does not fit the tokens before, or the batch and heads of the keys."""
-    positions, tokens = shared.positions, cache.tokens
+    positions = shared.positions
     past = positions.src_len - positions.tgt_len
-    if cache.kept and not tokens:  # it holds keys, but of a source, whose tokens do not count
+    kept, tokens = (None, 0) if cache is None else (cache.kept, cache.tokens)
+    if kept and not tokens:  # it holds keys, but of a source, whose tokens do not count
         raise UserError("the cache is not of a SelfAttention")
     if tokens != past:
         raise UserError(
@@ -40,16 +41,16 @@ def check_self_cache(cache: Cache, shared: Shared, batch: int, heads: int, head_
             f"positions were made for past={past} and {positions.tgt_len} new: "
             "positions(embeddings, past=...)"
         )
-    if cache.kept is None:
+    if cache is None or kept is None:
         return
     if cache.ids is not None and positions.counted:  # no caller gave this call's positions
         raise UserError("the tokens in the cache had position_ids: give those of the new ones")
-    held = (*cache.kept.key.shape[:3], cache.kept.value.size(3))  # rotated keys may be wider
+    held = (*kept.key.shape[:3], kept.value.size(3))  # rotated keys may be wider
     # The new queries need the last keys, as of a window, and perhaps the text's first ones.
     last, first = shared.mask.needed_keys(queries=positions.tgt_len)
     needed_length = tokens if last is None else min(tokens, last)
     if first is not None:
-        lacking = int((~torch.isin(first, cache.kept.list_places(tokens))).sum())
+        lacking = int((~torch.isin(first, kept.list_places(tokens))).sum())
         if lacking:
             raise UserError(
                 f"the cache lacks {lacking} of the first keys that these positions need: give "
@@ -57,7 +58,7 @@ def check_self_cache(cache: Cache, shared: Shared, batch: int, heads: int, head_
             )
         # It may hold other first keys, of beams that are gone.
         needed_length = max(needed_length, held[2])
-    needed = (batch, heads, needed_length, head_dim)
+    needed = (positions.batch_size, heads, needed_length, head_dim)
     if held != needed:
         describe = "a batch size of {} and {} heads with {} keys of width {}".format
         raise UserError(

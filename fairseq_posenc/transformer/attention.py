@@ -128,15 +128,15 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             ),
             dropout=float(self.dropout_module.p) if drops else 0.0,
             need_weights=need_weights or need_head_weights,
+            keeps=incremental_state is not None,
         )
-        if incremental_state is not None:
-            stored = kept.select(shared.needed_keys(), positions.src_len)  # for later steps
-            places = stored.places
+        if kept is not None:
+            past_key, past_value, places = kept.select(shared.needed_keys(), positions.src_len)
             if places is not None:  # in each row, see `_read_kept`
                 places = places.to(query.device).expand(query.size(1), -1)
             buffer = {
-                "prev_key": stored.key,
-                "prev_value": stored.value,
+                "prev_key": past_key,
+                "prev_value": past_value,
                 "prev_key_padding_mask": padding,  # of all tokens, also those without a key
                 "prev_places": places,
                 "prev_decay": decay,
