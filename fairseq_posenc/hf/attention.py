@@ -137,11 +137,10 @@ class AttentionPositions(AttentionCore, nn.Module):
         src_len = shared.positions.src_len
         if keys == src_len:  # also for graphs of any length, which the comparisons below would fix
             return
-        least = src_len
         needed = shared.mask.needed_keys()  # `last`: how many; `first`: further ones, or None
         # transformers' caches can drop all but the last keys, so not if the first are needed, too.
-        if needed.last is not None and needed.first is None:
-            least = min(src_len, needed.last + shared.positions.tgt_len)
+        last = needed.last if needed.first is None else None
+        least = src_len if last is None else min(src_len, last + shared.positions.tgt_len)
         if not least <= keys <= src_len:
             raise UserError(
                 f"the cache has {keys} keys of {src_len} tokens, and this layer's positions need "

@@ -35,6 +35,7 @@ class Family:
     # `half`: only once; `pairs`: each one twice, for two adjacent coordinates; `doubled_pairs`: as
     # `doubled`, but the model rotates adjacent coordinates and reads the first half.
     cosines: Literal["doubled", "half", "pairs", "doubled_pairs"] = "doubled"
+    partial: bool = False  # whether its code reads `partial_rotary_factor`; others rotate all
     # Pairs of coordinates that each axis rotates, where `rope_parameters` has no `mrope_section`;
     # empty if positions are on one axis.
     sections: tuple[int, ...] = ()
@@ -276,6 +277,7 @@ class Stack(NamedTuple):
 
 
 _ROTARY = Family(rotary="rotary_emb")
+_PARTIAL = replace(_ROTARY, partial=True)
 _BERT = Family(
     layers="encoder.layer",
     attention="attention.self",
@@ -288,11 +290,11 @@ _BART = Family(stacks=("encoder", "decoder"), table="embed_positions")
 _TYPES: dict[Family, str] = {
     _ROTARY: """
         apertus apertus1p5_text arcee aria_text bitnet cwm dots1 eurobert flex_olmo gemma gemma2
-        gemma3_text gemma4_text glm4_moe granite granitemoe granitemoeshared hunyuan_v1_dense
-        hunyuan_v1_moe hy_v3 hyperclovax jais2 laguna lfm2 llama mellum minimax_m2 ministral mistral
-        mixtral olmo olmo2 olmo3 olmo_hybrid olmoe phi phimoe qwen2 qwen2_moe qwen3 qwen3_moe
-        qwen3_next seed_oss solar_open starcoder2 vaultgemma
+        gemma3_text gemma4_text granite granitemoe granitemoeshared hunyuan_v1_dense hunyuan_v1_moe
+        hy_v3 hyperclovax jais2 lfm2 llama ministral mistral mixtral olmo olmo2 olmo3 olmo_hybrid
+        olmoe phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss starcoder2 vaultgemma
     """,
+    _PARTIAL: "glm4_moe laguna mellum minimax_m2 phi qwen3_next solar_open",
     # Their stock files join queries, keys and values, and so have no name of a query projection.
     replace(_ROTARY, guarded="o_proj"): "gte jina_embeddings_v3 molmo2_text nomic_bert",
     _BERT: "bert bert-generation electra ernie",
@@ -320,10 +322,11 @@ _TYPES: dict[Family, str] = {
         bias="relative_attention_bias",
         projections=("q", "k"),
     ): "mt5 t5",
-    replace(_ROTARY, cosines="doubled_pairs"): "ernie4_5 ernie4_5_moe glm glm4 helium",
+    replace(_ROTARY, cosines="doubled_pairs"): "ernie4_5 ernie4_5_moe helium",
+    replace(_PARTIAL, cosines="doubled_pairs"): "glm glm4",
     replace(_ROTARY, cosines="pairs"): "cohere",
     replace(_ROTARY, cosines="pairs", rotates="sliding_window"): "cohere2",
-    replace(_ROTARY, cosines="pairs", sections=(8, 12, 12)): "glm4v_text glm_ocr_text",
+    replace(_PARTIAL, cosines="pairs", sections=(8, 12, 12)): "glm4v_text glm_ocr_text",
     replace(_ROTARY, cosines="half", sinks="sinks"): "gpt_oss",
     replace(_ROTARY, sinks="sinks"): "granite_swa granitemoe_swa",
     replace(_ROTARY, rotates="is_local_attention"): "afmoe",
@@ -332,15 +335,15 @@ _TYPES: dict[Family, str] = {
     replace(_ROTARY, temperature="llama_4_scaling_beta"): "ministral3",
     replace(_ROTARY, attention="attn", projections=("Wqkv",)): "modernbert",
     replace(_ROTARY, attention="attn"): "modernbert-decoder",
-    replace(_ROTARY, projections=("query_key_value",)): "persimmon",
-    replace(_ROTARY, attention="attention", projections=("query_key_value",)): "gpt_neox",
-    replace(_ROTARY, projections=("qkv_proj",)): "phi3",
-    replace(_ROTARY, sections=(8, 12, 12)): "glm4v_moe_text glm_image_text",
+    replace(_PARTIAL, projections=("query_key_value",)): "persimmon",
+    replace(_PARTIAL, attention="attention", projections=("query_key_value",)): "gpt_neox",
+    replace(_PARTIAL, projections=("qkv_proj",)): "phi3",
+    replace(_PARTIAL, sections=(8, 12, 12)): "glm4v_moe_text glm_image_text",
     replace(_ROTARY, sections=(16, 24, 24)): "qwen2_vl_text qwen2_5_vl_text",
     replace(
         _ROTARY, sections=(24, 20, 20), pairs="interleaved"
     ): "cosmos3_edge_text qwen3_vl_text qwen3_vl_moe_text",
-    replace(_ROTARY, sections=(11, 11, 10), pairs="interleaved"): "qwen3_5_text qwen3_5_moe_text",
+    replace(_PARTIAL, sections=(11, 11, 10), pairs="interleaved"): "qwen3_5_text qwen3_5_moe_text",
     replace(_ROTARY, rotates="use_rope"): "smollm3",
 }
 FAMILIES = {kind: family for family, kinds in _TYPES.items() for kind in kinds.split()}

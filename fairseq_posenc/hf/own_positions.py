@@ -167,7 +167,8 @@ def _read_layers(config: Config, family: Family) -> list[str]:
             rotation = dict(config.rope_parameters.get(layer_type, config.rope_parameters))
             if bases := getattr(config, "layer_rope_theta", None):
                 rotation["rope_theta"] = bases[index]
-            part = rotation.get("partial_rotary_factor", 1.0)  # our fractions are of the widest
+            reads_part = family.partial or rotation.get("rope_type") == "proportional"
+            part = rotation.get("partial_rotary_factor", 1.0) if reads_part else 1.0
             rotation["partial_rotary_factor"] = part * read_head_share(config, index)
             if family.sections:
                 # The configuration's own sections win; `pairs` is a key of ours, for `read_rope`.

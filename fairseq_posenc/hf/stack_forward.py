@@ -183,7 +183,7 @@ class HFStackPositions(StackPositions):
             # Else transformers' masks would begin a document at each gap of ids. Packed ids stay.
             named = {**named, "position_ids": None}
         if self.is_native and self.input is None:  # `places`: ids of the caller, or counted
-            return named, self._make_state(module, self._rotations(arguments.places))
+            return named, self._make_state(module, inputs, self._rotations(arguments.places))
         if getattr(arguments.cache, "is_compileable", False):  # transformers' static caches
             raise UserError(
                 f"{type(arguments.cache).__name__} has a fixed size, which works only with "
@@ -204,7 +204,7 @@ class HFStackPositions(StackPositions):
             # Else its code reads zeros from a buffer that is as long as its own table of positions.
             types = torch.zeros(inputs.shape[:2], dtype=torch.long, device=inputs.device)
             named = {**named, "token_type_ids": types}
-        state = self._make_state(module, [layers.rotation for layers in shared])
+        state = self._make_state(module, inputs, [layers.rotation for layers in shared])
         state = state._replace(is_uncounted=is_uncounted)
         if self.is_native:
             return named, state
@@ -215,8 +215,7 @@ class HFStackPositions(StackPositions):
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
         attention = stack.config._attn_implementation
-        has_ours = attention == OUR_ATTENTION
-        if has_ours == self.is_native:  # a native stack needs the model's, any other one ours
+        if (attention == OUR_ATTENTION) == self.is_native:  # native ones need the model's, not ours
             right = self.stock if self.is_native else OUR_ATTENTION
             raise UserError(
                 f"the attention of this model was set to {attention!r}, which leaves its positions "
@@ -281,15 +280,13 @@ class HFStackPositions(StackPositions):
         """Compute the rotation of each kind of layer at positions ``(B or 1, T)``, or None."""
         return [self.shared.rotation(ids, kind) for kind in range(len(self.shared.kinds))]
 
-    def _make_state(self, module: nn.Module, rotations: list[Any]) -> PassState:
+    def _make_state(self, module: nn.Module, inputs: Tensor, rotations: list[Any]) -> PassState:
         """Convert the rotations by kind of layer to cosines, where the model's code rotates."""
         like, form = next(module.parameters()), self.family.cosines
         cosines = {kind: _make_cosines(rotations[kind], form, like) for kind in self.rotated_kinds}
-        plain = {}
-        for width in self.cosine_widths:
-            # Not `like.new_ones`, which tensor parallelism would distribute as it does `like`.
-            ones = torch.ones(1, 1, width, dtype=like.dtype, device=like.device)
-            plain[width] = ones, torch.zeros_like(ones)
+        # Not `like.new_ones`: `like` may be distributed (tensor parallelism), or offloaded (meta).
+        ones = [torch.ones(1, 1, x).to(inputs.device, like.dtype) for x in self.cosine_widths]
+        plain = {x.size(-1): (x, torch.zeros_like(x)) for x in ones}
         return PassState(cosines, plain)
 
 

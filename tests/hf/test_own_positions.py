@@ -50,7 +50,7 @@ STATED: list[tuple[str, dict[str, Any], str, int]] = [
         32768,
     ),
     ("qwen2", {"sliding_window": 16}, HALF, 32768),
-    ("gemma", {}, HALF, 8192),
+    ("gemma", {"partial_rotary_factor": 0.5}, HALF, 8192),  # which its code does not read
     ("phi", {}, "rope(fraction=0.5,layout=half)", 2048),
     ("phi3", {"sliding_window": 16}, f"{HALF}+window(size=16)", 4096),
     ("starcoder2", {"sliding_window": 16}, f"{HALF}+window(size=16)", 4096),
