@@ -43,11 +43,13 @@ def read(model: PreTrainedModel) -> Tensor:
     [
         *((name, name) for name in ("shaw", "m4m", "deberta", "raffel")),
         ("shaw(max_distance=2)", "shaw(max_distance=5)"),
+        ("raffel(reset=true)", "raffel(reset=true)"),
         ("inkling(extent=4)", "inkling(extent=7)"),
     ],
 )
-def test_tables_by_distance_grow_without_changing_the_model(old: str, new: str) -> None:
-    model = build("llama", old)
+@pytest.mark.parametrize("name", ["llama", "bert"])  # to the left, and to both sides
+def test_tables_by_distance_grow_without_changing_the_model(name: str, old: str, new: str) -> None:
+    model = build(name, old)
     logits = read(model)
     set_positions(model, new, 4 * LENGTH)
     assert torch.allclose(read(model), logits, atol=1e-5)

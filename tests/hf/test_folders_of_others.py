@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf.folders import load_model
 from fairseq_posenc.workbench.cli import main
 from tests.helpers.hf_models import MODELS, SYMBOLS, edit_config, edit_weights, save_tokenizer
 
@@ -202,6 +205,20 @@ def test_a_folder_is_refused_in_a_line(
     assert str(folder) in error
     assert re.search(message, error)
     assert not [*(folder.parent / "out").rglob("[!.]*")]  # but the lock
+
+
+@pytest.mark.parametrize(("missing", "message"), [(0, "have other shapes"), (1, "numbers in")])
+def test_a_byte_has_eight_numbers_at_most_and_buffers_have_a_million(
+    missing: int, message: str, folder: Path
+) -> None:
+    edit_config(folder, vocab_size=2**17)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    size = (model.num_parameters() - 2**20) // 8
+    written = sum(path.stat().st_size for path in folder.iterdir())
+    (folder / "filler").write_bytes(bytes(size - written - missing))
+    with pytest.raises(UserError, match=message):
+        load_model(folder)
 
 
 def test_tables_are_of_checkpoints_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

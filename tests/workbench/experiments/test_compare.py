@@ -151,9 +151,8 @@ def test_a_model_is_judged_at_its_best_rate_over_all_seeds():
     ends = {}
     for lr, values in {"0.001": (50.0, 52.0), "0.003": (40.0, 90.0), "0.1": (0, 1.0)}.items():
         for seed, end in enumerate(values):
-            entry = Entry("valid", 1, 0.0, end, None, 0.0)
-            diverged = 0 if end else 1
-            ends[Run(variant, seed, lr)] = TrainingEnd(Curve([entry], 1.0), 1.0, 0, diverged)
+            curve = Curve([Entry("valid", 1, 0.0, end, None, 0.0)], 1.0)
+            ends[Run(variant, seed, lr)] = TrainingEnd(curve, 1.0, 0, 0 if end else 1)
     (model,) = rank_models(ends)
     assert (model.lr, model.by_seed) == ("0.001", {0: 50.0, 1: 52.0})
 
@@ -164,26 +163,23 @@ def test_the_page_needs_no_other_file_escapes_names_and_has_what_is_finished(tmp
     page = (tmp_path / "report.html").read_text()
     assert re.search(r'<img alt="[^"]+" src="data:image/png;base64,iVBOR', page)
     assert not re.search(r'(src|href)="(?!data:)', page)
-    assert "refresh" not in page
     assert re.search(r"<td>79.84 \([\d.]+ to [\d.]+\)</td><td>79.9, 79.8,", page)
     assert "<code>m4m</code>: As m4, but the three dot products are multiplied." in page
     assert "Holm&#39;s correction" in page
     assert "300,000 words" in page
-    assert "not finished" not in page
     report.write_page(plan, FACTS, dict(list(ends.items())[:5]), tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert "7 of 12 trainings are not finished" in page
-    assert "Differences are judged when all trainings are finished." in page
-    assert "Holm" not in page
+    unfinished = (tmp_path / "report.html").read_text()
+    said = "7 of 12 trainings are not finished", "judged when all trainings are finished", "Holm"
+    assert [text in unfinished for text in said] == [True, True, False]
+    assert [text in page for text in said] == [False, False, True]
 
 
 def test_the_screen_shows_the_best_first_and_the_record_has_differences_and_trainings(tmp_path):
     plan, ends = make_ends(FOUR)
     table, conclusions = report.format_screen(rank_models(ends), UNIGRAM).split("\n\n")
-    header, *rows = (re.split("  +", line) for line in table.splitlines())
-    assert header[:3] == ["encoding", "validation perplexity", "each seed"]
     assert max(map(len, table.splitlines())) <= 100
-    assert [row[0] for row in rows] == ["m4m", "decbert_diff", "learned", "none"]
+    rows = [line.split()[0] for line in table.splitlines()]
+    assert rows == ["encoding", "m4m", "decbert_diff", "learned", "none"]
     assert conclusions.startswith("- After Holm's correction for 6")
     report.build_record(plan, FACTS, ends, {"family": "x"}).write(tmp_path / "r.json")
     found = record.read(tmp_path / "r.json")
@@ -200,15 +196,12 @@ def test_the_screen_shows_the_best_first_and_the_record_has_differences_and_trai
     [
         (["--encodings", "m4n"], "--encodings: unknown position encoding 'm4n': did you mean m4 "),
         (["--encodings", "decbert_dif"], "--encodings: unknown name 'decbert_dif': did you mean d"),
-        (["--encodings", "rope(axes=x)"], "--encodings: rope(axes=x): expected a whole number"),
         (["--encodings", "none,,m4m"], "--encodings 'none,,m4m': an empty name"),
-        (["--encodings", "none,none"], "--encodings: 'none' would train the same model twice"),
         (["--encodings", "m4m,m4m()"], "'m4m' and 'm4m()' would train the same"),
         (["--lrs", "0.1,fast"], "argument --lrs: must be a finite number, not 'fast'"),
         (["--", "--lr", "5"], "-- --lr: this option cannot be set here; use --lrs"),
         (["--", "--save-dir=x"], "cannot be set here; use --out"),
         (["demo"], "'demo' is not an option: --encodings rope,alibi --out"),
-        (["--", "demo"], "'demo' is not an option"),
         (["--encodings", "none;3*rope,none"], "is a list of 4 layers, but the stack has 2"),
         (["--family", "causal-lm", "--encodings", "decbert_same"], "attends from left to right"),
         (["--on", "cloud"], "--on cloud: write local, or slurm"),
@@ -228,10 +221,9 @@ def test_models_differ_only_in_their_positions():
     rest = set()
     for run in plan.runs:
         training = command.build_training(plan, run, Path("out"), USER_DIR)
-        words = shlex.join(training.command)
-        positions = shlex.join(run.variant.options)
-        assert positions in words
-        rest.add(words.replace(positions, "").replace(str(training.folder), ""))
+        before, _, after = shlex.join(training.command).partition(shlex.join(run.variant.options))
+        assert after
+        rest.add(f"{before} {after}".replace(str(training.folder), ""))
     assert len(rest) == 1
 
 

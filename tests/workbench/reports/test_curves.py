@@ -60,9 +60,8 @@ def test_every_format_says_the_same(line, figures, tmp_path):
     (tmp_path / "train.log").write_text("\n".join(line.format(*both) for both in kinds))
     curve = read_curve_file(tmp_path / "train.log")
     assert curve.speed == 1234
-    (entry,) = curve.entries
+    (entry,), (training,) = curve.entries, curve.training
     assert (entry.updates, entry.loss, entry.perplexity, entry.accuracy) == (100, 6.0, 32.0, 41.5)
-    (training,) = curve.training
     assert (training.updates, training.loss) == (50, 9.1)
 
 
@@ -164,14 +163,12 @@ def test_the_command_tells_figures_and_stages_and_draws_the_training(tmp_path, c
 
 def test_seeds_have_means_with_intervals(tmp_path):
     """Plateaus of 7,000, 6,000 and 8,000 updates: 7,000, and Student's t of two degrees, 4.303."""
-    logs = []
     shifts = (0, -1000, 1000)
     plateaus = [[(x + more * (x in (8000, 10000)), y) for x, y in BERT] for more in shifts]
-    for number, corners in enumerate([*plateaus, BAG_OF_WORDS]):
-        end = corners[-1][1] / math.log(2)
-        log = tmp_path / f"{number}.log"
-        logs.append(write(log, end, training=losses(corners, noise=0.0)))
-    *bert, none = map(str, logs)
+    *bert, none = (
+        str(write(tmp_path / f"{n}.log", y[-1][1] / math.log(2), training=losses(y, noise=0.0)))
+        for n, y in enumerate([*plateaus, BAG_OF_WORDS])
+    )
     words = [f"bert={','.join(bert)}", f"none={none}", f"mixed={bert[0]},{none}"]
     text = curves(tmp_path / "out", *words)
     assert "| `bert 2` | 1,000 | 7,000 | 9,000 | 6,000 |" in text
@@ -196,24 +193,22 @@ def test_folders_that_train_names_are_read_alone_and_among_seeds(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("losses", "label"),
+    ("losses", "first", "best", "label"),
     [
-        ([5, 4, 3], "a  8.0"),
-        ([NAN, 4, 3], "a  8.0"),
-        ([5, INF, 3], "a  8.0"),
-        ([5, 4, NAN, NAN], "a  diverged at 300"),
-        ([NAN, NAN, NAN], "a  diverged at 100"),
+        ([5, 4, 3], 0, "3.000", "a  8.0"),
+        ([NAN, 4, 3], 100, "3.000", "a  8.0"),
+        ([5, INF, 3], 200, "3.000", "a  8.0"),
+        ([5, 4, NAN, NAN], 300, "4.000", "a  diverged at 300"),
+        ([NAN, NAN, NAN], 100, "- | - | -", "a  diverged at 100"),
     ],
 )
-def test_a_divergence_is_said_and_drawn(losses, label, tmp_path):
+def test_a_divergence_is_said_and_drawn(losses, first, best, label, tmp_path):
     """The line breaks there, and its label says it if the training did not recover."""
     logs = {"a": write(tmp_path / "a.log", *losses), "b": write(tmp_path / "b.log", 5, 4, 3)}
     text = curves(tmp_path / "out", *(f"{name}={log}" for name, log in logs.items()))
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    assert f"| {min(finite):.3f} |" in text if finite else "| - | - | - |" in text
-    first = next((at for at, x in enumerate(losses, start=1) if not math.isfinite(x)), None)
-    said = f"`a` diverged: its validation loss is NaN or infinite at update {first}00 first"
-    assert (said in text) == ("diverged" in text) == (first is not None)
+    assert f"| {best} |" in text
+    said = f"`a` diverged: its validation loss is NaN or infinite at update {first} first"
+    assert (said in text) == ("diverged" in text) == (first > 0)
     points = {name: read_curve_file(log).points for name, log in logs.items()}
     lines = {name: average_lines([seed], interval) for name, seed in points.items()}
     (axes,) = pictures.draw_curves(lines, "title", log=True).axes

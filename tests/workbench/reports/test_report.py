@@ -36,15 +36,14 @@ def row(text: str, name: str) -> list[str]:
 
 def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory, capsys):
     """Of GLUE, what the paper of the protocol reports: the best run, or the mean."""
-    tasks = [
-        {"task": task, "metric": metric, "reported": reported, "best": best, "mean": mean}
-        for task, metric, reported, best, mean in (
-            ("MNLI", "accuracy_m", True, 80.0, 70.0),
-            ("MNLI", "accuracy_mm", False, 81.0, 71.0),
-            ("CoLA", "matthews", True, 0.0, 40.0),
-            ("CoLA", "accuracy", False, 99.0, 99.0),
-        )
+    names = "task", "metric", "reported", "best", "mean"
+    values = [
+        ("MNLI", "accuracy_m", True, 80.0, 70.0),
+        ("MNLI", "accuracy_mm", False, 81.0, 71.0),
+        ("CoLA", "matthews", True, 0.0, 40.0),
+        ("CoLA", "accuracy", False, 99.0, 99.0),
     ]
+    tasks = [dict(zip(names, row)) for row in values]
     runs = [{"task": "CoLA", "collapsed": True}, {"task": "MNLI", "collapsed": False}]
     for protocol in ("m4m", "decbert"):
         facts = {"name": protocol, "protocol": protocol, "unfinished": "RTE, seed 1"}
@@ -95,11 +94,10 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
 
 
 def test_nothing_to_report_is_one_line(tmp_path, capsys):
-    assert "no such file or folder" in refused(capsys, "report", tmp_path / "x")
-    line = refused(capsys, "report", tmp_path)
-    assert "no results yet: repeat its glue, squad predict or bleu" in line
+    (tmp_path / "empty").mkdir()
     (tmp_path / "x.json").write_text("x")
-    assert "no results" not in refused(capsys, "report", tmp_path / "x.json")  # its own fault
+    for name, words in (("x", "no such"), ("empty", "no results yet"), ("x.json", "cannot be")):
+        assert words in refused(capsys, "report", tmp_path / name)
 
 
 def test_the_papers_figures_agree_and_their_models_can_be_trained():
