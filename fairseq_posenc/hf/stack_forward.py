@@ -114,17 +114,24 @@ class HFStackPositions(StackPositions):
             assembly.draft_terms(spec, self.dims, self.backend)  # refuses terms that it lacks
         gates = [any(term.name == "decay" for term in terms) for terms in drafts]
         self.gated_kinds = {kind for kind, is_gated in enumerate(gates) if is_gated}  # of layers
-        self._refuse_layers_that_differ(stack, rotates_alone)
+        has_rows = any(terms.rows("layer") for terms in drafts)  # which each layer projects
+        self._refuse_layers_that_differ(stack, rotates_alone, has_rows)
 
-    def _refuse_layers_that_differ(self, stack: Stack, rotates_alone: bool) -> None:
+    def _refuse_layers_that_differ(self, stack: Stack, rotates_alone: bool, has_rows: bool) -> None:
         """Refuse positions that not all layers can have, as in Gemma 4, whose layers differ."""
         spec, dims = self.spec, self.dims
-        if getattr(stack.config, "num_kv_shared_layers", None):
-            raise UserError("layers of this model share keys and values, which is not served here")
+        keys: dict[str, int] = {}  # by type of layer, the kind of the last one with keys of its own
+        for index, attention in enumerate(stack.attentions):
+            layer_type, kind = getattr(attention, "layer_type", ""), spec.layer_kind(index)
+            if not getattr(attention, "is_kv_shared_layer", False):
+                keys[layer_type] = kind
+            elif keys.get(layer_type) != kind or has_rows:
+                raise UserError(
+                    f"{spec}: layer {index} of this model has no keys of its own, so it needs the "
+                    "positions of the layer that has, and projects no rows: use own, or alibi"
+                )
         if spec.input_items and getattr(stack.config, "hidden_size_per_layer_input", None):
-            raise UserError(
-                f"{spec}: this model finds tokens by their embeddings, so add no vectors"
-            )
+            raise UserError(f"{spec}: this model finds tokens by their embeddings: add no vectors")
         heads = sorted({*(getattr(stack.config, "num_attention_heads_per_layer", None) or ())})
         if len(heads) > 1 and not self.is_native:  # native: the model's own code attends
             raise UserError(
@@ -170,6 +177,8 @@ class HFStackPositions(StackPositions):
         stack = Stack(self.family, module)
         arguments = StackArguments(named, self, stack)
         inputs, past = arguments.inputs, arguments.cached
+        if "logits_to_keep" in named:  # Gemma 4's layers without keys would leave out tokens
+            named["logits_to_keep"] = None
         self._check_attention(stack, arguments)
         self._fit_scalings(arguments)
         # FlashAttention keeps packed texts apart by their ids. Other layers of hybrids read none.

@@ -70,7 +70,11 @@ FRACTIONS = {  # of a head that their configurations rotate by default
 }
 
 
-def build(kind):
+SHARING = "gemma4_text sharing"  # its last two layers read the keys of the first two
+
+
+def build(name):
+    kind, _, shares = name.partition(" ")
     torch.manual_seed(1)
     like = MODELS[ALIKE[kind]] if kind in ALIKE else None
     sizes = SIZES if like is None else like.settings
@@ -80,6 +84,7 @@ def build(kind):
         types = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}
         sees = {"use_bidirectional_attention": "vision"}  # of the tokens of images alone
         sizes = {**sizes, **types, **sees, "global_head_dim": 16, "hidden_size_per_layer_input": 8}
+        sizes["num_kv_shared_layers"] = 2 if shares else 0
     if kind in HYBRIDS:  # only every other layer has attention
         types = [HYBRIDS[kind], "full_attention"] * 4
         sizes = {**sizes, **copy.deepcopy(LINEAR), "num_hidden_layers": 8, "layer_types": types}
@@ -107,7 +112,7 @@ def build(kind):
     return model, inputs
 
 
-@pytest.mark.parametrize("kind", [*ROTATED, *ALIKE, *MODELS])
+@pytest.mark.parametrize("kind", [*ROTATED, SHARING, *ALIKE, *MODELS])
 def test_own_is_what_the_stock_model_computes(kind):
     """Padded, beyond the trained length, and token by token with a cache."""
     tiny = MODELS.get(kind)
@@ -202,7 +207,7 @@ def test_tokens_have_positions_on_several_axes(kind, spec):
     assert distance(torch.cat(parts, 1), whole) < 2e-5
 
 
-@pytest.mark.parametrize("kind", [*HYBRIDS, "gemma4_text"])
+@pytest.mark.parametrize("kind", [*HYBRIDS, "gemma4_text", SHARING])
 def test_positions_of_layers_that_differ(kind, tmp_path):
     """The cache has layers of two kinds, and the file all weights."""
     model, inputs = build(kind)
@@ -266,11 +271,15 @@ SHARED = {"num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 4}
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "words"),
-    [("deepseek_v3", {}, r"attention \(MLA\)"), ("gemma4_text", SHARED, "share keys and values")],
+    ("kind", "settings", "spec", "words"),
+    [
+        ("deepseek_v3", {}, "alibi", r"attention \(MLA\)"),
+        ("gemma4_text", SHARED, "3*alibi,t5", "layer 3 of this model has no keys of its own"),
+        ("gemma4_text", SHARED, "deberta_v2", "layer 3 of this model has no keys of its own"),
+    ],
 )
-def test_what_cannot_be_served_is_refused_by_name(kind, settings, words):
+def test_what_cannot_be_served_is_refused_by_name(kind, settings, spec, words):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**SIZES, **settings))
     with pytest.raises(UserError, match=words):
-        set_positions(model, "alibi")
+        set_positions(model, spec)
