@@ -30,11 +30,12 @@ class Checkpoint(NamedTuple):
 
 
 def data_bin(family: str, symbols: list[str] = WORDS) -> Path:
-    """Return a folder with dictionaries and no data."""
-    folder = new_directory()
-    names = ["dict.de.txt", "dict.en.txt"] if family == "translation" else ["dict.txt"]
-    for name in names:
-        text = "".join(f"{symbol} 1\n" for symbol in symbols)
+    """Return a folder with dictionaries, of which ``dict.fr.txt`` is longer, and no data."""
+    folder, names = new_directory(), {"dict.txt": symbols}
+    if family == "translation":
+        names = {"dict.de.txt": symbols, "dict.en.txt": symbols, "dict.fr.txt": [*symbols, "more"]}
+    for name, listed in names.items():
+        text = "".join(f"{symbol} 1\n" for symbol in listed)
         (folder / name).write_text(text, encoding="utf-8")
     return folder
 

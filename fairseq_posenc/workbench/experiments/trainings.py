@@ -116,7 +116,7 @@ def train(training: Training, environment: Environment) -> None:
     If it diverges, that is a result, not a failure.
 
     Raises:
-        RunError: ``fairseq-train`` failed.
+        RunError: ``fairseq-train`` failed, or the log lacks the last validation.
         UserError: another process trains in its folder, or it was trained for more updates.
     """
     with lock_folder(training.folder) as lock:  # fairseq-train, which may outlive us, holds it too
@@ -125,18 +125,18 @@ def train(training: Training, environment: Environment) -> None:
             checkpoint.unlink()
         if read_end(training):
             return
-        if saved := updates_done(training.folder):
-            say(f"{training.label}: continues at update {saved:,}")
-        try:
-            environment = {**_ONE_THREAD, **environment}  # the latter selects the GPU
-            run_logged(training.command, training.log, lock, environment=environment)
-        except RunError as error:
-            if not parse_stop_update(str(error)):  # it did not diverge
-                raise
-        ensure_last_checkpoint(training.folder)
+        if (saved := updates_done(training.folder)) < training.updates:  # else the log lost its end
+            if saved:
+                say(f"{training.label}: continues at update {saved:,}")
+            try:
+                environment = {**_ONE_THREAD, **environment}  # the latter selects the GPU
+                run_logged(training.command, training.log, lock, environment=environment)
+            except RunError as error:
+                if not parse_stop_update(str(error)):  # it did not diverge
+                    raise
+            ensure_last_checkpoint(training.folder)
         if read_end(training) is None:
-            lacks = "has no last validation in its log; delete its folder"
-            raise RunError(f"{training.label}: {lacks}: {training.folder}")
+            raise RunError(f"{training.folder}: its log has no last validation; delete the folder")
 
 
 def run_trainings(

@@ -6,6 +6,8 @@ Nothing else runs these lines, or reads what the hub shows.
 import importlib
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,17 @@ IMPORTED = {
 }
 WRITES = {"pipeline_tag": "text-generation"}
 LANGUAGES = {"language": ["de", "en"]}
+
+
+def run_alone(code: str) -> str:
+    """Run lines that find CTranslate2, tokenizers and what those need; return what they print."""
+    folder, installed = new_directory(), Path(ctranslate2().__file__).parents[1]
+    for name in ("ctranslate2", "numpy", "yaml", "tokenizers", "huggingface_hub"):
+        for found in installed.glob(f"{name}*"):
+            (folder / found.name).symlink_to(found)  # with its .libs
+    code = f"import sys\nsys.path.append({str(folder)!r})\n{code}"
+    command = [sys.executable, "-I", "-S", "-c", code]  # which find the standard library alone
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
 @pytest.mark.parametrize(
@@ -65,6 +78,7 @@ def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machi
     assert bool(printed) == (family != "masked_lm")
     if family == "translation":
         assert Translator.load(trained.path).translate(["Un homme dort."])[0][0].text in printed
+        assert library != "ctranslate2" or run_alone(code) == printed
     symbols = [
         trained.task.target_dictionary.index(x) for x in cut.encode("Un dort.", out_type=str)
     ]

@@ -196,12 +196,15 @@ def test_the_screen_shows_the_best_first_and_the_record_has_differences_and_trai
     [
         (["--encodings", "m4n"], "--encodings: unknown position encoding 'm4n': did you mean m4 "),
         (["--encodings", "decbert_dif"], "--encodings: unknown name 'decbert_dif': did you mean d"),
+        (["--encodings", "rope(axes=x)"], "--encodings: rope(axes=x): expected a whole number"),
         (["--encodings", "none,,m4m"], "--encodings 'none,,m4m': an empty name"),
+        (["--encodings", "none,none"], "--encodings: 'none' would train the same model twice"),
         (["--encodings", "m4m,m4m()"], "'m4m' and 'm4m()' would train the same"),
         (["--lrs", "0.1,fast"], "argument --lrs: must be a finite number, not 'fast'"),
         (["--", "--lr", "5"], "-- --lr: this option cannot be set here; use --lrs"),
         (["--", "--save-dir=x"], "cannot be set here; use --out"),
         (["demo"], "'demo' is not an option: --encodings rope,alibi --out"),
+        (["--", "demo"], "'demo' is not an option"),
         (["--encodings", "none;3*rope,none"], "is a list of 4 layers, but the stack has 2"),
         (["--family", "causal-lm", "--encodings", "decbert_same"], "attends from left to right"),
         (["--on", "cloud"], "--on cloud: write local, or slurm"),
@@ -311,6 +314,20 @@ def test_a_kill_within_a_save_loses_no_update_and_leaves_no_checkpoint(undisturb
     assert [path.relative_to(out) for path in left] == [
         path.relative_to(undisturbed) for path in expected
     ]
+
+
+@pytest.mark.slow
+def test_a_training_whose_log_lost_its_end_is_named_and_not_begun_again(undisturbed, tmp_path):
+    """As a power cut may leave it; after a kill, the log is whole."""
+    out = shutil.copytree(undisturbed, tmp_path / "out")
+    log = out / "models/none/lr-0.003-seed-1/train.log"
+    kept = log.read_text().rpartition('"valid_num_updates": "40"')[0]
+    log.write_text(kept)
+    run = run_compare(out, *WORDS)
+    assert run.returncode == 1
+    assert f"{log.parent}: its log has no last validation; delete the folder" in run.stderr
+    assert "continues at update" not in run.stderr
+    assert log.read_text() == kept
 
 
 @pytest.mark.slow

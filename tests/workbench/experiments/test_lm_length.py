@@ -133,7 +133,9 @@ def test_a_table_ends_where_it_ends(measure, tmp_path):
 def test_mistakes_are_one_line_and_no_model_is_scored_before(llama, measure, tmp_path, capsys):
     (tmp_path / "model.pt").touch()
     (tmp_path / "empty").mkdir()
-    blanks, other = (shutil.copytree(llama, tmp_path / name) for name in ("blanks", "other"))
+    names = ("blanks", "other", "damaged")
+    blanks, other, damaged = (shutil.copytree(llama, tmp_path / name) for name in names)
+    (damaged / "model.safetensors").write_bytes(b"")
     save_tokenizer(other, WORDS[:5])
     path = blanks / "tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "decoder": {"type": "Fuse"}}))
@@ -142,6 +144,8 @@ def test_mistakes_are_one_line_and_no_model_is_scored_before(llama, measure, tmp
         ([f"a={llama}", f"b={other}"], "cut the text into other tokens"),
         ([f"a={tmp_path / 'model.pt'}"], "is not a folder of transformers; export a checkpoint"),
         ([f"a={llama}", f"b={tmp_path / 'empty'}"], "is not a folder of transformers"),
+        ([f"a={llama}", f"b={damaged}"], "damaged: its model cannot be read"),
+        ([f"a={llama}", f"b={llama}@rotary"], "'rotary'"),
         ([f"a={llama}", f"b={llama}@own(bas=3)"], "no option 'bas'; did you mean base?"),
         ([f"a={llama}", f"b={llama}@"], "cannot read position encoding ''"),
         ([f"a={llama}", "--windows", "22"], "would predict the same tokens"),

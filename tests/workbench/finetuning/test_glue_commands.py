@@ -89,8 +89,9 @@ def arguments(protocol: str, *more: Any, tasks: str = "CoLA", spec: str = SPEC) 
 
 
 @pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch):
+def _on_one_core(monkeypatch):  # results are compared for equality
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def read(path: Path) -> dict[str, Any]:

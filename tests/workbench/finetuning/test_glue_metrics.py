@@ -154,6 +154,7 @@ def test_updates_follow_from_the_data_or_the_paper():
     [
         ("model.drop=1", "m4m_rte.yaml: Could not override 'model.drop'"),
         ("task.seeds=[x]", "m4m_rte.yaml: .*'x'.* Integer"),
+        ("task.warmup_ratio=x", "m4m_rte.yaml: .*'x'.* Float"),
         ("dataset.max_tokens=4000", "set optimization.max_update too"),
         ("optimization.lr=[", "m4m_rte.yaml: "),
         ("optimization", "m4m_rte.yaml: "),

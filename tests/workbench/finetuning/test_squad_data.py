@@ -2,6 +2,7 @@
 
 import random
 import re
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
@@ -56,11 +57,14 @@ def tokenizer(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_tokens_of_a_word_have_its_characters_and_no_others(tokenizer, text):
+def test_the_tokens_of_words_have_their_characters_and_no_others(tokenizer, text):
     tokens = tokenizer.tokens(text)
-    for word in re.finditer(r"\S+", text):
-        first, last = tokens.covering(*word.span())
-        assert text[tokens.starts[first] : tokens.ends[last]] == word.group()
+    words = [word.span() for word in re.finditer(r"\S+", text)]
+    for (start, _), (_, end) in combinations_with_replacement(words, 2):
+        first, last = tokens.covering(start, end)
+        assert text[tokens.starts[first] : tokens.ends[last]] == text[start:end]
+        needed = np.flatnonzero((tokens.ends > start) & (tokens.starts < end))
+        assert [*range(first, last + 1)] == needed.tolist()
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -195,6 +195,7 @@ def test_bad_input_is_one_line(files, tmp_path, capsys, version, predictions, od
         ("v2.0", {"is_impossible": True}, ()),
         ("v2.0", {}, "has no 'answers', unlike others; in SQuAD 2.0, write an"),
         ("1.1", {"answers": []}, "has no answer, unlike SQuAD 1.1; leave it out, or"),
+        ("1.1", {**CAT, "is_impossible": True}, "is true, but it has an answer"),
         ("1.1", {**CAT, "is_impossible": False}, ("the cat",)),
         (None, {"answers": []}, ()),
     ],
@@ -223,6 +224,7 @@ NOT_SQUAD = {
     "deep.json": (b"[" * 200_000 + b"]" * 200_000, "cannot be read as JSON ("),
     "bytes.json": (b"\xff", "cannot be read as JSON ("),
     "cut.json.gz": (gzip.compress(b"{}" * 5000)[:30], "cannot be read ("),
+    "missing.json.gz": (b"", "cannot be read ("),
     "rows.json": (b'{"rows": []}', "has no 'data' that is a list; "),
     "half_a_character.json": (
         b'{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "\\ud800"}]}]}]}',
@@ -235,7 +237,8 @@ NOT_SQUAD = {
 @pytest.mark.parametrize("name", NOT_SQUAD)
 def test_files_that_are_no_squad_are_shown_with_the_place(tmp_path, name):
     path, (content, message) = tmp_path / name, NOT_SQUAD[name]
-    path.write_bytes(content)
+    if content:
+        path.write_bytes(content)
     readers = [read_squad, lambda path: read_by_id(path, str)]
     for read in readers if message.startswith("cannot") else readers[:1]:
         with pytest.raises(UserError) as caught:
