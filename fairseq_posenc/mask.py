@@ -55,7 +55,8 @@ class Mask(NamedTuple):
             sees keys at most W // 2 away. None for no limit.
         segments: the number of each token's segment (chunk, document), ``(B or 1, S)`` of int64; a
             query sees the keys of its segment. None for no limit.
-        documents: whether segments are documents; then a reset is for the first token of each.
+        documents: whether segments are documents, or parts of them. A reset (two table rows of the
+            first token's own) is then for the first token of each segment.
         longest: the largest number of tokens in a segment, if it is known.
         first_keys: ``(B or 1, S)`` of bool, True for keys that no window hides. None for none.
         prefill: whether later tokens, generated one by one, have no window.
@@ -231,7 +232,8 @@ class Mask(NamedTuple):
         """
         learns = torch.is_grad_enabled()
         records = learns and any(isinstance(x, Tensor) and x.requires_grad for x in deps)
-        # A compiler finds common subexpressions itself.
+        # A compiler finds common subexpressions itself. Activation checkpointing expects a layer to
+        # save the same tensors when it runs again, so it computes what has a gradient itself.
         if torch.compiler.is_compiling() or self.cache is None or (records and is_saving_hooked()):
             return compute()
         key = (learns, *deps)

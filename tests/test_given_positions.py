@@ -247,6 +247,16 @@ def test_documents_have_ids_of_their_own():
             close(packed[:, part], layer(*positions(x[:, part], **alone))[0])
 
 
+def test_sentences_and_documents_begin_after_an_end():
+    x, ends = torch.randn(1, 5, 16, dtype=torch.float64), torch.tensor([[0, 0, 1, 0, 0]]).bool()
+    positions, _ = build("sentence_learned")
+    table = positions.get_parameter("input.sentence_learned.table.weight")
+    close(positions(x, ends=ends)[0] - x, table[[0, 1, 2, 1, 2]][None])
+    positions, layer = build("shaw+documents")
+    numbered = positions(x, document_ids=torch.tensor([[0, 0, 0, 1, 1]]))
+    close(layer(*positions(x, ends=ends))[0], layer(*numbered)[0])
+
+
 def test_the_planner_says_why_ids_keep_a_backend_away(caplog):
     positions, layer = build("shaw")
     planner._logged.clear()

@@ -43,7 +43,7 @@ def check(requested: str, terms: Terms, head_dim: int, mask: Mask = NO_MASK) -> 
 
     Args:
         requested: ``auto`` or the name of a backend.
-        terms: of a single token, as only their kinds count; with rows that layers have projected.
+        terms: of a single token, as only their kinds count; those of DeBERTa's table projected.
         head_dim: D.
         mask: the spec's limits of the keys; a call's segments are not known yet.
 

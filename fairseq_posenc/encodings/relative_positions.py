@@ -43,7 +43,7 @@ class DistanceEncoding(Encoding):
         table.weight ``(G, 2K + 1, D)`` or ``(G, 2K + 1)``; table.reset ``(G, 2, D)`` or ``(G, 2)``.
     """
 
-    acts_on = "scores"
+    acts_on = "scores"  # or on the values, which belong to this place
     is_signed: ClassVar[bool] = True  # False: the table has K + 1 rows, one for both r and -r
     rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # which vectors rows meet; empty: one number a row
     multiplies: ClassVar[bool] = False  # whether numbers, or products with rows, multiply q_i.k_j

@@ -53,7 +53,7 @@ class Terms(tuple[Term, ...]):
         """Combine the terms of two encodings; refuse incompatible ones."""
         if not other:
             return self
-        # Encodings with these terms may have a reset; others, such as a temperature, have none.
+        # Only encodings with these terms may have a reset: table rows for pairs of the first token.
         both_resettable = all(x.has(ByDistance, NumbersByPair) for x in (self, other))
         if both_resettable and (self.first is None) != (other.first is None):
             raise UserError("reset must apply to every encoding of the scores, or to none")
@@ -137,10 +137,7 @@ class Terms(tuple[Term, ...]):
 
     @property
     def is_biased_dot_product(self) -> bool:
-        """Whether scores are scaled dot products and a sum of biases and decays.
-
-        They may be multiplied by a temperature.
-        """
+        """Whether scores are dot products plus biases and decays, perhaps times a temperature."""
         others = self.has(RowsByDistance, CountedRows, ScoreCap, SinkScore)
         return not (others or self.multiplies)
 

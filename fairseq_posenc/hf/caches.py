@@ -1,7 +1,7 @@
-"""Keeps what our attention needs of earlier tokens in additional layers of transformers' caches.
+"""Keeps what our attention needs of earlier tokens in transformers' caches.
 
-They are reordered, repeated, selected, cropped and copied with the keys. B batch, S tokens, T of
-them new. *Decay*: G sums of logarithms of forget gates at each token, each as two numbers.
+Decay, G sums of logarithms of forget gates, each as two numbers, is in additional layers, which are
+reordered, selected, cropped and copied with the keys. B batch, S tokens, T of them new.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.errors import UserError
 
 _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
-# Attribute of a cache: a bool tensor, whether its tokens have other positions than 0, 1, 2, ...;
+# Attribute of a cache: a bool tensor `()`, whether its tokens have other positions than 0, 1, ...;
 # None if the caller gave neither ids nor documents.
 UNCOUNTED = "fairseq_posenc_uncounted"
 

@@ -197,7 +197,7 @@ class Stack(NamedTuple):
         kinds = [spec.layer_kinds[spec.layer_kind(i)] for i in range(len(self.attentions))]
         return [any(item.encoding.acts_on == "rotation" for item in kind) for kind in kinds]
 
-    def check_layers(self, spec: Spec) -> None:
+    def refuse_other_layers(self, spec: Spec) -> None:
         """Refuse a spec that was read from the model, if it does not describe its layers.
 
         Layers may have been removed from a model whose layers differ, or added to it.

@@ -82,7 +82,7 @@ def replace_positions(
         text = "set_positions: " + "; ".join(dict.fromkeys(notes))  # layers have equal notes
         warnings.warn(text, stacklevel=3)  # names the line that called `set_positions`
     _install(model, plans)
-    first, last = plans[0].positions.spec, plans[-1].positions.spec  # a decoder's is the last
+    first, last = plans[0].positions.spec, plans[-1].positions.spec  # an encoder's comes first
     # With an encoder, caches also have all of its keys, which a window must not drop.
     if stacks[0].is_decoder_alone:
         _limit_caches(stacks[0], first)
@@ -116,7 +116,7 @@ def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
         return None, parse(text)
     if not names_own(text):
         return old_spec, parse(text)
-    stack.check_layers(old_spec)
+    stack.refuse_other_layers(old_spec)
     return old_spec, expand_own(text, old_spec, len(stack.attentions))
 
 
@@ -208,7 +208,7 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     windows = [find_options(layer, "window") for layer in spec.layers]  # {} for no window
     # Where later tokens see the first keys, or all, the cache must have all: a size of 0.
     sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else 0 for x in windows]
-    if masks_by_type and getattr(config, "is_heterogeneous", False):  # widths depend on its types
+    if masks_by_type and getattr(config, "is_heterogeneous", False):  # Gemma 4: widths by type
         sliding = [x for x, kind in zip(cycle(sizes), config.layer_types) if "sliding" in kind]
         config.sliding_window = max(sliding) if min(sliding, default=0) else 2**31 - 1  # all keys
         return

@@ -161,7 +161,7 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
 class ModelWithPositions(Derived):
     """The part of a model with positions that its stock class, here ``super()``, lacks."""
 
-    is_first = True  # of the mixins: it undoes what `StackWithPositions` does to state dicts
+    is_first = True  # so it undoes the renaming of weights by `StackWithPositions.state_dict`
     config: PretrainedConfig
     is_saved = True  # as it is in a folder; False from `set_positions` until it is saved
 
@@ -207,7 +207,7 @@ class ModelWithPositions(Derived):
         if is_whole:
             state_dict = dict(self.state_dict() if state_dict is None else state_dict)
             exchange_names(state_dict, type(self.config), saving=True)
-            kwargs["save_original_format"] = False  # else positions are not found again
+            kwargs["save_original_format"] = False  # the original names hide positions
         super().save_pretrained(  # type: ignore[misc]
             save_directory, is_main_process, state_dict, **kwargs
         )
@@ -221,7 +221,7 @@ class ModelWithPositions(Derived):
         if kwargs.get(_ATTENTION) == OUR_ATTENTION:  # another model's, as TRL passes it on
             del kwargs[_ATTENTION]
         pattern = stock_name_of_record(cls.config_class)  # type: ignore[attr-defined]
-        # Names in the file -> in the model, as `exchange_names` gives them when it is not saving.
+        # Names in the file -> in the model (`exchange_names`); group 1 is the name of the stack.
         ours = {f"^{pattern}$": rf"\1{RECORD}", rf"^(.+){re.escape(SUFFIX)}$": r"\1"}
         model, info = super().from_pretrained(  # type: ignore[misc]
             source,

@@ -384,7 +384,7 @@ class StackWithPositions(Derived):
         ``ModelWithPositions`` undoes this in its own; in other models around the stack it stays.
         """
         if (positions := getattr(self, POSITIONS, None)) is not None:
-            Stack(positions.family, cast(PreTrainedModel, self)).check_layers(positions.spec)
+            Stack(positions.family, cast(PreTrainedModel, self)).refuse_other_layers(positions.spec)
         state: dict[str, Any] = super().state_dict(*args, **kwargs)  # type: ignore[misc]
         exchange_names(state, type(self.config), saving=True)
         return state

@@ -1,4 +1,4 @@
-"""Prepares a process of fairseq: safe loading, guards against lost runs, one-line error messages.
+"""Prepares a process of fairseq: safe loading, the command's settings, one-line error messages.
 
 ``models`` calls it when fairseq loads the plugin. It also records the command that runs, by a
 filter of its logger, to which alone fairseq gives the whole configuration before it builds a model.
@@ -46,7 +46,7 @@ _RECORDER = _SettingsRecorder()
 def take_command() -> tuple[str, Any]:
     """Return the command that has started since the last call, if any, and its configuration.
 
-    A command is thus prepared once, for the first model that it builds.
+    A command is thus prepared once, for the first model; later errors need no configuration.
     """
     started, _RECORDER.started = _RECORDER.started, ("", None)
     return started
@@ -92,7 +92,7 @@ def install_excepthook() -> None:
 
 
 def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
-    """Refuse to run a setting as code, or to open a checkpoint that would, or is damaged.
+    """Refuse to run a setting as code, and to open a checkpoint that is damaged or runs code.
 
     Python calls this audit hook, for the rest of the process, before it compiles or opens anything;
     an exception cancels that. So fairseq is not patched, and no path through its code is missed.

@@ -117,9 +117,9 @@ class Computation:
     def _multiply_tokens(self, x: Operands, block: Block) -> Tensor:
         """Combine the content q_i.k_j, its gain and the products with rows: ``(k, h, M, W)``.
 
-        Queries, or the rows of one table, are scaled already.
+        The scale is in the operands already. Products have keys of their own for far pairs.
         """
-        if x.before_key is not None and x.after_key is not None:  # of a product
+        if x.before_key is not None and x.after_key is not None:
             before, near, after = x.before_key, x.key, x.after_key
         elif block.near == block.keys:
             return self._combine_near(x, x.key)

@@ -88,10 +88,10 @@ class Block:
 
 
 def split(call: AttentionCall, near: tuple[int, int] | None = None) -> list[Block]:
-    """List the blocks that hold all visible pairs of a call; ``near`` is of :func:`find_near`."""
+    """List the blocks that hold all visible pairs of a call; :func:`find_near` finds ``near``."""
     batch, heads, tgt_len, _ = call.query.shape
     src_len, device, mask = call.key.size(2), call.query.device, call.mask
-    # A block has one sentence if heads have tables of their own (`bands._unskew`).
+    # With a table for each head, one sentence: `bands` views heads and sentences as one dimension.
     per_head = any(term.per_head for term in call.terms if isinstance(term, ByDistance))
     # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs work
     # for all of its processors at once.

@@ -79,8 +79,8 @@ class StockFamily(NamedTuple):
             if parameter.shape != weight.shape:
                 raise UserError(
                     f"{path}: {name} has the shape {tuple(weight.shape)} in fairseq, and in "
-                    f"{class_name} {tuple(parameter.shape)}: that has one width, one dictionary "
-                    "and one number of positions for encoder and decoder"
+                    f"{class_name} {tuple(parameter.shape)}; in such a class, encoder and decoder "
+                    "have one width, one dictionary and one number of positions"
                 )
             pairs.append((weight, parameter))
         paired = {id(parameter) for _, parameter in pairs}  # a tied one by any of its names

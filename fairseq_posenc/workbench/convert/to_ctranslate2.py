@@ -146,7 +146,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     dims: Dims = stack.dims
     length = dims.max_positions
     tokens = torch.full((1, length), comparison.SPECIAL_SYMBOLS)  # any symbol that is not padding
-    shared = stack.compute_shared(tokens)
+    shared = stack.compute_shared(tokens)  # by kind of layer; all have the same positions
     attentions = [layer.self_attn for layer in stack.layers]
     # What each layer adds to the scores, in tables with a row for every distance.
     terms = [x.compute_terms(shared[x.kind]).expanded() for x in attentions]
@@ -176,7 +176,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     for layer_spec, attention, layer_terms in zip(spec.layer, attentions, terms):
         encodings = stack.encodings.select(attention.kind).as_list()  # those of its kind of layer
         layer_spec.self_attention = _build_attention(encodings, layer_terms, dims)
-    if dims.causal:  # fairseq's converter of CTranslate2 copies the weights that have no positions
+    if dims.causal:  # CTranslate2's converter for fairseq copies all weights but the positions'
         converter.set_transformer_decoder(spec, copied, trained.head == "translation")
     else:
         converter.set_transformer_encoder(spec, copied)

@@ -79,7 +79,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
     settings = open_model.build_default_settings(options["_name"], task["_name"])
     defaults = settings["model"]  # a dictionary for causal LMs, else a Namespace
     options = {**(vars(defaults) if isinstance(defaults, Namespace) else defaults), **options}
-    with checkpoints.refuse_unusable_settings(str(path)):  # whose errors name the folder
+    with checkpoints.refuse_unusable_settings(str(path)):  # its errors name the folder
         model = open_model.build_model(options, dictionaries, task)
         if head == "spans":
             model.register_span_head()
@@ -110,14 +110,14 @@ def import_folder(path: Path, out: Path) -> list[str]:
 
 def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily, str]:
     """Find the stock family of a model, and its head."""
-    names = [cls.__name__ for cls in type(model).__mro__]  # with the stock class of one of ours
+    names = [cls.__name__ for cls in type(model).__mro__]  # a stock class may be a base
     for stock in STOCK_FAMILIES:
         for head, name in stock.classes.items():
             if name in names:
                 return stock, head
     raise UserError(
-        f"{path}: a {names[0]} cannot be imported: only RoBERTa, XLMRoberta and exported folders. "
-        "To change only the positions of a model of transformers, use fairseq-posenc swap"
+        f"{path}: a {names[0]} cannot be imported, only RoBERTa, the classes of exported folders "
+        "and theirs with stock positions. To change a model's positions, use fairseq-posenc swap"
     )
 
 

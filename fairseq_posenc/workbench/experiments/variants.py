@@ -36,7 +36,7 @@ class Variant(NamedTuple):
     def folder(self) -> str:
         """The name without special characters: ``3xrope--none`` for ``3*rope,none``."""
         name = _COMMA.sub("--", self.name.replace(" ", "")).replace("*", "x")
-        return name.replace("(", "-").replace(")", "").replace(",", "-")
+        return re.sub(r"[(,/]", "-", name).replace(")", "")
 
     @property
     def options(self) -> list[str]:

@@ -15,6 +15,7 @@ from fairseq.dataclass.initialize import hydra_init
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -27,7 +28,7 @@ from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line
 from fairseq_posenc.workbench.running.programs import Environment, run_logged
 from fairseq_posenc.workbench.running.progress import say
 
-# What an override raises in hydra and omegaconf, and a value of a wrong type where it is used.
+# Errors of hydra and omegaconf about overrides; errors of code that uses a value of a wrong type.
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, AssertionError)
 _VALUE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 _UNQUOTED = re.compile(r"[A-Za-z_./][\w./+-]*")  # texts that hydra reads without quotes
@@ -39,7 +40,7 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     """Compose the configuration of a file and of its defaults, as ``fairseq-hydra-train`` does.
 
     Call fairseq's ``hydra_init(path.stem)`` first to also merge in fairseq's own defaults and to
-    refuse overrides of unknown options. Any other earlier use of hydra in this process is ended.
+    refuse overrides of unknown options. This ends any earlier use of hydra in this process.
 
     Raises:
         HydraException: the file does not exist, or an override cannot be read.
@@ -128,7 +129,7 @@ def build_settings(
 
 def join_overrides(settings: Mapping[str, str]) -> list[str]:
     """Join names and values to hydra's overrides; ``~NAME``, which deletes one, has no ``=``."""
-    return [f"{name}={value}" if value else name for name, value in settings.items()]
+    return [x if x[0] == "~" and not value else f"{x}={value}" for x, value in settings.items()]
 
 
 def build_command(path: Path, settings: Mapping[str, str]) -> list[str]:
@@ -143,8 +144,7 @@ def format_override(name: str, value: Any) -> str:
         return f"{name}={json.dumps(value)}"
     if _UNQUOTED.fullmatch(str(value)):
         return f"{name}={value}"
-    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
-    return f"{name}='{escaped}'"
+    return f"{name}={QuotedString(str(value), Quote.single).with_quotes()}"
 
 
 def train(
@@ -174,9 +174,9 @@ def train(
     start = f"resuming from update {before:,}" if before else f"starting, {updates:,} updates"
     say(f"{label}: {start}")
     # Chosen only now, because a cluster's machine may have other devices than the user's.
-    if choose_device() != "cuda" and _ON_CPU not in command:
+    if choose_device() != "cuda" or _ON_CPU in command:
         command = [*command, _ON_CPU, "common.fp16=false"]  # hydra takes the last value
-        say(f"{label}: no GPU here: training on the CPU, without fp16")
+        say(f"{label}: training on the CPU, without fp16")
 
     def report_validation(line: str) -> None:
         entry = parse_line(line)

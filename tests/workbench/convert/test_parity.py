@@ -416,7 +416,7 @@ def test_a_roberta_of_transformers_computes_the_same_in_fairseq(kind, types):
         ({"hidden_act": "relu"}, "RobertaForMaskedLM differs from fairseq's model by"),
         ({"num_hidden_layers": 3}, "the weights lack"),
         ("x 1\n", "dict.txt: has 6 symbols, and the model 60"),
-        ("llama", "a LlamaForCausalLM cannot be imported: only RoBERTa"),
+        ("llama", "a LlamaForCausalLM cannot be imported, only RoBERTa"),
         ("nowhere", "no such folder"),
     ],
 )
