@@ -6,7 +6,8 @@ In masks of bool, True hides a key. B batch, T queries, S keys.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from types import SimpleNamespace
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ class Mask(NamedTuple):
     direction: str = "both"
     key_padding: Tensor | None = None
     pairs: Tensor | None = None
-    cache: dict[str, dict[tuple[object, ...], Any]] | None = None
+    cache: SimpleNamespace | None = None  # opaque: accelerate copies dictionaries of arguments
     window: int | None = None
     segments: Tensor | None = None
     documents: bool = False
@@ -236,10 +237,10 @@ class Mask(NamedTuple):
         # save the same tensors when it runs again, so it computes what has a gradient itself.
         if torch.compiler.is_compiling() or self.cache is None or (records and is_saving_hooked()):
             return compute()
-        key = (learns, *deps)
-        if key not in self.cache.get(name, {}):
-            self.cache[name] = {key: compute()}
-        return cast(_T, self.cache[name][key])
+        key, values = (learns, *deps), vars(self.cache)
+        if key not in values.get(name, {}):
+            values[name] = {key: compute()}
+        return cast(_T, values[name][key])
 
     def needed_keys(self, queries: int = 0) -> NeededKeys:
         """Find the keys that a cache must hold for the next tokens of a causal model.

@@ -8,6 +8,7 @@ decoding).
 
 from functools import partial, reduce
 from operator import and_, or_
+from types import SimpleNamespace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -104,7 +105,7 @@ def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, 
     limits = {name: x.mask(positions) for name, x in named.items()}
     states = []
     for names in encodings.kinds:
-        tokens = Mask(key_padding=positions.padding, cache={})
+        tokens = Mask(key_padding=positions.padding, cache=SimpleNamespace())
         shared = Shared(
             positions,
             reduce(and_, (limits[name] for name in names), tokens),  # all limits hold

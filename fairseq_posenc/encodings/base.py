@@ -268,10 +268,10 @@ class Encodings(nn.ModuleDict):
         Args:
             x: the input of the layer for the last T tokens, ``(B, T, C)``.
             positions: the positions of the tokens.
-            past: the result of earlier steps for the K keys in a cache, ``(B, H, K, 2)``, if any.
+            past: the result of earlier steps for all S - T earlier tokens, ``(B, H, S - T, 2)``.
 
         Returns:
-            ``(B, H, K + T, 2)``, or in an encoder ``(B, 2 H, T, 2)``, the second half for later
+            ``(B, H, S, 2)``, or in an encoder ``(B, 2 H, T, 2)``, the second half for later
             keys. Each sum has two parts (see :func:`sum_exactly`).
         """
         gates = find_first(encoding.forget_gates(x) for encoding in self.as_list())
@@ -284,7 +284,7 @@ class Encodings(nn.ModuleDict):
         return sums if past is None else torch.cat([past, sums], 2)
 
     def input_terms(self, x: Tensor, positions: Positions, decay: Tensor | None = None) -> Terms:
-        """List decay and states of an input, ``(B, S, C)``; beside ``decay``, of its last T."""
+        """List decay and states of an input ``(B, S, C)``, or ``(B, T, C)`` with its ``decay``."""
         terms: list[Term] = []
         encodings, queries = self.as_list(), positions.queries(x)
         if (decay := self.decay(x, positions) if decay is None else decay) is not None:

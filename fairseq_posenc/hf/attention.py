@@ -66,7 +66,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         first = dict(enumerate(positions.directions.split(",")))  # those of the first layers
         self.direction = first.get(index) or ("lr" if self.dims.causal else "both")
         self.is_rotated = positions.is_rotated[index]  # whether the model's own code rotates
-        # The layer of the cache, after those of keys, for forget gates; None without.
+        # Index of the cache's layer for forget gates, after those of keys; None without gates.
         self.decay_place = len(stack.layers) + index if self.kind in positions.gated_kinds else None
         self.backend = positions.backend
 

@@ -35,7 +35,7 @@ class Family:
     # `half`: only once; `pairs`: each one twice, for two adjacent coordinates; `doubled_pairs`: as
     # `doubled`, but the model rotates adjacent coordinates and reads the first half.
     cosines: Literal["doubled", "half", "pairs", "doubled_pairs"] = "doubled"
-    partial: bool = False  # whether its code reads `partial_rotary_factor`; others rotate all
+    partial: bool = False  # whether its code reads `partial_rotary_factor`, or rotates all
     # Pairs of coordinates that each axis rotates, where `rope_parameters` has no `mrope_section`;
     # empty if positions are on one axis.
     sections: tuple[int, ...] = ()

@@ -157,7 +157,7 @@ class StackArguments:
         """
         past, mask = self.cached, self._read_mask()
         if not self.inputs.size(1):
-            raise UserError(f"input_ids {tuple(self.inputs.shape)} contain no token")
+            raise UserError(f"the input has the shape {tuple(self.inputs.shape)}: no token")
         if boundary_id is not None and (self.tokens is None or past):
             raise UserError(
                 "boundary_id: the ends of sentences are found in input_ids, and a cache does "

@@ -127,8 +127,8 @@ class HFStackPositions(StackPositions):
                 keys[layer_type] = kind
             elif keys.get(layer_type) != kind or has_rows:
                 raise UserError(
-                    f"{spec}: layer {index} of this model has no keys of its own, so it needs the "
-                    "positions of the layer that has, and projects no rows: use own, or alibi"
+                    f"{spec}: layer {index} of this model has no keys of its own: it must have the "
+                    "positions of the layer whose keys it reads, and can project no rows of a table"
                 )
         if spec.input_items and getattr(stack.config, "hidden_size_per_layer_input", None):
             raise UserError(f"{spec}: this model finds tokens by their embeddings: add no vectors")
@@ -178,7 +178,7 @@ class HFStackPositions(StackPositions):
         arguments = StackArguments(named, self, stack)
         inputs, past = arguments.inputs, arguments.cached
         if "logits_to_keep" in named:  # Gemma 4's layers without keys would leave out tokens
-            named["logits_to_keep"] = None
+            named = {**named, "logits_to_keep": None}
         self._check_attention(stack, arguments)
         self._fit_scalings(arguments)
         # FlashAttention keeps packed texts apart by their ids. Other layers of hybrids read none.
@@ -291,10 +291,10 @@ class HFStackPositions(StackPositions):
 
     def _make_state(self, module: nn.Module, inputs: Tensor, rotations: list[Any]) -> PassState:
         """Convert the rotations by kind of layer to cosines, where the model's code rotates."""
-        like, form = next(module.parameters()), self.family.cosines
+        like, form, device = next(module.parameters()), self.family.cosines, inputs.device
         cosines = {kind: _make_cosines(rotations[kind], form, like) for kind in self.rotated_kinds}
         # Not `like.new_ones`: `like` may be distributed (tensor parallelism), or offloaded (meta).
-        ones = [torch.ones(1, 1, x).to(inputs.device, like.dtype) for x in self.cosine_widths]
+        ones = [torch.ones(1, 1, x, dtype=like.dtype, device=device) for x in self.cosine_widths]
         plain = {x.size(-1): (x, torch.zeros_like(x)) for x in ones}
         return PassState(cosines, plain)
 

@@ -147,7 +147,7 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> No
     try:
         theirs = _compute_outputs(stock, arguments)
         difference = float((ours - theirs).abs().max() / theirs.abs().max())
-    except RuntimeError:  # its code rotates whole heads, and its configuration states a part
+    except RuntimeError:  # its code cannot compute what its configuration states
         difference = torch.inf
     # `eps` is the distance of 1 from the next number; 8 of them leave room in types of 16 bits.
     if not difference < max(_LARGEST_DIFFERENCE, 8 * torch.finfo(model.dtype).eps):  # or NaN
@@ -155,7 +155,7 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> No
 
 
 def _draw_inputs(model: PreTrainedModel, stack: Stack) -> dict[str, Tensor]:
-    """Draw random tokens, 7 more than a window or 8, in rows that are padded on no or one side."""
+    """Draw random tokens, 7 more than a window or 8: a row without padding, then padded ones."""
     positions = getattr(stack.module, POSITIONS)
     windows = [dict(item.options).get("size", 0) for item in positions.spec.items]  # 0: no window
     length = min(max(8, *windows) + 7, _LONGEST_INPUT, positions.dims.max_positions)
@@ -167,7 +167,7 @@ def _draw_inputs(model: PreTrainedModel, stack: Stack) -> dict[str, Tensor]:
     by_ids = (
         stack.is_decoder_alone and "position_ids" in inspect.signature(model.forward).parameters
     )
-    # On the left last, and not for other tables, which count it.
+    # The last row is padded on the left; other tables would count that padding, so they lack it.
     mask = torch.ones(3 if by_ids or has_encoder else 2, length, dtype=torch.long)
     mask[1, -3:], mask[2:, :3] = 0, 0
     arguments = {"input_ids": torch.where(mask.bool(), tokens, padding), "attention_mask": mask}

@@ -3,11 +3,15 @@
 B batch, T new tokens, S all tokens, H heads, D head size.
 """
 
+from functools import partial
+from typing import cast
+
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import build_layer, draft_terms
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import AttentionCall, check_dropout
+from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import DIRECTIONS, Mask
@@ -124,8 +128,8 @@ class SelfAttention(_LayerAttention):
             raise UserError("the cache is of a layer with other encodings: give each its own")
         terms = self.compute_terms(state, x, decay, rows)
         dropout = self.dropout if self.training else 0.0
-        given = (*self.project(x), state, terms, past, None, dropout, need_weights)
-        call, kept = self.make_call(*given, keeps=cache is not None)
+        given = (*self.project(x), state, terms, past, cache is not None)
+        call, kept = self.make_call(*given, dropout=dropout, need_weights=need_weights)
         if cache is not None and kept is not None:
             cache.kept = kept.select(state.needed_keys(), positions.src_len)
             cache.tokens, cache.decay = positions.src_len, decay
@@ -187,7 +191,7 @@ class CrossAttention(_LayerAttention):
             cache: this layer's cache for this source; pass it empty in the first step of decoding.
             need_weights: also return the attention weights.
             source_position_ids: positions of the source's tokens, ``(batch or 1, src_len)``, for
-                keys that are rotated; by default the tokens are counted from 0.
+                keys that are rotated, in the first step; by default they are counted from 0.
 
         Returns:
             ``(batch, tgt_len, embed_dim)``, and the weights ``(batch, heads, tgt_len, src_len)`` or
@@ -220,19 +224,25 @@ class CrossAttention(_LayerAttention):
         if self.rotates and state.rotation is not None:
             query = state.rotation.rotate_queries(query)
         if self.rotates and source is not None:
-            positions = Positions.from_padding(padding, tgt_len=0)
-            if source_position_ids is not None:
-                readers = {x.name: x for x in state.encodings if x.axes}
-                name, ids = "source_position_ids", source_position_ids
-                ids = input_checks.read_position_ids(name, ids, readers, batch, (src_len,))
-                positions = positions.replace_ids(ids, name)
-            rotation = state.with_source(positions.ids).source_rotation
-            assert rotation is not None, "only rope has cross_attention"
+            rotate = partial(_rotate_source, state, padding, source_position_ids)
+            deps = (source_padding_mask, source_position_ids, batch, src_len)
+            rotation = state.mask.cached("source", deps, rotate)  # once for all layers
             kept = kept._replace(key=rotation.rotate_keys(kept.key))
         if cache is not None:
             cache.kept = kept
         dropout = self.dropout if self.training else 0.0
-        mask = Mask(key_padding=source_padding_mask)
+        mask = Mask(key_padding=None if source_padding_mask is None else padding)
         call = AttentionCall(query, kept.key, kept.value, Terms([]), mask, dropout, need_weights)
         attended, weights = attend(call)
         return self.merge_heads(attended), weights
+
+
+def _rotate_source(state: Shared, padding: Tensor, ids: Tensor | None) -> Rotation:
+    """Compute the rotation of a source's keys, counted without padding, or at a caller's ids."""
+    positions = Positions.from_padding(padding, tgt_len=0)
+    if ids is not None:
+        readers = {x.name: x for x in state.encodings if x.axes}
+        name, (batch, src_len) = "source_position_ids", padding.shape
+        ids = input_checks.read_position_ids(name, ids, readers, batch, (src_len,))
+        positions = positions.replace_ids(ids, name)
+    return cast(Rotation, state.with_source(positions.ids).source_rotation)  # of rope, so not None

@@ -100,7 +100,7 @@ class Cache:
         # All tokens that were read, including those of dropped keys; 0 in a CrossAttention's cache.
         self.tokens = 0
         self.ids: Tensor | None = None  # of self-attention: positions that a caller gave, (B, S)
-        self.decay: Tensor | None = None  # of forget gates, if it has some: `Encodings.decay`
+        self.decay: Tensor | None = None  # of forget gates: two numbers a head, of all tokens
         self.rows = ProjectedRows()  # of tables by distance, for all sentences: not reordered
 
     def reorder(self, rows: Tensor) -> None:
@@ -155,10 +155,10 @@ class AttentionCore:
         shared: Shared,
         terms: Terms,
         past: Kept | None = None,
+        keeps: bool = False,
         mask: Mask | None = None,
         dropout: float = 0.0,
         need_weights: bool = False,
-        keeps: bool = False,
     ) -> tuple[AttentionCall, Kept | None]:
         """Make the arguments of a backend: rotate, and append to the keys of earlier tokens.
 
@@ -170,15 +170,15 @@ class AttentionCore:
             shared: position state of the forward pass, for this kind of layer.
             terms: terms for all S keys, with rows that the layer has projected.
             past: what the layer's cache keeps; it may have dropped keys that no query sees.
+            keeps: whether to return the kept and the new keys, from which a cache selects.
             mask: mask of all S keys; by default from the direction, and from ``shared``.
             dropout: probability of dropping a weight.
             need_weights: whether the backend must return the weights.
-            keeps: whether to return the kept and the new keys, from which a cache selects.
         """
         query, key = self._rotate(query, key, shared)
         tgt_len, src_len = query.size(2), shared.positions.src_len
         kept = places = None
-        if keeps:
+        if keeps or past is not None:
             kept = Kept(key, value) if past is None else past.append(key, value, src_len)
             key, value, places = kept.with_gaps(tgt_len, src_len)
         mask = shared.mask.with_direction(self.direction) if mask is None else mask

@@ -16,7 +16,7 @@ from fairseq_posenc.shared import Shared
 
 
 def check_layer_input(x: Tensor, positions: Positions, cache: object, embed_dim: int) -> None:
-    """Refuse an input but ``(batch, tgt_len, embed_dim)`` of the pass, and what is not a cache."""
+    """Refuse an input that is not ``(batch, tgt_len, embed_dim)``, and a cache of another type."""
     check_embeddings("x", x, embed_dim)
     batch, tgt_len = positions.batch_size, positions.tgt_len
     if x.shape[:2] != (batch, tgt_len):
@@ -33,7 +33,7 @@ def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: 
     positions = shared.positions
     past = positions.src_len - positions.tgt_len
     kept, tokens = (None, 0) if cache is None else (cache.kept, cache.tokens)
-    if kept and not tokens:  # it holds keys, but of a source, whose tokens do not count
+    if kept is not None and not tokens:  # it holds keys, but of a source, whose tokens do not count
         raise UserError("the cache is not of a SelfAttention")
     if tokens != past:
         raise UserError(
@@ -81,7 +81,7 @@ def check_embeddings(name: str, x: Tensor, width: int) -> None:
 def read_mask(
     name: str, mask: Tensor | None, batch: int, src_len: int, device: torch.device
 ) -> Tensor:
-    """Check a padding mask, ``(batch, src_len)`` of bool, and move it; None is no padding."""
+    """Check a padding mask, ``(batch, src_len)`` of bool, and move it; None: no padding."""
     if mask is None:
         return torch.zeros(batch, src_len, dtype=torch.bool, device=device)
     check_each_token(name, mask, batch, src_len)

@@ -260,4 +260,4 @@ class PositionEncoding(AttentionCore, StackPositions):
         shared = compute_shared(self.shared, positions)[0]  # the spec has one layer
         terms = self.compute_terms(shared, inputs)
         mask = shared.mask.with_direction(direction or self.direction)
-        return self.make_call(query, key, value, shared, terms, None, mask, dropout)[0]
+        return self.make_call(query, key, value, shared, terms, mask=mask, dropout=dropout)[0]

@@ -103,18 +103,19 @@ class StackPositions(nn.Module):
         input_checks.check_embeddings("embeddings", embeddings, self.dims.embed_dim)
         input_checks.check_count("past", past, least=0)
         batch, tgt_len = embeddings.shape[:2]
-        tokens = (batch, past + tgt_len, embeddings.device)
-        padding = input_checks.read_mask("key_padding_mask", key_padding_mask, *tokens)
+        shape, device = (batch, past + tgt_len), embeddings.device
+        padding = input_checks.read_mask("key_padding_mask", key_padding_mask, *shape, device)
         positions = Positions.from_padding(padding, tgt_len)
         if ends is not None:
-            positions = positions._replace(ends=ends & positions.real())
+            input_checks.check_each_token("ends", ends, *shape)
+            positions = positions._replace(ends=ends.bool() & positions.real())
         if ends is not None and document_ids is None:  # `documents` restarts at them
             positions = self.shared.number(positions)  # counted ones: ids given never restart
         else:
             positions = self._split_documents(positions, document_ids)
         if position_ids is not None:
             positions = self._replace_ids(positions, position_ids, past_ids)
-        if document_ids is None:
+        if document_ids is None and key_padding_mask is not None:
             self._refuse_gaps(positions)
         shared = compute_shared(self.shared, positions)
         for encoding in self.input.as_list() if self.input is not None else ():
@@ -202,7 +203,7 @@ class StackLayer(nn.Module):
             )
         state: Shared = shared[0]  # any: all have the spec and the sizes of their stack
         same_spec = state.spec is self.spec or state.spec == self.spec  # usually one object
-        if not same_spec or state.dims != self.dims:
+        if not same_spec or state.dims != self.dims or len(shared) <= self.kind:
             raise UserError(
                 "`shared` was computed by the positions of another stack: pass each layer the "
                 "result of its own StackPositions"

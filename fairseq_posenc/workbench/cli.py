@@ -50,11 +50,11 @@ class Command(NamedTuple):
 # Commands by the user's purpose, in the order of the help.
 GROUPS: dict[str, dict[str, Command]] = {
     "look at encodings and models": {
-        "list": Command("list the position encodings", ".describe_command:list"),
+        "list": Command("list the position encodings", ".encodings_command:list"),
         "describe": Command(
-            "describe the formula and cost of an encoding", ".describe_command:describe"
+            "describe the formula and cost of an encoding", ".encodings_command:describe"
         ),
-        "count": Command("count the position parameters of a model", ".describe_command:count"),
+        "count": Command("count the position parameters of a model", ".encodings_command:count"),
         "plot": Command("plot the positions of a checkpoint or of a spec", ".plots.command:plot"),
         "inspect": Command(
             "write an HTML page with the attention of every head to a text",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -282,7 +283,11 @@ def test_dropout_keeps_the_rate_and_the_mean(name):
 
 
 def test_what_layers_share_is_made_anew_for_other_things():
-    mask, bias, equal = Mask(cache={}), torch.ones(2, requires_grad=True), torch.ones(2)
+    mask, bias, equal = (
+        Mask(cache=SimpleNamespace()),
+        torch.ones(2, requires_grad=True),
+        torch.ones(2),
+    )
     given = [(bias, 3), (bias, 3), (bias, 4), (equal, 4), (None, 4), (equal, 4), (equal, 4)]
     made = [mask.cached("doubled", (x, n), lambda: object()) for x, n in given]
     assert [ours is theirs for ours, theirs in zip(made, made[1:])] == [

@@ -24,13 +24,14 @@ def new_panels(
     count: int, columns: int, size: tuple[float, float], dpi: int = 110
 ) -> tuple[Any, list[Any]]:
     """Create a figure of panels in rows of ``columns``; return both. Its size is in inches."""
-    from matplotlib import rcParams, rcsetup
+    from matplotlib import rc_context, rcParams, rcsetup
     from matplotlib.figure import Figure
 
     rcParams["text.parse_math"] = False  # names and tokens may contain dollar signs
-    rcParams["axes.prop_cycle"] = rcsetup.cycler(linestyle=STYLES) * rcsetup.cycler(color=COLOURS)
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
-    panels = list(figure.subplots(math.ceil(count / columns), columns, squeeze=False).flat)
+    lines = rcsetup.cycler(linestyle=STYLES) * rcsetup.cycler(color=COLOURS)
+    with rc_context({"axes.prop_cycle": lines}):  # of these panels, not of the caller's pictures
+        panels = list(figure.subplots(math.ceil(count / columns), columns, squeeze=False).flat)
     for axes in panels[count:]:
         axes.remove()
     return figure, panels[:count]
@@ -63,7 +64,7 @@ def draw_means(
         axes.yaxis.set_minor_formatter("{x:,g}")
     for name, means in lines.items():
         if not means:
-            axes.plot([], [])  # takes a colour: that of a name is the same in every picture
+            axes.plot([], [])  # takes a colour, so that each name has the same one in every picture
             continue
         xs, levels = zip(*means)
         heights = [level.mean if math.isfinite(level.mean) else math.nan for level in levels]
