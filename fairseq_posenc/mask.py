@@ -6,7 +6,6 @@ In masks of bool, True hides a key. B batch, T queries, S keys.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import NamedTuple, TypeVar, cast
 
 import torch
@@ -32,6 +31,10 @@ class NeededKeys(NamedTuple):
 
     last: int | None
     first: Tensor | None = None
+
+
+class PassCache:
+    """Has values of a forward pass as attributes; accelerate would copy a dictionary."""
 
 
 class Mask(NamedTuple):
@@ -66,7 +69,7 @@ class Mask(NamedTuple):
     direction: str = "both"
     key_padding: Tensor | None = None
     pairs: Tensor | None = None
-    cache: SimpleNamespace | None = None  # opaque: accelerate copies dictionaries of arguments
+    cache: PassCache | None = None
     window: int | None = None
     segments: Tensor | None = None
     documents: bool = False

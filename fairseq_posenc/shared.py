@@ -8,7 +8,6 @@ decoding).
 
 from functools import partial, reduce
 from operator import and_, or_
-from types import SimpleNamespace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, find_first
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.mask import NO_MASK, Mask, NeededKeys
+from fairseq_posenc.mask import NO_MASK, Mask, NeededKeys, PassCache
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.torch_modes import is_reentrant_recomputation
@@ -105,7 +104,7 @@ def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, 
     limits = {name: x.mask(positions) for name, x in named.items()}
     states = []
     for names in encodings.kinds:
-        tokens = Mask(key_padding=positions.padding, cache=SimpleNamespace())
+        tokens = Mask(key_padding=positions.padding, cache=PassCache())
         shared = Shared(
             positions,
             reduce(and_, (limits[name] for name in names), tokens),  # all limits hold

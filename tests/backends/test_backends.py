@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.mask import DIRECTIONS, Mask
+from fairseq_posenc.mask import DIRECTIONS, Mask, PassCache
 from tests.helpers.products import product_of
 from tests.helpers.terms import change_terms, draft_call, leaves_of, terms_of
 from tests.helpers.tiny_models import logits, make_model, make_tokens
@@ -283,11 +282,8 @@ def test_dropout_keeps_the_rate_and_the_mean(name):
 
 
 def test_what_layers_share_is_made_anew_for_other_things():
-    mask, bias, equal = (
-        Mask(cache=SimpleNamespace()),
-        torch.ones(2, requires_grad=True),
-        torch.ones(2),
-    )
+    mask, equal = Mask(cache=PassCache()), torch.ones(2)
+    bias = torch.ones(2, requires_grad=True)
     given = [(bias, 3), (bias, 3), (bias, 4), (equal, 4), (None, 4), (equal, 4), (equal, 4)]
     made = [mask.cached("doubled", (x, n), lambda: object()) for x, n in given]
     assert [ours is theirs for ours, theirs in zip(made, made[1:])] == [

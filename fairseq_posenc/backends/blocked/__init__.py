@@ -126,8 +126,9 @@ def _count_saved_bytes(call: AttentionCall, has_far: bool) -> int:
     """
     terms, temperature = call.terms, call.temperature()
     numbers = 1 + int(terms.gain is not None)  # of each pair: the weight, and the content
-    if terms.product and not has_far:
-        numbers += sum(terms.rows(of) is not None for of in ("query", "key"))
+    if terms.product and not has_far:  # of tables whose rows serve runs, products are saved alone
+        tables = filter(None, (terms.rows("query"), terms.rows("key")))
+        numbers += sum(table.runs is None for table in tables)
     numbers += temperature is not None and temperature.requires_grad  # the score
     numbers += terms.has(ScoreCap) + (terms.rows("value") is not None and call.dropout > 0)
     pairs = math.prod(call.query.shape[:3]) * call.key.size(2)
