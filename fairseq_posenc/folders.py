@@ -100,7 +100,7 @@ def is_made(folder: Path, request: Request) -> bool:
     Raises:
         UserError: the folder exists, and was made for another request or by another program.
     """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if not folder.exists():
         return False
     if not (folder / REQUEST).exists():
         raise UserError(f"{folder}: exists, and was not made by this command; {_ADVICE}")
