@@ -23,7 +23,7 @@ from tests.workbench.finetuning.test_glue_commands import arguments
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ["fairseq_posenc", "preprocess", "finetune_configs"]
-PYTHON = sys.executable  # itself, not what stands in for it in slow tests
+PYTHON = sys.executable  # itself, not its replacement in slow tests
 KINDS = (".py", ".html", ".yaml", ".json")
 
 

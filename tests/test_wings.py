@@ -44,7 +44,7 @@ def room_of(path: Path) -> str:
 
 
 def job_of(command: Command) -> str:
-    """Name the package of a command's module, or the module where it stands alone."""
+    """Name the package of a command's module, or the module if it is in no package."""
     module = resolve_name(command.module.partition(":")[0], cli.__package__)
     package = module.rpartition(".")[0]
     return module if package in ROOMS else package

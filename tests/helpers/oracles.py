@@ -9,7 +9,7 @@ Score oracles share one signature, `name(q, k, params, options)`, and loop over 
 
 * `q` [heads, tgt_len, head_dim] and `k` [heads, src_len, head_dim]: float64 projections, before
   any scaling.
-* The queries are the last `tgt_len` of the `src_len` positions: query t stands at position
+* The queries are the last `tgt_len` of the `src_len` positions: query t is at position
   `src_len - tgt_len + t` (`tgt_len == src_len` in a full pass, 1 when decoding step by step).
 * The result [heads, tgt_len, src_len] holds the scores before any mask and before the softmax.
 * `params` holds float64 tensors. A table is [groups, rows, head_dim] (vectors) or [groups, rows]
@@ -77,7 +77,7 @@ def zeros(q: Tensor, k: Tensor) -> Tensor:
 
 
 def pairs(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, int, int]]:
-    """Yield head h, query t with its position i, and key j, which stands at position j."""
+    """Yield head h, query t with its position i, and key j, which is at position j."""
     heads, tgt_len, src_len = zeros(q, k).shape
     for h in range(heads):
         for t in range(tgt_len):

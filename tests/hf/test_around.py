@@ -1,4 +1,4 @@
-"""What stands around a model: compilers, exports, optimizers, pipelines, devices, small weights."""
+"""Around a model: compilers, exports, optimizers, pipelines, devices, small weights."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_equals_the_formula_with_padding_on_either_side(spec):
         attention.load_state_dict(first.state_dict())
         ours, _ = attention(x, x, x, key_padding_mask=padding)
         for b in range(2):
-            # What stands at padding is nobody's business, except that it must be finite.
+            # Values at padding do not matter, but they must be finite.
             real = ~padding[b]
             allowed = oracles.allowed(direction, int(real.sum()), int(real.sum()))
             theirs = attend_by_formula(attention, spec, *by_formula[b], allowed)

@@ -124,7 +124,7 @@ def test_commands_can_be_given(page, monkeypatch):
     monkeypatch.setattr(cli.Command, "run", lambda command, args: 0)
     blocks = scripts(page) if page not in RECORDED else [page.read_text(encoding="utf-8")]
     for line in (line for block in blocks for line in commands(re.sub(r"(?m)^ +", "", block))):
-        # What stands for a variable, and the end of a command.
+        # The value of a variable, and the end of a command.
         line = re.sub(r'"?\$\(fairseq-posenc user-dir\)"?|\bfairseq_posenc\b', str(USER_DIR), line)
         line = line.replace("$2", "roberta_rope")
         line = re.sub(r"\$[a-z]\w*", "rope", line)
