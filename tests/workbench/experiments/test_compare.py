@@ -24,7 +24,6 @@ from fairseq_posenc.folders import LOCK
 from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.experiments.compare import command, report
 from fairseq_posenc.workbench.experiments.compare.outcomes import Run, conclude, rank_models
-from fairseq_posenc.workbench.experiments.compare.report import ComparePlan
 from fairseq_posenc.workbench.experiments.data_bin import DataFacts
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import parse_variants
@@ -51,23 +50,24 @@ FACTS = DataFacts(700, 300_000, 285_000, 15_000, 9_000, 900, UNIGRAM)
 def parse_args(*words: str) -> argparse.Namespace:
     parser = Parser()
     command.add_arguments(parser)
-    return parser.parse_args(words)
+    return parser.parse_args(words, argparse.Namespace(user_dir=USER_DIR))
 
 
 def make_ends(
     curves: dict[str, list[tuple[int, float]]], seeds: int = 3
-) -> tuple[ComparePlan, dict[Run, TrainingEnd]]:
+) -> tuple[argparse.Namespace, list[Run], dict[Run, TrainingEnd]]:
     """Return ends in which the seeds differ by a thousandth, every other model's downwards."""
     words = ["--encodings", ",".join(curves), "--seeds", ",".join("123"[:seeds])]
-    plan = command.build_plan(parse_args(*words, "--updates", "200"))
+    args = parse_args(*words, "--updates", "200")
+    runs = command.plan_runs(args)
     ends = {}
-    for run in plan.runs:
-        number = plan.variants.index(run.variant)
+    for run in runs:
+        number = list(curves).index(run.variant.name)
         change = 1 + (-1) ** number * run.seed / 1000
         points = [(x, y * change) for x, y in curves[run.variant.name]]
         entries = [Entry("valid", x, math.log2(y), y, None, 0.0) for x, y in points]
         ends[run] = TrainingEnd(Curve(entries, 1000.0), 61.0, 8192 * number)
-    return plan, ends
+    return args, runs, ends
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ NOTHING = (
     ],
 )
 def test_only_what_the_trainings_show_is_said(curves, seeds, conclusions):
-    _, ends = make_ends(curves, seeds)
+    *_, ends = make_ends(curves, seeds)
     assert conclude(rank_models(ends), UNIGRAM) == conclusions
 
 
 def test_a_difference_that_the_correction_removes_is_not_said():
     """Of p = 0.03, 0.04 and 0.2, none is below 0.05 after the correction for three tests."""
-    _, ends = make_ends({"none": [(1, 40.0)], "m4m": [(1, 40.01)], "t5": [(1, 40.02)]})
+    *_, ends = make_ends({"none": [(1, 40.0)], "m4m": [(1, 40.01)], "t5": [(1, 40.02)]})
     shares = {"none": (1.0, 1.0, 1.0), "m4m": (1.010, 1.015, 1.02), "t5": (1.0, 1.03, 1.01)}
     for run, end in ends.items():
         value = 40 * shares[run.variant.name][run.seed - 1]
@@ -131,7 +131,7 @@ def test_a_difference_that_the_correction_removes_is_not_said():
 
 
 def test_a_seed_that_diverged_is_shown_and_the_others_are_compared():
-    plan, ends = make_ends(FOUR)
+    *_, ends = make_ends(FOUR)
     run = next(run for run in ends if run.variant.name == "learned")
     ends[run] = TrainingEnd(ends[run].curve, diverged_at=140)
     models = rank_models(ends)
@@ -140,7 +140,7 @@ def test_a_seed_that_diverged_is_shown_and_the_others_are_compared():
     assert "for 3 comparisons: m4m is better than decbert_diff, none;" in test
     assert models[-1].variant.name == "learned"
     assert "diverged at update 140 (seed 1)" in report.format_screen(models, UNIGRAM)
-    rows = report.build_record(plan, FACTS, ends, {}).figures["trainings"]
+    rows = report.build_record(200, FACTS, ends, {}).figures["trainings"]
     (row,) = (row for row in rows if row["diverged"])
     assert (row["perplexity"], row["diverged"]) == (None, 140)
 
@@ -158,8 +158,8 @@ def test_a_model_is_judged_at_its_best_rate_over_all_seeds():
 
 
 def test_the_page_needs_no_other_file_escapes_names_and_has_what_is_finished(tmp_path):
-    plan, ends = make_ends(FOUR)
-    report.write_page(plan, FACTS, ends, tmp_path / "report.html")
+    args, runs, ends = make_ends(FOUR)
+    report.write_page(args, runs, FACTS, ends, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert re.search(r'<img alt="[^"]+" src="data:image/png;base64,iVBOR', page)
     assert not re.search(r'(src|href)="(?!data:)', page)
@@ -167,7 +167,7 @@ def test_the_page_needs_no_other_file_escapes_names_and_has_what_is_finished(tmp
     assert "<code>m4m</code>: As m4, but the three dot products are multiplied." in page
     assert "Holm&#39;s correction" in page
     assert "300,000 words" in page
-    report.write_page(plan, FACTS, dict(list(ends.items())[:5]), tmp_path / "report.html")
+    report.write_page(args, runs, FACTS, dict(list(ends.items())[:5]), tmp_path / "report.html")
     unfinished = (tmp_path / "report.html").read_text()
     said = "7 of 12 trainings are not finished", "judged when all trainings are finished", "Holm"
     assert [text in unfinished for text in said] == [True, True, False]
@@ -175,13 +175,13 @@ def test_the_page_needs_no_other_file_escapes_names_and_has_what_is_finished(tmp
 
 
 def test_the_screen_shows_the_best_first_and_the_record_has_differences_and_trainings(tmp_path):
-    plan, ends = make_ends(FOUR)
+    *_, ends = make_ends(FOUR)
     table, conclusions = report.format_screen(rank_models(ends), UNIGRAM).split("\n\n")
     assert max(map(len, table.splitlines())) <= 100
     rows = [line.split()[0] for line in table.splitlines()]
     assert rows == ["encoding", "m4m", "decbert_diff", "learned", "none"]
     assert conclusions.startswith("- After Holm's correction for 6")
-    report.build_record(plan, FACTS, ends, {"family": "x"}).write(tmp_path / "r.json")
+    report.build_record(200, FACTS, ends, {"family": "x"}).write(tmp_path / "r.json")
     found = record.read(tmp_path / "r.json")
     assert (found.kind, found.data["words"]) == ("compare", 300_000)
     assert [row["seed"] for row in found.figures["trainings"]] == [1] * 4 + [2] * 4 + [3] * 4
@@ -220,10 +220,10 @@ def test_wrong_options_are_found_before_any_work(words, message, tmp_path, capsy
 
 
 def test_models_differ_only_in_their_positions():
-    plan, _ = make_ends(FOUR, seeds=1)
+    args, runs, _ = make_ends(FOUR, seeds=1)
     rest = set()
-    for run in plan.runs:
-        training = command.build_training(plan, run, Path("out"), USER_DIR)
+    for run in runs:
+        training = command.build_training(args, run, Path("out"))
         before, _, after = shlex.join(training.command).partition(shlex.join(run.variant.options))
         assert after
         rest.add(f"{before} {after}".replace(str(training.folder), ""))

@@ -5,6 +5,7 @@ request, so the same command does not compute it again.
 """
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import Request, checksum, lock_folder, read_result, write_result
-from fairseq_posenc.hf.own_positions import read_limit, read_positions, read_trained_length
+from fairseq_posenc.hf.own_positions import read_positions, read_trained_length
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.experiments.length import hf_model, report, scoring
@@ -87,8 +88,7 @@ def run(args: argparse.Namespace) -> None:
                 "position_encoding": read_positions(model),
                 "trained_length": read_trained_length(model),
             }
-            for score in _score_model(named, model, text, args):
-                rows.append({**facts, **report.score_figures(score, bool(args.windows))})
+            rows += ({**facts, **figures} for figures in _score_model(named, model, text, args))
             del model  # frees the memory for the next one
         record = report.build_record(rows, str(args.text), total)
         record.write(args.out / FIGURES)
@@ -99,9 +99,11 @@ def run(args: argparse.Namespace) -> None:
 
 def _score_model(
     named: NamedModel, model: PreTrainedModel, text: Tensor, args: argparse.Namespace
-) -> list[scoring.Score]:
-    """Compute the scores of a model by length; read those that are finished from their files."""
-    scores = []
+) -> Iterator[Row]:
+    """Yield the figures of a model for each length; read those that are finished from their files.
+
+    With ``--windows``, they include the perplexity of each window.
+    """
     shared = _collect_request(named, args)
     total, longest = len(text) - 1, args.lengths[-1]  # lengths are sorted
     (args.out / named.name).mkdir(exist_ok=True)
@@ -116,18 +118,19 @@ def _score_model(
                 else scoring.cut_windows(total, length, stride)
             )
             label = f"{named.name}, {length:,} tokens"
-            limit = read_limit(model)  # None for positions without a learned table
             predicted = sum(w.end - w.scored for w in windows)
             with bar(desc=label, total=predicted, unit=" tokens") as shown:
                 score = scoring.score_windows(
-                    model, limit, text, windows, length, stride, args.max_tokens, shown.update
+                    model, text, windows, length, args.max_tokens, shown.update
                 )
-            figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # refusal: why none
+            figure = score.refusal if score.loss is None else f"perplexity {2.0**score.loss:,.2f}"
             say(f"{label}: {figure} ({score.seconds:.0f} s)")
-            figures = score._asdict()
+            figures = {"length": length, "stride": stride, **score._asdict()}
             write_result(path, request, figures)
-        scores.append(scoring.Score(**figures))
-    return scores
+        values, loss = figures.pop("windows"), figures["loss"]
+        by_window = {f"window_{number}": value for number, value in enumerate(values, start=1)}
+        figures["perplexity"] = None if loss is None else 2.0**loss
+        yield figures | (by_window if args.windows else {})
 
 
 def _collect_request(named: NamedModel, args: argparse.Namespace) -> Request:

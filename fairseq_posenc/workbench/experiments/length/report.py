@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.length.scoring import Score
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.intervals import (
     LEVEL,
@@ -18,15 +17,6 @@ from fairseq_posenc.workbench.results.intervals import (
 )
 from fairseq_posenc.workbench.results.markdown import align
 from fairseq_posenc.workbench.results.record import Record, Row, group_by, own_command
-
-
-def score_figures(score: Score, has_windows: bool) -> Row:
-    """Collect the figures of a score by column; ``has_windows``: one for each window, too."""
-    figures = {**score._asdict(), "perplexity": score.perplexity}
-    windows = figures.pop("windows")
-    if has_windows:
-        figures |= {f"window_{number}": value for number, value in enumerate(windows, start=1)}
-    return figures
 
 
 def build_record(rows: Sequence[Row], text: str, tokens: int) -> Record:
