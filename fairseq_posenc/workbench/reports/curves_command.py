@@ -21,7 +21,6 @@ from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, Curve, read_curv
 from fairseq_posenc.workbench.running.options import add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
 
-Points = list[tuple[int, float]]  # updates and values
 Trainings = Mapping[str, Sequence[Curve]]  # name -> a curve for each seed
 Tables = dict[str, list[Row]]  # as in a record
 # Columns of the first table: the figure's name in the record, its title, and its decimals.
@@ -156,25 +155,22 @@ def _format_cell(row: Row, name: str, digits: int) -> str:
 
 def _draw_pictures(trainings: Trainings, updates: tuple[float, float], out: Path) -> dict[str, str]:
     """Draw validations and training losses between two updates; return the titles by file."""
-    validations, losses = {}, {}
-    for name, curves in trainings.items():
-        seeds = [_select(curve.points, updates) for curve in curves]
-        validations[name] = intervals.average_lines(seeds, intervals.interval_of_perplexity)
-        seeds = [_select(loss_stages.smooth_losses(curve), updates) for curve in curves]
-        losses[name] = intervals.average_lines(seeds, intervals.interval)
+    first, last = updates
+    points = {name: [x.points for x in curves] for name, curves in trainings.items()}
+    losses = {name: [*map(loss_stages.smooth_losses, x)] for name, x in trainings.items()}
     drawn = {}
-    for file, title, lines in (
-        ("curves.png", "Validation perplexity", validations),  # on a logarithmic scale
-        ("training.png", "Training loss in nats", losses),
+    for file, title, seeds, average in (
+        ("curves.png", "Validation perplexity", points, intervals.interval_of_perplexity),
+        ("training.png", "Training loss in nats", losses, intervals.interval),
     ):
-        if figure := pictures.draw_curves(lines, title, log=lines is validations):
+        lines = {}
+        for name, found in seeds.items():
+            shown = [[x for x in line if first <= x[0] <= last] for line in found]
+            lines[name] = intervals.average_lines(shown, average)
+        if figure := pictures.draw_curves(lines, title, log=seeds is points):  # perplexities
             pictures.save(figure, out / file)
             drawn[file] = title
     return drawn
-
-
-def _select(line: Points, updates: tuple[float, float]) -> Points:
-    return [(update, value) for update, value in line if updates[0] <= update <= updates[1]]
 
 
 def _read_log(name: str, log: Path) -> Curve:

@@ -20,15 +20,9 @@ from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_dtype
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.translation import scores
+from fairseq_posenc.workbench.translation import scores, translator
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
 from fairseq_posenc.workbench.translation.report import format_report
-from fairseq_posenc.workbench.translation.translator import (
-    Translator,
-    load_translation,
-    require_pieces,
-    say_cut,
-)
 
 _REPORT, _FIGURES = "bleu.md", "bleu.json"
 
@@ -64,7 +58,7 @@ class TestSet(NamedTuple):
         """
         request: Request = {
             "checkpoint": checksum(training.path),
-            "pieces": checksum(require_pieces(task.data, task.task.cfg.source_lang)),
+            "pieces": checksum(translator.require_pieces(task.data, task.task.cfg.source_lang)),
             "source": checksum(self.source),
             "precision": str(self.dtype),
             "search": [self.beam, self.length_penalty],
@@ -74,9 +68,9 @@ class TestSet(NamedTuple):
         figures = read_result(path.with_suffix(".json"), request)  # None if it is not translated
         if figures is None:
             say(f"{training.label}: {len(self.sentences):,} sentences")
-            translator = Translator.load(training.path, task.data, self.dtype)
-            say_cut(self.sentences, translator)
-            found = translator.translate(self.sentences, self.beam, 1, self.length_penalty)
+            model = translator.Translator.load(training.path, task.data, self.dtype)
+            translator.say_cut(self.sentences, model)
+            found = model.translate(self.sentences, self.beam, 1, self.length_penalty)
             figures = {"translations": [best.text for (best,) in found]}
             path.parent.mkdir(exist_ok=True)
             write_whole(path, "".join(f"{line}\n" for line in figures["translations"]))
@@ -108,10 +102,8 @@ def run(args: argparse.Namespace) -> None:
     dtype = choose_dtype(args.fp16, args.bf16)
     trainings = parse_systems(args.systems)
     # All are opened first, so that mistakes show early.
-    opened = [
-        open_task(training.path, load_translation(training.path, f"{training.label}:"), args.data)
-        for training in trainings
-    ]
+    states = (translator.load_translation(x.path, f"{x.label}:") for x in trainings)
+    opened = [open_task(x.path, state, args.data) for x, state in zip(trainings, states)]
     pairs = [(x.task.cfg.source_lang, x.task.cfg.target_lang) for x in opened]
     if len(set(pairs)) > 1:
         raise UserError("the systems translate between different languages; evaluate them apart")

@@ -6,14 +6,12 @@ from typing import NamedTuple
 
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import Variant
+from fairseq_posenc.workbench.results import intervals
 from fairseq_posenc.workbench.results.intervals import (
     LEAST_SEEDS,
     LEVEL,
     Interval,
     PairedDifference,
-    average_lines,
-    compare_all,
-    interval_of_perplexity,
 )
 
 
@@ -43,7 +41,7 @@ class ModelOutcome(NamedTuple):
     @property
     def perplexity(self) -> Interval:
         """Perplexity of the mean loss over the seeds; NaN if one diverged."""
-        return interval_of_perplexity(self.by_seed.values())
+        return intervals.interval_of_perplexity(self.by_seed.values())
 
     @property
     def undiverged(self) -> list[TrainingEnd]:
@@ -59,7 +57,8 @@ class ModelOutcome(NamedTuple):
     @property
     def curve(self) -> list[tuple[int, Interval]]:
         """Updates at which all seeds were validated, and the perplexity over the seeds."""
-        return average_lines([x.curve.points for x in self.ends.values()], interval_of_perplexity)
+        points = [end.curve.points for end in self.ends.values()]
+        return intervals.average_lines(points, intervals.interval_of_perplexity)
 
     @property
     def still_falls(self) -> bool:
@@ -85,7 +84,7 @@ def rank_models(ends: Mapping[Run, TrainingEnd]) -> list[ModelOutcome]:
 def compare_models(models: Sequence[ModelOutcome]) -> dict[tuple[str, str], PairedDifference]:
     """Compare all pairs of models that did not diverge, the better one first."""
     whole = [model for model in models if not model.diverged]
-    return compare_all({model.variant.name: model.by_seed for model in whole})
+    return intervals.compare_all({model.variant.name: model.by_seed for model in whole})
 
 
 def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:

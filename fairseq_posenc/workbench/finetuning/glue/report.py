@@ -49,7 +49,9 @@ def write_results(
     results = []
     for run in finished:
         folder = run.folder(out)
-        described = run.task, run.reported_metric, run.learning_rate, run.seed, str(folder)
+        # Of MNLI, the metric on the matched development set is reported.
+        metric = f"{run.metric}_m" if len(TASKS[run.task].valid_splits) > 1 else run.metric
+        described = run.task, metric, run.learning_rate, run.seed, str(folder)
         results.append(GlueResult(*described, **read_json(folder / RESULT)))  # the last 3 fields
     for group in group_by_task(results):
         for path in sorted(Path(find_best(group).folder).glob("submission/*.tsv")):  # predictions
@@ -84,7 +86,11 @@ def build_record(results: Sequence[GlueResult], spec: str, facts: Mapping[str, A
     """Build the record of all results; ``facts`` are about the model, whose spec is ``spec``."""
     figures: dict[str, list[Row]] = {"tasks": [], "runs": []}
     for group in group_by_task(results):
-        selected, best = _select_best_rate(group), find_best(group)
+        best = find_best(group)
+        selected = max(  # the results of the learning rate with the best mean over its seeds
+            group_by(group, lambda result: result.learning_rate).values(),
+            key=lambda seeds: statistics.fmean(x.metrics[x.metric] for x in seeds),
+        )
         for name in best.metrics:
             row = {"task": best.task, "metric": name, "reported": name == best.metric}
             figures["tasks"].append({**row, **_summarise_seeds(selected, name, best)})
@@ -98,14 +104,6 @@ def build_record(results: Sequence[GlueResult], spec: str, facts: Mapping[str, A
 def find_best(results: Sequence[GlueResult]) -> GlueResult:
     """Find the best result of a task, of all learning rates and seeds."""
     return max(results, key=lambda result: result.metrics[result.metric])
-
-
-def _select_best_rate(results: Sequence[GlueResult]) -> list[GlueResult]:
-    """Select a task's results of the learning rate with the best mean over its seeds."""
-    return max(
-        group_by(results, lambda result: result.learning_rate).values(),
-        key=lambda group: statistics.fmean(result.metrics[result.metric] for result in group),
-    )
 
 
 def _summarise_seeds(results: Sequence[GlueResult], metric: str, best: GlueResult) -> Row:
@@ -161,12 +159,6 @@ def _format_spread(row: Row) -> list[str]:
     name, _, split = row["metric"].partition("_")  # only metrics of MNLI have a split, m or mm
     metric = f"{_METRIC_TITLES.get(name, name)} {split}".strip()
     return [row["task"], metric, f"{row['learning_rate']:g}", str(row["seeds"]), *values]
-
-
-def write_predictions(path: Path, ids: Sequence[str], predictions: Sequence[str]) -> None:
-    """Write a file of a submission, with the columns index and prediction."""
-    rows = "".join(f"{index}\t{prediction}\n" for index, prediction in zip(ids, predictions))
-    write_whole(path, "index\tprediction\n" + rows)
 
 
 def complete_submission(folder: Path, data: Path) -> list[str]:

@@ -22,7 +22,7 @@ from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import Task
 from fairseq_posenc.user_dir import import_user_dir
-from fairseq_posenc.workbench.finetuning.glue.report import format_predictions, write_predictions
+from fairseq_posenc.workbench.finetuning.glue.report import format_predictions
 from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
 from fairseq_posenc.workbench.finetuning.recipes import train
 from fairseq_posenc.workbench.loading.checkpoints import read_updates, updates_done, write_state
@@ -85,10 +85,11 @@ def evaluate(folder: Path) -> None:
     for name, split in zip(data.task.submission, data.task.test_splits):  # a file for each set
         if split in data.splits:  # some files of a task are optional
             outputs, _ = predict(model, opened.task, split)
-            predictions = format_predictions(data.task, outputs)
+            rows = zip(data.test_ids(split), format_predictions(data.task, outputs))
             file = folder / "submission" / f"{name}.tsv"
             file.parent.mkdir(exist_ok=True)
-            write_predictions(file, data.test_ids(split), predictions)
+            lines = ["index\tprediction", *map("\t".join, rows)]  # as GLUE's site accepts them
+            write_whole(file, "\n".join(lines) + "\n")
     result = {"update": read_updates(opened.state), "metrics": figures, "collapsed": collapsed}
     write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
 
