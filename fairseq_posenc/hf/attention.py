@@ -9,11 +9,12 @@ their rotation. Layers with the same encodings are of one *kind*; kinds are numb
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -43,6 +44,17 @@ AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 WITHOUT_POSITIONS = "attends_without_positions"
 
 
+@dataclass
+class LayerState:
+    """What a layer's ``forward`` passes to our attention function, by way of the model's code."""
+
+    shared: Shared  # the part of the pass's state for this kind of layer
+    inputs: Tensor  # of the layer, `(B, T, C)`: forget gates and states are computed from them
+    cache: Cache | None
+    need_weights: bool
+    is_used: bool = False  # whether the model's code has called our function
+
+
 class AttentionPositions(AttentionCore, nn.Module):
     """The positions of a layer's self-attention: its trained encodings, and how they are applied.
 
@@ -54,12 +66,10 @@ class AttentionPositions(AttentionCore, nn.Module):
 
     def __init__(self, positions: HFStackPositions, stack: Stack, index: int) -> None:
         super().__init__()
-        attention: Any = stack.attentions[index]
-        head_dim = getattr(attention, "head_dim", positions.dims.head_dim)
-        self.dims = positions.dims._replace(own_head_dim=head_dim)  # encodings fit either width
-        self.num_heads, self.head_dim = self.dims.num_heads, self.dims.head_dim
+        self.num_heads, self.head_dim = stack.num_heads, stack.head_widths[index]
+        self.dims = positions.dims._replace(own_head_dim=self.head_dim)  # encodings fit either
         # The width of the cosines that the model's attention is called with; 0 for none.
-        self.cosine_width = stack.find_cosine_width(attention)
+        self.cosine_width = stack.find_cosine_width(stack.attentions[index])
         self.encodings = build_layer(positions.spec, positions.dims, index)
         self.kind = positions.spec.layer_kind(index)
         self.family = stack.family
@@ -81,7 +91,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        state: PassState,
+        state: LayerState,
         scale_factor: float,
         dropout: float = 0.0,
     ) -> AttentionCall:
@@ -92,21 +102,20 @@ class AttentionPositions(AttentionCore, nn.Module):
             query: queries of the new tokens, ``(B, H, T, D)``.
             key: keys of all tokens, ``(B, G, S, D)``, rotated if the model's own code does so.
             value: values of all tokens, ``(B, G, S, D)``.
-            state: state of the forward pass, with the input of the layer.
+            state: state of the layer in the forward pass.
             scale_factor: see :func:`plain_queries`.
             dropout: probability of dropping a weight.
 
         Raises:
             UserError: the cache has more keys than there are tokens, or too few.
         """
-        assert state.shared is not None, "else the model's own attention is used"
         if query.size(1) != self.num_heads:
             raise UserError(
                 f"tensor parallelism gave this process {query.size(1)} of {self.num_heads} heads, "
                 "and positions are computed for all of them: use tp_plan only with encodings that "
                 "are rotations, else device_map or FSDP"
             )
-        shared = state.shared[self.kind]
+        shared = state.shared
         self._check_cache(shared, key.size(2))
         positions = shared.positions
         earlier = positions.src_len - query.size(2)
@@ -117,14 +126,13 @@ class AttentionPositions(AttentionCore, nn.Module):
         # The spec's factor, if it has one, times that of the model's own scale.
         factor = (terms.find(ScaleFactor) or ScaleFactor(1.0)).factor
         terms = Terms([ScaleFactor(factor * scale_factor), *terms.without(ScaleFactor)])
-        if state.inputs is not None:  # forget gates and states are computed from them
-            decay = None
-            if self.decay_place is not None:
-                past = read_decay(state.cache, self.decay_place, earlier)
-                decay = self.encodings.decay(state.inputs, positions, past)
-                if state.cache is not None and decay is not None:
-                    store_decay(state.cache, self.decay_place, decay)
-            terms |= self.encodings.input_terms(state.inputs, positions, decay)
+        decay = None
+        if self.decay_place is not None:
+            past = read_decay(state.cache, self.decay_place, earlier)
+            decay = self.encodings.decay(state.inputs, positions, past)
+            if state.cache is not None and decay is not None:
+                store_decay(state.cache, self.decay_place, decay)
+        terms |= self.encodings.input_terms(state.inputs, positions, decay)
         given = (query, key, value, shared, terms)
         return self.make_call(*given, dropout=dropout, need_weights=state.need_weights)[0]
 
@@ -163,13 +171,13 @@ class AttentionWithPositions(Derived):
             kind = positions.kind
             cosines = state.cosines[kind] if positions.is_rotated else state.plain[width]
             named["position_embeddings"] = cosines  # `plain`: of 1, and sines of 0
-        if state.shared is not None:  # else the model's own attention is used, which knows no state
-            inputs = args[0] if args else named.get("hidden_states")  # [B, T, C]
-            cache = find_self_cache([*named.values(), *args])
-            state = state._replace(inputs=inputs, cache=cache, callers=[])
-            named[POSITION_STATE] = state
-        output = forward(self, *args, **named)
-        if state.callers == []:  # else a list with this module, or None
+        if state.shared is None:  # the model's own attention is used
+            return forward(self, *args, **named)
+        inputs = args[0] if args else named["hidden_states"]
+        cache = find_self_cache([*named.values(), *args])
+        layer = LayerState(state.shared[positions.kind], inputs, cache, state.need_weights)
+        output = forward(self, *args, **named, **{POSITION_STATE: layer})
+        if not layer.is_used:
             raise UserError(f"{type(self).__name__} {OWN_CODE}")
         return output
 
@@ -203,7 +211,7 @@ def attend_with_positions(
             )
         stock: AttentionFunction = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return stock(module, query, key, value, attention_mask, dropout, scaling, **named)
-    state.callers.append(module)
+    state.is_used = True
     query, factor = plain_queries(module, query, scaling)
     # PEFT's wrapper selects the copy in its `forward`, so no other method is called.
     return cast("AttentionFunction", positions)(module, query, key, value, state, factor, dropout)

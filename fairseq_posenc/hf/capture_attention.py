@@ -48,9 +48,9 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
                 terms = Terms([ScaleFactor(factor)])
                 call, rotation = AttentionCall(queries, key, value, terms), None
             else:
-                state = named[POSITION_STATE]  # the `PassState` of the stack
+                state = named[POSITION_STATE]  # the `LayerState`
                 call = positions.prepare_call(module, queries, key, value, state, factor)
-                rotation = positions.rotation(state.shared[positions.kind])
+                rotation = positions.rotation(state.shared)
             _, weights = reference.attend(call._replace(need_weights=True))
             assert weights is not None
             is_causal = positions is None or positions.dims.causal

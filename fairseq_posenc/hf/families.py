@@ -176,21 +176,20 @@ class Stack(NamedTuple):
         cap = getattr(self.config, "attn_logit_softcapping", None)
         return not (self.family.bias or self.family.sinks or cap or any(windows))
 
-    def dims(self, max_positions: int) -> Dims:
-        """Read the sizes of the stack."""
-        config = self.config
-        heads = config.num_attention_heads
-        if self.is_decoder:  # decoders of encoder-decoders may have a different number of heads
-            heads = getattr(config, "decoder_attention_heads", None) or heads
-        widths = self.head_widths
-        width = max(widths) if widths else getattr(config, "head_dim", None)  # None: C / H
-        return Dims(config.hidden_size, heads, max_positions, self.causal, own_head_dim=width)
+    @property
+    def num_heads(self) -> int:
+        """H; a decoder may have another number than its encoder."""
+        own = getattr(self.config, "decoder_attention_heads", None) if self.is_decoder else None
+        return int(own or self.config.num_attention_heads)
 
     @property
     def head_widths(self) -> list[int]:
-        """The width of a head in each attention, which differs in Gemma 4; empty if not stated."""
+        """D of each attention, which differs in Gemma 4."""
         parts: list[Any] = self.attentions
-        return [part.head_dim for part in parts if hasattr(part, "head_dim")]
+        if hasattr(parts[0], "head_dim"):
+            return [part.head_dim for part in parts]
+        width = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.num_heads
+        return [width] * len(parts)
 
     def list_rotated(self, spec: Spec) -> list[bool]:
         """List whether each layer has a rotation in a spec."""
@@ -215,27 +214,26 @@ class Stack(NamedTuple):
                 "write the positions of each layer in set_positions"
             )
 
-    def list_weights(self, owner: nn.Module) -> dict[str, str]:
-        """Name the trained weights of the model's own positions, by their names in ours.
+    @property
+    def weight_names(self) -> dict[str, str]:
+        """The names of trained weights of the model's own positions, by their names in ours.
 
-        Args:
-            owner: the module of the stack, or one of its attentions.
+        The last is in an attention, the others in the stack. Names of a missing part fit no weight.
         """
-        family = self.family  # names that no weight has, as of an empty part, do no harm
-        if owner is not self.module:
-            return {"encodings.sink.score": family.sinks}
+        family = self.family
         return {
             "input.learned.table.weight": "" if family.sinusoids else f"{family.table}.weight",
             "shared.t5.table": f"{family.layers}.0.{family.attention}.{family.bias}.weight",
+            "encodings.sink.score": family.sinks,
         }
 
     def read_weights(self, owner: nn.Module) -> dict[str, Tensor]:
-        """Return the weights of present positions: see :meth:`list_weights`."""
+        """Return the weights of present positions in the stack's module or in an attention."""
         if (positions := getattr(owner, POSITIONS, None)) is not None:
             return dict(positions.named_parameters())
         present = dict(owner.named_parameters())  # the stand-ins of `neutralize` have none
         weights = {}
-        for name, stock_name in self.list_weights(owner).items():
+        for name, stock_name in self.weight_names.items():
             if (weight := present.get(stock_name)) is not None:
                 first_row = self.first_row if "learned" in name else 0
                 weights[name] = weight.t() if "t5" in name else weight[first_row:]  # (buckets, H)

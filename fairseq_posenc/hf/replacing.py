@@ -1,8 +1,8 @@
 """Replaces the positions of a transformers model.
 
 A model has one or two stacks of layers, an encoder and a decoder. For each stack, all new modules
-are built first (:class:`StackPlan`), with the trained weights that they keep, so a refused call
-leaves the model as it was. Then the modules are installed, in place of the present positions, and
+are built first, with the trained weights that they keep, so a refused call leaves the model as it
+was. Then the modules are installed, in place of the present positions, and
 the configuration states them. ``own`` in a spec stands for the model's present positions.
 """
 
@@ -10,7 +10,7 @@ import copy
 import warnings
 from dataclasses import fields
 from itertools import cycle, islice
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import torch
 import transformers
@@ -46,6 +46,9 @@ from fairseq_posenc.position_parameters import (
 from fairseq_posenc.registry import names
 from fairseq_posenc.specs import Spec, parse
 
+# New positions by the modules that get them: the HFStackPositions of a stack's own module, then the
+# AttentionPositions of each of its attentions.
+Parts = dict[nn.Module, Any]
 _OLDEST = (5, 8)  # the oldest supported transformers: earlier ones fail in several families
 
 
@@ -66,30 +69,31 @@ def replace_positions(
             settings = settings._replace(boundary_id=earlier.boundary_id)
     old_length = count_positions(model)
     settings = settings._replace(max_positions=settings.max_positions or old_length)
-    plans: list[StackPlan] = []
+    parts: Parts = {}
     notes: list[str] = []
     # A model of a single stack takes the first of the two specs, whichever stack it is.
     for stack, text in zip(stacks, (settings.spec, settings.decoder_spec or settings.spec)):
         old_spec, new_spec = _read_specs(stack, text)
         directions = settings.directions if stack is stacks[0] else ""  # a decoder has none
-        plan = StackPlan.make(new_spec, stack, settings._replace(directions=directions))
-        notes += _copy_weights(plan, old_spec, old_length, extend)
+        new = _build_parts(new_spec, stack, settings._replace(directions=directions))
+        notes += _copy_weights(stack, new, old_spec, old_length, extend)
         if new_spec.items and not {item.name for item in new_spec.items} & {*names()}:  # not `none`
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
-        plans.append(plan)
+        parts |= new
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)
     if notes and has_weights:  # else its constructor called this, and weights are loaded later
         text = "set_positions: " + "; ".join(dict.fromkeys(notes))  # layers have equal notes
         warnings.warn(text, stacklevel=3)  # names the line that called `set_positions`
-    _install(model, plans)
-    first, last = plans[0].positions.spec, plans[-1].positions.spec  # an encoder's comes first
+    _install(model, stacks, parts)
+    first, last = (parts[stack.module] for stack in (stacks[0], stacks[-1]))  # the encoder's first
     # With an encoder, caches also have all of its keys, which a window must not drop.
     if stacks[0].is_decoder_alone:
-        _limit_caches(stacks[0], first)
-    settings = settings._replace(spec=str(first), directions=plans[0].positions.directions)
-    settings._replace(decoder_spec=str(last) if last != first else None).write(model.config)
+        _limit_caches(stacks[0], first.spec)
+    decoder_spec = str(last.spec) if last.spec != first.spec else None
+    settings = settings._replace(decoder_spec=decoder_spec, directions=first.directions)
+    settings._replace(spec=str(first.spec)).write(model.config)
     for config in (model.config, *(stack.config for stack in stacks)):
-        write_length(config, plans[0].positions.dims.max_positions)
+        write_length(config, first.dims.max_positions)
 
 
 def _find_supported_family(model: PreTrainedModel) -> Family:
@@ -120,28 +124,20 @@ def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
     return old_spec, expand_own(text, old_spec, len(stack.attentions))
 
 
-class StackPlan(NamedTuple):
-    """The new positions of a stack, with the modules of the model that get them."""
-
-    stack: Stack
-    positions: HFStackPositions  # which the module of the stack itself gets
-    parts: dict[nn.Module, HFStackPositions | AttentionPositions]  # of it and each self-attention
-
-    @classmethod
-    def make(cls, spec: Spec, stack: Stack, settings: PositionSettings) -> "StackPlan":
-        """Build the modules, with new weights: see :class:`HFStackPositions`."""
-        _refuse_unfit(spec, stack)
-        weight = next(stack.module.parameters())
-        # A model that is being loaded is on the device "meta", where constants cannot be computed.
-        with torch.device("cpu" if weight.is_meta else weight.device):
-            positions = HFStackPositions(spec, stack, settings)
-            parts: dict[nn.Module, Any] = {stack.module: positions}
-            for index, attention in enumerate(stack.attentions):
-                parts[attention] = AttentionPositions(positions, stack, index)
-        for owner, part in parts.items():
-            refuse_replaced_forward(owner)
-            part.to(stack.module.dtype)
-        return cls(stack, positions, parts)
+def _build_parts(spec: Spec, stack: Stack, settings: PositionSettings) -> Parts:
+    """Build the new positions of a stack, with new weights: see :class:`HFStackPositions`."""
+    _refuse_unfit(spec, stack)
+    weight = next(stack.module.parameters())
+    # A model that is being loaded is on the device "meta", where constants cannot be computed.
+    with torch.device("cpu" if weight.is_meta else weight.device):
+        positions = HFStackPositions(spec, stack, settings)
+        parts: Parts = {stack.module: positions}
+        for index, attention in enumerate(stack.attentions):
+            parts[attention] = AttentionPositions(positions, stack, index)
+    for owner, part in parts.items():
+        refuse_replaced_forward(owner)
+        part.to(stack.module.dtype)
+    return parts
 
 
 def _refuse_unfit(spec: Spec, stack: Stack) -> None:
@@ -163,31 +159,31 @@ def _refuse_unfit(spec: Spec, stack: Stack) -> None:
         )
 
 
-def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
+def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
     """Put the new modules into a model, in place of its present positions.
 
     Configurations are copied first: the later steps change them.
     """
-    # A model has one attention function: its own (`stock`, the same in all plans) if that computes
+    # A model has one attention function: its own (`stock`, the same in all stacks) if that computes
     # the positions of all stacks (`is_native`), else ours.
-    is_native = all(plan.positions.is_native for plan in plans)
-    attention = plans[0].positions.stock if is_native else OUR_ATTENTION
+    is_native = all(parts[stack.module].is_native for stack in stacks)
+    attention = parts[stacks[0].module].stock if is_native else OUR_ATTENTION
     copies: dict[int, object] = {}  # parts of the model that share one keep sharing it
     for module in model.modules():  # other models may have been built from the same configuration
         config: Any = vars(module).get("config")
         if isinstance(config, PretrainedConfig):
             module.config = copy.deepcopy(config, copies)
-    for part in (model, *(plan.stack.module for plan in plans)):
-        part.set_attn_implementation(attention)  # some classes only log that they refuse it
-    if any(plan.stack.config._attn_implementation != attention for plan in plans):
+    for module in (model, *(stack.module for stack in stacks)):
+        module.set_attn_implementation(attention)  # some classes only log that they refuse it
+    if any(stack.config._attn_implementation != attention for stack in stacks):
         raise UserError(f"{type(model).__name__} {OWN_CODE}")  # attends by code of its own
-    for plan in plans:
-        plan.positions.is_native = is_native
-        plan.stack.neutralize()  # removes the stack's own positions
-        for owner, part in plan.parts.items():
-            is_stack = owner is plan.stack.module
-            add_mixin(owner, StackWithPositions if is_stack else AttentionWithPositions)
-            owner.add_module(POSITIONS, part.train(plan.stack.module.training))
+    for stack in stacks:
+        parts[stack.module].is_native = is_native
+        stack.neutralize()  # removes the stack's own positions
+    for owner, part in parts.items():
+        is_stack = isinstance(part, HFStackPositions)
+        add_mixin(owner, StackWithPositions if is_stack else AttentionWithPositions)
+        owner.add_module(POSITIONS, part.train(owner.training))
     # Other attention, to an encoder's output or of another encoder, has no positions: our attention
     # function, which refuses modules without any, accepts those with this mark.
     for module in model.modules():
@@ -226,12 +222,13 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
 
 
 def _copy_weights(
-    plan: StackPlan, old_spec: Spec | None, old_length: int, extend: LengthRule | None
+    stack: Stack, parts: Parts, old_spec: Spec | None, old_length: int, extend: LengthRule | None
 ) -> list[str]:
     """Copy the weights of a stack that keep their meaning to its new positions.
 
     Args:
-        plan: the stack, with its present positions, and the new ones, with new weights.
+        stack: the stack, with its present positions.
+        parts: its new positions, with new weights.
         old_spec: the present positions; None if no spec describes them.
         old_length: number of present positions.
         extend: how tables by position become longer; None leaves the rows beyond untrained.
@@ -239,25 +236,25 @@ def _copy_weights(
     Returns:
         A note for the user about each weight that is lost, not copied, or only in part.
     """
-    had_ours = hasattr(plan.stack.module, POSITIONS)  # else missing weights are no news
-    notes = []
-    spec = plan.positions.spec
-    for owner, part in plan.parts.items():
-        trained = plan.stack.read_weights(owner)  # by the names that they have in `part`
+    had_ours = hasattr(stack.module, POSITIONS)  # else missing weights are no news
+    new_spec, notes = parts[stack.module].spec, []
+    for owner, part in parts.items():
+        trained = stack.read_weights(owner)  # by the names that they have in `part`
         trained = {name: x for name, x in trained.items() if not x.is_meta}  # else loaded later
-        for name in sorted(trained.keys() - dict(part.named_parameters()).keys()):
+        names_of_part = dict(part.named_parameters()).keys()  # such as `shared.t5.table`
+        for name in sorted(trained.keys() - names_of_part):
             notes.append(f"{name}: removed; if it was trained, load the model again to get it back")
-        for place, encoding in part.named_modules():
-            for name, _ in encoding.named_parameters() if isinstance(encoding, Encoding) else ():
-                weight, note = trained.get(f"{place}.{name}"), ""
-                if weight is None:
-                    note = "untrained, as the previous positions lack it" if had_ours else ""
-                elif old_spec and (changed := list_changed_options(encoding.name, old_spec, spec)):
-                    note = f"untrained, as the model's has other options: {changed}"
-                else:
-                    note = _copy_weight(encoding, name, weight, old_length, extend)
-                if note:
-                    notes.append(f"{place}.{name}: {note}")
+        for full_name in names_of_part:
+            place, module, name = full_name.split(".", 2)
+            encoding = cast(Encoding, part.get_submodule(f"{place}.{module}"))
+            if full_name not in trained:
+                note = "untrained, as the previous positions lack it" if had_ours else ""
+            elif old_spec and (changed := list_changed_options(encoding.name, old_spec, new_spec)):
+                note = f"untrained, as the model's has other options: {changed}"
+            else:
+                note = _copy_weight(encoding, name, trained[full_name], old_length, extend)
+            if note:
+                notes.append(f"{full_name}: {note}")
     return notes
 
 

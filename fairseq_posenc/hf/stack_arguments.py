@@ -19,10 +19,6 @@ from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import Positions, may_sync, reading_waits
 
 _NO_DOCUMENTS = "position_ids on several axes do not separate documents"
-_NOT_COUNTED = (
-    "position_ids or documents do not count on from the tokens in a cache: pass all tokens at "
-    "once, without one (use_cache=False)"
-)
 
 
 class StackArguments:
@@ -40,13 +36,12 @@ class StackArguments:
 
     def __init__(self, named: dict[str, Any], positions: StackPositions, stack: Stack) -> None:
         self.spec = positions.spec
-        self.is_decoder = positions.dims.causal
         self.has_documents = any(item.name == "documents" for item in self.spec.items)
         self.named = named
         if "document_ids" in named:
             raise UserError("document_ids: pass position_ids that begin at 0 in each document")
-        self.tokens: Tensor | None = named.get("input_ids")  # (B, T); None: embeddings
-        inputs = named["inputs_embeds"] if self.tokens is None else self.tokens
+        tokens: Tensor | None = named.get("input_ids")
+        inputs = named["inputs_embeds"] if tokens is None else tokens
         self.inputs: Tensor = inputs  # (B, T), or embeddings (B, T, C)
         mask = named.get("attention_mask")
         # `generate` makes a mask for each type of layer: our `make_mask` (attention.py) returns the
@@ -55,10 +50,13 @@ class StackArguments:
         self.mask: Any = next((x for x in masks if x is not None), None)  # in any form
         rows = self.mask if isinstance(self.mask, Tensor) and self.mask.dim() == 2 else None
         self.real: Tensor | None = None if rows is None else rows.ne(0)  # padding is False, (B, S)
+        self.may_mix = self.mask is rows  # a mask of another form may keep texts apart
         self.cache: Any = find_self_cache(named.values())
         given = named.get("past_key_values", named.get("cache"))
         if given is not None and self.cache is None:  # its tokens would not be counted
             raise UserError(f"past_key_values is a {type(given).__name__}, not transformers' Cache")
+        # The number of tokens in the cache; a tensor in a static one, which graphs can use.
+        self.cached: Any = 0 if self.cache is None else self.cache.get_seq_length()
         ids: Tensor | None = named.get("position_ids")
         text_ids = None
         readers = positions.id_readers  # the encodings that read positions, on `axes` axes each
@@ -69,17 +67,25 @@ class StackArguments:
             if len(ids) > axes:
                 text_ids, ids = ids[0], ids[1:]
             if axes not in [reader.axes for reader in readers.values()]:
-                if text_ids is None and (self.mask is None or self.real is not None):
-                    self._refuse_packed_axes(ids[0])  # another mask may keep texts apart
+                if text_ids is None and self.may_mix:
+                    self._refuse_packed_axes(ids[0])
                 ids = text_ids
         if ids is not None:
             batch, tgt_len = self.inputs.shape[:2]
             ids = read_position_ids("position_ids", ids, readers, batch, (tgt_len,))  # axes last
-        first_id = stack.family.first_id(stack.config)
-        # The caller's ids, (B or 1, T) or (B or 1, T, axes), or None; and those of the text alone,
-        # (B or 1, T), which show where it is packed, or None.
-        self.ids = self._count_from_zero(ids, first_id) if first_id else ids
-        self.text_ids = text_ids if self.ids is None or self.ids.dim() == 3 else self.ids
+        if first_id := stack.family.first_id(stack.config):  # its ids begin after the padding's
+            if ids is None and tokens is not None and self.mask is None:
+                _refuse_padding(tokens, first_id - 1)
+            if ids is not None and ids.dim() == 2:
+                ids = self._count_from_zero(ids, first_id, positions.dims.causal)
+        self.ids = ids  # the caller's, (B or 1, T) or (B or 1, T, axes), or None
+        text_ids = text_ids if ids is None or ids.dim() == 3 else ids
+        # Whether ids count several texts, a bool (); None where they cannot show it. A static cache
+        # counts its tokens in a tensor, which is not read here.
+        self.packs: Tensor | None = None
+        is_first_pass = not isinstance(self.cached, Tensor) and not self.cached
+        if text_ids is not None and self.mask is None and is_first_pass:
+            self.packs = _count_several(text_ids)
 
     def _refuse_packed_axes(self, ids: Tensor) -> None:
         """Refuse ids ``(B, T)`` on a first axis that begin again, as only the next text does."""
@@ -90,127 +96,31 @@ class StackArguments:
             begins = begins & real[:, 1:] & real[:, :-1]  # padding has any ids
         _refuse_if(begins.any(), _NO_DOCUMENTS)
 
-    def _count_from_zero(self, ids: Tensor | None, first_id: int) -> Tensor | None:
+    def _count_from_zero(self, ids: Tensor, first_id: int, is_decoder: bool) -> Tensor:
         """Convert the caller's ids, which begin after the padding symbol, ``first_id - 1``."""
-        syncs = may_sync(self.inputs.device)  # no graph: values can be read, with a wait on a GPU
-        if ids is None:
-            # The stock class would find the padding by its symbol; here, it would be counted.
-            lacks_mask = self.tokens is not None and self.mask is None
-            if lacks_mask and syncs and self.inputs.eq(first_id - 1).any():
-                raise UserError("input_ids have padding: pass attention_mask")
-        if ids is None or ids.dim() == 3:
-            return ids
-        tgt_len = ids.size(1)
-        from_zero = ids.eq(torch.arange(tgt_len, device=ids.device) + self.cached)  # for each id
-        if self.real is not None:
-            real = self.real[:, -tgt_len:]
-            from_zero = ids.eq(self.real.cumsum(1)[:, -tgt_len:] - 1) | ~real
+        new = slice(-ids.size(1), None)
+        if self.real is None:
+            is_counted = ids.eq(torch.arange(ids.size(1), device=ids.device) + self.cached)
+        else:
+            is_counted = ids.eq(self.real.cumsum(1)[:, new] - 1) | ~self.real[:, new]
         # From 0, as those of `generate` do in all models; encoders get none from it.
-        from_zero = from_zero.all() & self.is_decoder
-        if syncs and not from_zero and (ids < first_id - 1).any():  # padding has `first_id - 1`
+        from_zero = is_counted.all() & is_decoder
+        if may_sync(ids.device) and not from_zero and (ids < first_id - 1).any():  # not padding's
             raise UserError(f"position_ids of this model count from {first_id}, as its class does")
         return torch.where(from_zero, ids, ids - first_id).clamp(min=0)
 
-    @property
-    def cached(self) -> Any:
-        """The number of tokens in the cache; a tensor in a static one, which graphs can use."""
-        return 0 if self.cache is None else self.cache.get_seq_length()
-
-    @property
-    def places(self) -> Tensor:
-        """The caller's ids, or else the places of the new tokens, ``(1, T)``."""
-        if self.ids is not None:
-            return self.ids
-        return (torch.arange(self.inputs.size(1), device=self.inputs.device) + self.cached)[None]
-
-    def _read_mask(self) -> Tensor:
-        """Read the mask ``(B, S)``, 0 for padding, else 1 or a document's number; refuse others."""
-        mask = self.mask
-        shape = (self.inputs.size(0), self.cached + self.inputs.size(1))
-        if mask is None:
-            return torch.ones(shape, dtype=torch.long, device=self.inputs.device)
-        if not isinstance(mask, Tensor) or mask.shape != shape:
-            found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            advice = f" ({MAKE_CACHES})" if isinstance(self.named["attention_mask"], dict) else ""
-            raise UserError(
-                f"attention_mask {found} must be {shape}, 1 for tokens and 0 for padding, also "
-                "for those in the cache; windows and documents belong to the spec" + advice
-            )
-        return mask.to(self.inputs.device)
-
-    def read_positions(
-        self, encodings: Encodings, boundary_id: int | None
-    ) -> tuple[Positions, Tensor | None]:
-        """Number all tokens by what the caller says of them.
+    def refuse_packed(self, separates_by_ids: bool) -> None:
+        """Refuse several documents in a row, unless the spec, attention or a mask separates them.
 
         Args:
-            encodings: those that layers share, which may count in sentences or documents.
-            boundary_id: token that ends a sentence, or a document; None if that is not known.
-
-        Returns:
-            The positions; and a bool tensor ``()``, whether counting the tokens of the mask gives
-            others, or None if neither ids nor documents were given.
-
-        Raises:
-            UserError: the arguments do not fit the spec, or tokens in a cache have positions that
-                counting does not give.
+            separates_by_ids: whether attention does so by their ids.
         """
-        past, mask = self.cached, self._read_mask()
-        if not self.inputs.size(1):
-            raise UserError(f"the input has the shape {tuple(self.inputs.shape)}: no token")
-        if boundary_id is not None and (self.tokens is None or past):
-            raise UserError(
-                "boundary_id: the ends of sentences are found in input_ids, and a cache does "
-                "not keep them: pass all tokens (use_cache=False)"
-            )
-        if past and (was_uncounted := getattr(self.cache, UNCOUNTED, None)) is not None:
-            _refuse_if(was_uncounted, _NOT_COUNTED)  # an earlier pass marked its cache
-        positions = Positions.from_padding(mask.eq(0), tgt_len=self.inputs.size(1))
-        finds_documents = self.has_documents and boundary_id is None  # else `ends` shows them
-        starts = self._find_documents(mask.long()) if finds_documents else None
-        if starts is not None:
-            positions = positions.begin_documents(starts)
-        ids, is_uncounted = self.ids, None if starts is None else starts.any()
-        if ids is not None:
-            counted = positions.ids[:, past:]  # [B or 1, T]
-            differs = ids.ne(counted) if ids.dim() == 2 else ids.ne(counted[..., None]).any(-1)
-            differs = (differs & mask[:, past:].ne(0)).any()
-            is_uncounted = differs if is_uncounted is None else is_uncounted | differs
-            # Ids that count are left out. After a cache, all others are refused below. In a graph
-            # values cannot be read: there, ids of a first pass are taken as they are.
-            if past or (may_sync(ids.device) and not differs):
-                ids = None
-        if past and is_uncounted is not None:
-            _refuse_if(is_uncounted, _NOT_COUNTED)
-        if boundary_id is not None:  # ids that are given never begin again at an end
-            ends = self.inputs.eq(boundary_id) & mask.ne(0)
-            positions = encodings.number(positions._replace(ends=ends))
-        if ids is not None:
-            positions = positions.replace_ids(ids)
-        return positions, is_uncounted
-
-    def find_packed_ids(self) -> Tensor | None:
-        """Check whether ids count several documents in a row, as a bool tensor ``()``.
-
-        None without ids of the text alone, with a mask, or if tokens are cached.
-        """
-        ids, cached = self.text_ids, self.cached
-        # A static cache counts in a tensor, which is not read here.
-        is_first_pass = not isinstance(cached, Tensor) and not cached
-        if ids is None or self.mask is not None or not is_first_pass:
-            return None
-        steps = ids.diff(dim=1)
-        counts_or_starts = (steps.eq(1) | ids[:, 1:].eq(0)).all(dim=1)
-        return (counts_or_starts & (steps < 0).any(dim=1)).any()
-
-    def refuse_packed(self, separates_by_ids: bool) -> None:
-        """Refuse several documents in a row, unless the spec or attention keeps them apart."""
-        if self.has_documents:
+        if self.has_documents or not self.may_mix:
             return
         signs = [] if self.mask is None else [self.mask.gt(1).any()]  # a mask that counts documents
         if not separates_by_ids:
             signs += [_find_changes(numbers).any() for numbers in self._list_numbers()]
-            signs += [] if (packs := self.find_packed_ids()) is None else [packs]
+            signs += [] if self.packs is None else [self.packs]
         for is_packed in signs:
             _refuse_if(
                 is_packed,
@@ -247,6 +157,83 @@ class StackArguments:
             found |= self.ids.diff(dim=1, prepend=self.ids[:, :1] - 1).ne(1)
         return found & tokens & (tokens.cumsum(1) > 1)
 
+    def _read_mask(self) -> Tensor:
+        """Read the mask ``(B, S)``, 0 for padding, else 1 or a document's number; refuse others."""
+        mask = self.mask
+        shape = (self.inputs.size(0), self.cached + self.inputs.size(1))
+        if mask is None:
+            return torch.ones(shape, dtype=torch.long, device=self.inputs.device)
+        if not isinstance(mask, Tensor) or mask.shape != shape:
+            found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            advice = f" ({MAKE_CACHES})" if isinstance(self.named["attention_mask"], dict) else ""
+            raise UserError(
+                f"attention_mask {found} must be {shape}, 1 for tokens and 0 for padding, also "
+                "for those in the cache; windows and documents belong to the spec" + advice
+            )
+        return mask.to(self.inputs.device)
+
+    def read_positions(
+        self, encodings: Encodings, boundary_id: int | None
+    ) -> tuple[Positions, Tensor | None]:
+        """Number all tokens by what the caller says of them.
+
+        Args:
+            encodings: those that layers share, which may count in sentences or documents.
+            boundary_id: token that ends a sentence, or a document; None if that is not known.
+
+        Returns:
+            The positions; and a bool tensor ``()``, whether counting the tokens of the mask gives
+            others, or None if neither ids nor documents were given.
+
+        Raises:
+            UserError: the arguments do not fit the spec, or tokens in a cache have positions that
+                counting does not give.
+        """
+        past, mask = self.cached, self._read_mask()
+        if not self.inputs.size(1):
+            raise UserError(f"the input has the shape {tuple(self.inputs.shape)}: no token")
+        if boundary_id is not None and (self.inputs.dim() == 3 or past):
+            raise UserError(
+                "boundary_id: the ends of sentences are found in input_ids, and a cache does "
+                "not keep them: pass all tokens (use_cache=False)"
+            )
+        positions = Positions.from_padding(mask.eq(0), tgt_len=self.inputs.size(1))
+        differs: list[Tensor] = []  # bools `()`: whether counting gives other positions
+        if past and (earlier := getattr(self.cache, UNCOUNTED, None)) is not None:
+            differs.append(earlier)  # with which an earlier pass marked its cache
+        if self.has_documents and boundary_id is None:  # else the ends below show them
+            starts = self._find_documents(mask.long())
+            positions = positions.begin_documents(starts)
+            differs.append(starts.any())
+        ids = self.ids
+        if ids is not None:
+            by_axis = ids if ids.dim() == 3 else ids[..., None]
+            wrong = by_axis.ne(positions.ids[:, past:, None]).any(-1) & mask[:, past:].ne(0)
+            differs.append(wrong.any())
+            # Ids that count are left out. After a cache, all others are refused below. In a graph
+            # values cannot be read: there, ids of a first pass are taken as they are.
+            if past or (may_sync(ids.device) and not differs[-1]):
+                ids = None
+        is_uncounted = torch.stack(differs).any() if differs else None
+        if past and is_uncounted is not None:
+            _refuse_if(
+                is_uncounted,
+                "position_ids or documents do not count on from the tokens in a cache: pass all "
+                "tokens at once, without one (use_cache=False)",
+            )
+        if boundary_id is not None:  # ids that are given never begin again at an end
+            ends = self.inputs.eq(boundary_id) & mask.ne(0)
+            positions = encodings.number(positions._replace(ends=ends))
+        if ids is not None:
+            positions = positions.replace_ids(ids)
+        return positions, is_uncounted
+
+
+def _refuse_padding(tokens: Tensor, symbol: int) -> None:
+    """Refuse padding without a mask: a stock class finds it by its symbol, here it would count."""
+    if may_sync(tokens.device) and tokens.eq(symbol).any():
+        raise UserError("input_ids have padding: pass attention_mask")
+
 
 def _refuse_if(is_wrong: Tensor, message: str) -> None:
     """Refuse a call if a bool is true; in a graph or on a GPU by torch's error, without a wait."""
@@ -254,6 +241,13 @@ def _refuse_if(is_wrong: Tensor, message: str) -> None:
         torch._assert_async(~is_wrong, message)
     elif is_wrong:
         raise UserError(message)
+
+
+def _count_several(ids: Tensor) -> Tensor:
+    """Check whether ids ``(B or 1, T)`` count several texts in a row, as a bool ``()``."""
+    steps = ids.diff(dim=1)
+    counts_or_starts = (steps.eq(1) | ids[:, 1:].eq(0)).all(dim=1)
+    return (counts_or_starts & (steps < 0).any(dim=1)).any()
 
 
 def _find_changes(numbers: Tensor) -> Tensor:

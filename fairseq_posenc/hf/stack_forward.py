@@ -16,12 +16,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import Cache, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc import assembly
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_scaling import Dynamic, LongRope
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
+from fairseq_posenc.encodings.term import Decay
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import MAKE_CACHES, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.derived import Derived, begin_pass
@@ -49,10 +50,6 @@ class PassState(NamedTuple):
     need_weights: bool = False  # whether attention weights are requested
     # A bool `()`, whether counting gives other positions; None: no ids, no documents.
     is_uncounted: Tensor | None = None
-    # Each layer sets these three in a copy of the state.
-    inputs: Tensor | None = None  # of the layer, `(B, T, C)`
-    cache: Cache | None = None  # of the keys
-    callers: Any = None  # a list of the modules that have called our attention function
 
 
 class HFStackPositions(StackPositions):
@@ -69,9 +66,8 @@ class HFStackPositions(StackPositions):
 
     def __init__(self, spec: Spec, stack: Stack, settings: PositionSettings) -> None:
         assert settings.max_positions is not None, "set_positions has found that of the model"
-        dims = stack.dims(settings.max_positions)
-        sizes = (dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal, dims.head_dim)
-        super().__init__(spec, *sizes)
+        sizes = (stack.config.hidden_size, stack.num_heads, settings.max_positions)
+        super().__init__(spec, *sizes, stack.causal, head_dim=max(stack.head_widths))
         # Scalings and buckets depend on the length of the training, not on `max_positions`.
         length = read_trained_length(stack.config)
         self.dims = self.dims._replace(trained_on=length)  # for the layers, which are built later
@@ -95,13 +91,8 @@ class HFStackPositions(StackPositions):
         self.cosine_widths = {*map(stack.find_cosine_width, stack.attentions)} - {0}
         rotates_alone = self.is_rotated == stack.list_rotated(spec)  # exactly the spec's layers
         drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind of layer
-        limits = assembly.find_limits(spec, self.dims)
-        is_plain = not (
-            any(drafts)  # terms, which change the scores
-            or (limits.limits or limits.documents or self.directions)  # which hide keys
-            # Such an encoding draws random numbers, which replace the counted positions.
-            or any(item.encoding.acts_on == "positions" for item in spec.items)
-        )
+        is_plain = {item.encoding.acts_on for item in spec.items} <= {"input", "rotation"}
+        is_plain = is_plain and not (self.directions or any(drafts))  # such as a rotation's scale
         # Whether attention and its caches are the model's; `replacing` sets it to False if another
         # stack of the model is not native.
         self.is_native = rotates_alone and stack.attends_plainly and is_plain
@@ -112,8 +103,7 @@ class HFStackPositions(StackPositions):
         self.backend = "flex" if self.stock == "flex_attention" else "auto"
         if not self.is_native:  # else no backend of ours is used
             assembly.draft_terms(spec, self.dims, self.backend)  # refuses terms that it lacks
-        gates = [any(term.name == "decay" for term in terms) for terms in drafts]
-        self.gated_kinds = {kind for kind, is_gated in enumerate(gates) if is_gated}  # of layers
+        self.gated_kinds = {kind for kind, terms in enumerate(drafts) if terms.has(Decay)}
         has_rows = any(terms.rows("layer") for terms in drafts)  # which each layer projects
         self._refuse_layers_that_differ(stack, rotates_alone, has_rows)
 
@@ -176,7 +166,7 @@ class HFStackPositions(StackPositions):
             return named, PassState({}, {})  # the model's code refuses such a call
         stack = Stack(self.family, module)
         arguments = StackArguments(named, self, stack)
-        inputs, past = arguments.inputs, arguments.cached
+        inputs = arguments.inputs
         if "logits_to_keep" in named:  # Gemma 4's layers without keys would leave out tokens
             named = {**named, "logits_to_keep": None}
         self._check_attention(stack, arguments)
@@ -184,21 +174,23 @@ class HFStackPositions(StackPositions):
         # FlashAttention keeps packed texts apart by their ids. Other layers of hybrids read none.
         has_flash = self.is_native and "flash" in stack.config._attn_implementation
         separates_by_ids = has_flash and not stack.is_hybrid
-        if arguments.mask is None or arguments.real is not None:  # none, or of padding, (B, S)
-            arguments.refuse_packed(separates_by_ids)  # other masks may keep texts apart
-        packed = arguments.find_packed_ids() if separates_by_ids else None
-        may_be_packed = packed is not None and (not may_sync(packed.device) or bool(packed))
+        arguments.refuse_packed(separates_by_ids)
+        packs = arguments.packs if separates_by_ids else None
+        may_be_packed = packs is not None and (not may_sync(packs.device) or bool(packs))
         if arguments.ids is not None and not may_be_packed:
             # Else transformers' masks would begin a document at each gap of ids. Packed ids stay.
             named = {**named, "position_ids": None}
-        if self.is_native and self.input is None:  # `places`: ids of the caller, or counted
-            return named, self._make_state(module, inputs, self._rotations(arguments.places))
+        if self.is_native and self.input is None:
+            places = arguments.ids
+            if places is None:  # they are counted, from those in the cache on
+                places = torch.arange(inputs.size(1), device=inputs.device)[None] + arguments.cached
+            return named, self._make_state(module, inputs, self._rotations(places))
         if getattr(arguments.cache, "is_compileable", False):  # transformers' static caches
             raise UserError(
                 f"{type(arguments.cache).__name__} has a fixed size, which works only with "
                 "encodings that are rotations: leave out cache_implementation"
             )
-        if not past:  # once for a text, not in each step of decoding
+        if not arguments.cached:  # once for a text, not in each step of decoding
             _refuse_offloaded(stack)
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
         if not arguments.has_documents or self.boundary_id is not None:

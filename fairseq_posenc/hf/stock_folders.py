@@ -95,7 +95,7 @@ def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str
     places = {module: f"{name}.".lstrip(".") for name, module in model.named_modules()}
     for stack in stacks:
         for owner in (stack.module, *stack.attentions):
-            for ours, theirs in stack.list_weights(owner).items():  # our names -> stock names
+            for ours, theirs in stack.weight_names.items():  # our names -> stock names
                 if (weight := weights.pop(f"{places[owner]}{POSITIONS}.{ours}", None)) is None:
                     continue
                 if "learned" in ours:  # rows before that of position 0 are padding's, or unused
