@@ -3,11 +3,10 @@
 Loading a state dict first extends the tables that can be extended without loss
 (:func:`extend_tables`), then replaces what still does not fit (:func:`fit_positions`). A model that
 is given other positions keeps the parameters whose meaning stays (:func:`list_changed_options`),
-extended to its length (:func:`extend_parameter`).
+fitted to its length (:func:`copy_parameter`).
 """
 
 import logging
-from collections.abc import Collection
 from itertools import chain
 from typing import Any, Literal
 
@@ -81,47 +80,48 @@ def list_changed_options(encoding: str, old: Spec, new: Spec) -> str:
     return ", ".join(sorted({f"{key}={value}" for key, value in changed}))
 
 
-def extend_parameter(
-    encoding: Encoding,
-    name: str,
-    trained: Tensor,
-    lengths: Collection[int],
-    rule: LengthRule | None,
-) -> Tensor | None:
-    """Fit a trained parameter to an encoding whose tables may be longer or shorter.
+@torch.no_grad()
+def copy_parameter(
+    encoding: Encoding, name: str, trained: Tensor, length: int, rule: LengthRule | None
+) -> str:
+    """Copy a trained parameter to an encoding whose tables may be longer or shorter.
 
     A table with a row per distance can only become longer. One with a row per position loses its
-    last rows, or gets more by a rule.
+    last rows, or gets more: by a rule, else they stay as they are.
 
     Args:
-        encoding: the new module.
+        encoding: the new module, whose parameter is changed.
         name: of the parameter in the module.
         trained: the trained values.
-        lengths: numbers of positions that the trained table may have.
-        rule: how a table by position becomes longer; None leaves it as short as it is.
+        length: number of positions of a trained table by position.
+        rule: how such a table becomes longer, or None.
 
     Returns:
-        Values of the parameter's shape, those of a shorter table, or None if nothing fits.
+        What is untrained, as a message; empty if nothing is.
     """
     parameter = encoding.get_parameter(name)
     extended = encoding.extend(name, trained)
     if extended.shape == parameter.shape:
-        return extended
+        parameter.copy_(extended)
+        return ""
+    misfit = f"untrained, as the model's is {tuple(trained.shape)}"
+    if not encoding.has_position_table or trained.shape[1:] != parameter.shape[1:]:
+        return misfit
     axes = encoding.axes  # their tables, of equal length, follow one another in the rows
-    is_alike = trained.shape[1:] == parameter.shape[1:] and trained.size(0) % axes == 0
-    if not (encoding.has_position_table and is_alike):
-        return None
-    tables = trained.unflatten(0, (axes, -1))
-    rows = parameter.size(0) // axes
     # A table by position may begin with rows of no position, as row 0 of `tupe_shared`.
-    offset = rows - encoding.dims.max_positions
-    if tables.size(1) - offset not in lengths:
-        return None
-    if tables.size(1) >= rows:
-        return tables[:, :rows].flatten(0, 1)
-    if rule is None:  # the caller sets the first rows, which those of several axes are not
-        return trained if axes == 1 else None
-    return torch.cat([_lengthen_table(table, offset, rows, rule) for table in tables])
+    offset = parameter.size(0) // axes - encoding.dims.max_positions
+    if trained.size(0) != axes * (offset + length):
+        return misfit
+    old, new = (x.unflatten(0, (axes, -1)) for x in (trained, parameter))  # [axes, rows, C] each
+    rows = new.size(1)
+    if rule is not None and old.size(1) < rows:
+        old = _lengthen_tables(old, offset, rows, rule)
+    kept = min(old.size(1), rows)
+    new[:, :kept] = old[:, :kept]
+    if kept == rows:
+        return ""
+    rules = "; ".join(f"extend={known!r} {does}" for known, does in LENGTH_RULES.items())
+    return f"{axes * (rows - kept)} of {axes * rows} rows are new and untrained ({rules})"
 
 
 def fit_positions(state_dict: dict[str, Tensor], ours: dict[str, Tensor]) -> list[str]:
@@ -149,17 +149,18 @@ def fit_positions(state_dict: dict[str, Tensor], ours: dict[str, Tensor]) -> lis
     )
 
 
-def _lengthen_table(table: Tensor, offset: int, rows: int, rule: LengthRule) -> Tensor:
-    """Lengthen a table by position to ``(rows, C)``; row ``offset`` is that of position 0."""
-    by_position = table[offset:]  # [n, C]
+def _lengthen_tables(tables: Tensor, offset: int, rows: int, rule: LengthRule) -> Tensor:
+    """Lengthen tables by position to ``(axes, rows, C)``; row ``offset`` is that of position 0."""
+    by_position = tables[:, offset:]  # [axes, n, C]
     length = rows - offset
     if rule == "copy":
-        longer = by_position[torch.arange(length, device=table.device) % by_position.size(0)]
+        index = torch.arange(length, device=tables.device) % by_position.size(1)
+        longer = by_position[:, index]
     else:
-        channels = by_position.float().t()[None]  # [1, C, n]
+        channels = by_position.float().transpose(1, 2)  # [axes, C, n]
         stretched = F.interpolate(channels, length, mode="linear", align_corners=True)
-        longer = stretched[0].t().to(table.dtype)
-    return torch.cat([table[:offset], longer])
+        longer = stretched.transpose(1, 2).to(tables.dtype)
+    return torch.cat([tables[:, :offset], longer], 1)
 
 
 def _select_position_parameters(weights: dict[str, Tensor]) -> dict[str, Tensor]:

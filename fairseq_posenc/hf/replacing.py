@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Encoding
@@ -40,7 +40,7 @@ from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
 from fairseq_posenc.position_parameters import (
     LENGTH_RULES,
     LengthRule,
-    extend_parameter,
+    copy_parameter,
     list_changed_options,
 )
 from fairseq_posenc.registry import names
@@ -126,7 +126,6 @@ def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
 
 def _build_parts(spec: Spec, stack: Stack, settings: PositionSettings) -> Parts:
     """Build the new positions of a stack, with new weights: see :class:`HFStackPositions`."""
-    _refuse_unfit(spec, stack)
     weight = next(stack.module.parameters())
     # A model that is being loaded is on the device "meta", where constants cannot be computed.
     with torch.device("cpu" if weight.is_meta else weight.device):
@@ -138,25 +137,6 @@ def _build_parts(spec: Spec, stack: Stack, settings: PositionSettings) -> Parts:
         refuse_replaced_forward(owner)
         part.to(stack.module.dtype)
     return parts
-
-
-def _refuse_unfit(spec: Spec, stack: Stack) -> None:
-    """Refuse a spec that a stack cannot have."""
-    spec.check_length(len(stack.attentions))
-    if stack.is_hybrid and any(item.name == "documents" for item in spec.items):
-        raise UserError(f"{spec}: layers of this model without attention would mix documents")
-    if spec.rotates_source:
-        raise UserError(
-            f"{spec}: rope(cross_attention=true) is not served here: attention to an encoder is "
-            "transformers' own"
-        )
-    # In some models of OPT, embeddings are projected to the width of the layers.
-    width = stack.module.get_input_embeddings().embedding_dim
-    if spec.input_items and width != stack.config.hidden_size:
-        raise UserError(
-            f"{spec}: the embeddings of this model have {width} channels, and its layers "
-            f"{stack.config.hidden_size}: use encodings of the scores or rotations"
-        )
 
 
 def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
@@ -252,25 +232,7 @@ def _copy_weights(
             elif old_spec and (changed := list_changed_options(encoding.name, old_spec, new_spec)):
                 note = f"untrained, as the model's has other options: {changed}"
             else:
-                note = _copy_weight(encoding, name, trained[full_name], old_length, extend)
+                note = copy_parameter(encoding, name, trained[full_name], old_length, extend)
             if note:
                 notes.append(f"{full_name}: {note}")
     return notes
-
-
-@torch.no_grad()
-def _copy_weight(
-    encoding: Encoding, name: str, trained: Tensor, old_length: int, extend: LengthRule | None
-) -> str:
-    """Copy a weight to the parameter ``name`` of an encoding; return what is untrained, or ""."""
-    parameter = encoding.get_parameter(name)
-    fitted = extend_parameter(encoding, name, trained, [old_length], extend)  # may be shorter
-    if fitted is None:
-        return f"untrained, as the model's is {tuple(trained.shape)}"
-    if fitted.shape == parameter.shape:
-        parameter.copy_(fitted)
-        return ""
-    parameter[: len(fitted)] = fitted
-    rules = "; ".join(f"extend={rule!r} {does}" for rule, does in LENGTH_RULES.items())
-    fresh = len(parameter) - len(fitted)
-    return f"{fresh} of {len(parameter)} rows are new and untrained ({rules})"

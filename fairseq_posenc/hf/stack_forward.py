@@ -66,6 +66,7 @@ class HFStackPositions(StackPositions):
 
     def __init__(self, spec: Spec, stack: Stack, settings: PositionSettings) -> None:
         assert settings.max_positions is not None, "set_positions has found that of the model"
+        spec.check_length(len(stack.attentions))
         sizes = (stack.config.hidden_size, stack.num_heads, settings.max_positions)
         super().__init__(spec, *sizes, stack.causal, head_dim=max(stack.head_widths))
         # Scalings and buckets depend on the length of the training, not on `max_positions`.
@@ -105,11 +106,27 @@ class HFStackPositions(StackPositions):
             assembly.draft_terms(spec, self.dims, self.backend)  # refuses terms that it lacks
         self.gated_kinds = {kind for kind, terms in enumerate(drafts) if terms.has(Decay)}
         has_rows = any(terms.rows("layer") for terms in drafts)  # which each layer projects
-        self._refuse_layers_that_differ(stack, rotates_alone, has_rows)
+        self._refuse_unfit(stack, rotates_alone, has_rows)
 
-    def _refuse_layers_that_differ(self, stack: Stack, rotates_alone: bool, has_rows: bool) -> None:
-        """Refuse positions that not all layers can have, as in Gemma 4, whose layers differ."""
-        spec, dims = self.spec, self.dims
+    def _refuse_unfit(self, stack: Stack, rotates_alone: bool, has_rows: bool) -> None:
+        """Refuse positions that a model, or one of its layers, cannot have."""
+        spec, config = self.spec, stack.config
+        if stack.is_hybrid and any(item.name == "documents" for item in spec.items):
+            raise UserError(f"{spec}: layers of this model without attention would mix documents")
+        if spec.rotates_source:
+            raise UserError(
+                f"{spec}: rope(cross_attention=true) is not served here: attention to an encoder "
+                "is transformers' own"
+            )
+        # In some models of OPT, embeddings are projected to the width of the layers.
+        width = stack.module.get_input_embeddings().embedding_dim
+        if spec.input_items and width != config.hidden_size:
+            raise UserError(
+                f"{spec}: the embeddings of this model have {width} channels, and its layers "
+                f"{config.hidden_size}: use encodings of the scores or rotations"
+            )
+        if spec.input_items and getattr(config, "hidden_size_per_layer_input", None):
+            raise UserError(f"{spec}: this model finds tokens by their embeddings: add no vectors")
         keys: dict[str, int] = {}  # by type of layer, the kind of the last one with keys of its own
         for index, attention in enumerate(stack.attentions):
             layer_type, kind = getattr(attention, "layer_type", ""), spec.layer_kind(index)
@@ -120,18 +137,16 @@ class HFStackPositions(StackPositions):
                     f"{spec}: layer {index} of this model has no keys of its own: it must have the "
                     "positions of the layer whose keys it reads, and can project no rows of a table"
                 )
-        if spec.input_items and getattr(stack.config, "hidden_size_per_layer_input", None):
-            raise UserError(f"{spec}: this model finds tokens by their embeddings: add no vectors")
-        heads = sorted({*(getattr(stack.config, "num_attention_heads_per_layer", None) or ())})
+        heads = sorted({*(getattr(config, "num_attention_heads_per_layer", None) or ())})
         if len(heads) > 1 and not self.is_native:  # native: the model's own code attends
             raise UserError(
                 f"{spec}: layers of this model have different numbers of heads, "
                 f"{' and '.join(map(str, heads))}: use rotations alone"
             )
         widths = sorted({*stack.head_widths})
-        parts = [dims._replace(own_head_dim=x) for x in widths]
-        sizes = {str(assembly.count_parameters(spec, part, len(spec.layers))) for part in parts}
-        if len(widths) > 1 and (len(sizes) > 1 or not rotates_alone):
+        parts = [self.dims._replace(own_head_dim=x) for x in widths]
+        sizes = [assembly.count_parameters(spec, part, len(spec.layers)) for part in parts]
+        if len(widths) > 1 and not (rotates_alone and all(x == sizes[0] for x in sizes)):
             raise UserError(
                 f"{spec}: heads of this model are {' and '.join(map(str, widths))} wide, by layer: "
                 "use own, or encodings without rotations and tables of this width, such as alibi"
@@ -252,15 +267,12 @@ class HFStackPositions(StackPositions):
         As in transformers, this length is the largest position of the batch plus 1, so what a text
         gets depends on the other texts.
         """
-        ropes = [part for part in self.shared.modules() if isinstance(part, Rope)]
-        ropes = [part for part in ropes if isinstance(part.scaling, (Dynamic, LongRope))]
-        if not ropes:
-            return
-        src_len, ids = int(arguments.cached) + arguments.inputs.size(1), arguments.ids
-        if ids is not None and may_sync(ids.device):
-            src_len = int(ids.max()) + 1
-        for rope in ropes:
-            rope.set_dims(rope.dims._replace(max_positions=src_len))  # which these scalings read
+        for rope in self.shared.modules():
+            if isinstance(rope, Rope) and isinstance(rope.scaling, (Dynamic, LongRope)):
+                length, ids = int(arguments.cached) + arguments.inputs.size(1), arguments.ids
+                if ids is not None and may_sync(ids.device):
+                    length = int(ids.max()) + 1
+                rope.set_dims(rope.dims._replace(max_positions=length))
 
     def _embed(self, stack: Stack, inputs: Tensor, vectors: Tensor) -> Tensor:
         """Add vectors ``(B or 1, T, C)`` to the embeddings of the tokens, ``(B, T, C)``.
