@@ -74,10 +74,7 @@ class StackArguments:
             batch, tgt_len = self.inputs.shape[:2]
             ids = read_position_ids("position_ids", ids, readers, batch, (tgt_len,))  # axes last
         if first_id := stack.family.first_id(stack.config):  # its ids begin after the padding's
-            if ids is None and tokens is not None and self.mask is None:
-                _refuse_padding(tokens, first_id - 1)
-            if ids is not None and ids.dim() == 2:
-                ids = self._count_from_zero(ids, first_id, positions.dims.causal)
+            ids = self._count_from_zero(ids, first_id, positions.dims.causal)
         self.ids = ids  # the caller's, (B or 1, T) or (B or 1, T, axes), or None
         text_ids = text_ids if ids is None or ids.dim() == 3 else ids
         # Whether ids count several texts, a bool (); None where they cannot show it. A static cache
@@ -96,8 +93,16 @@ class StackArguments:
             begins = begins & real[:, 1:] & real[:, :-1]  # padding has any ids
         _refuse_if(begins.any(), _NO_DOCUMENTS)
 
-    def _count_from_zero(self, ids: Tensor, first_id: int, is_decoder: bool) -> Tensor:
+    def _count_from_zero(self, ids: Tensor | None, first_id: int, is_decoder: bool) -> Any:
         """Convert the caller's ids, which begin after the padding symbol, ``first_id - 1``."""
+        syncs = may_sync(self.inputs.device)  # no graph: values can be read, with a wait on a GPU
+        if ids is None:
+            # The stock class would find the padding by its symbol; here, it would be counted.
+            lacks_mask = self.inputs.dim() == 2 and self.mask is None
+            if lacks_mask and syncs and self.inputs.eq(first_id - 1).any():
+                raise UserError("input_ids have padding: pass attention_mask")
+        if ids is None or ids.dim() == 3:
+            return ids
         new = slice(-ids.size(1), None)
         if self.real is None:
             is_counted = ids.eq(torch.arange(ids.size(1), device=ids.device) + self.cached)
@@ -105,7 +110,7 @@ class StackArguments:
             is_counted = ids.eq(self.real.cumsum(1)[:, new] - 1) | ~self.real[:, new]
         # From 0, as those of `generate` do in all models; encoders get none from it.
         from_zero = is_counted.all() & is_decoder
-        if may_sync(ids.device) and not from_zero and (ids < first_id - 1).any():  # not padding's
+        if syncs and not from_zero and (ids < first_id - 1).any():  # padding has `first_id - 1`
             raise UserError(f"position_ids of this model count from {first_id}, as its class does")
         return torch.where(from_zero, ids, ids - first_id).clamp(min=0)
 
@@ -227,12 +232,6 @@ class StackArguments:
         if ids is not None:
             positions = positions.replace_ids(ids)
         return positions, is_uncounted
-
-
-def _refuse_padding(tokens: Tensor, symbol: int) -> None:
-    """Refuse padding without a mask: a stock class finds it by its symbol, here it would count."""
-    if may_sync(tokens.device) and tokens.eq(symbol).any():
-        raise UserError("input_ids have padding: pass attention_mask")
 
 
 def _refuse_if(is_wrong: Tensor, message: str) -> None:
