@@ -2,8 +2,8 @@
 
 A model has one or two stacks of layers, an encoder and a decoder. For each stack, all new modules
 are built first, with the trained weights that they keep, so a refused call leaves the model as it
-was. Then the modules are installed, in place of the present positions, and
-the configuration states them. ``own`` in a spec stands for the model's present positions.
+was. Then they are installed, in place of the present positions, and the configuration states them.
+``own`` in a spec stands for the model's present positions.
 """
 
 import copy
@@ -112,13 +112,13 @@ def _find_supported_family(model: PreTrainedModel) -> Family:
 
 def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
     """Read the present spec of a stack, None if no spec describes it, and parse the new one."""
+    old_spec, keeps_own = None, names_own(text)
     try:
         old_spec = read_spec(stack.module)
     except UserError:
-        if names_own(text):
+        if keeps_own:
             raise
-        return None, parse(text)
-    if not names_own(text):
+    if old_spec is None or not keeps_own:
         return old_spec, parse(text)
     stack.refuse_other_layers(old_spec)
     return old_spec, expand_own(text, old_spec, len(stack.attentions))

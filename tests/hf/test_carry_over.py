@@ -1,5 +1,7 @@
 """Trained weights of positions that a model keeps when its positions or its length change."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -34,8 +36,9 @@ def build(name: str, spec: str) -> PreTrainedModel:
 
 
 def read(model: PreTrainedModel) -> Tensor:
-    inputs = {key: x[:, :LENGTH] for key, x in make_inputs(MODELS["llama"]).items()}
-    return compute_logits(model, inputs)
+    return compute_logits(
+        model, {k: x[:, :LENGTH] for k, x in make_inputs(MODELS["llama"]).items()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,19 +80,19 @@ def test_sinusoids_are_no_trained_table(name: str) -> None:
 
 
 @pytest.mark.parametrize("axes", [1, 2])
-@pytest.mark.parametrize("rule", ["copy", "interpolate"])
-def test_tables_by_position_grow_by_a_rule(rule: LengthRule, axes: int) -> None:
+@pytest.mark.parametrize("rule", ["copy", "interpolate", None])
+def test_tables_by_position_grow_by_a_rule(rule: LengthRule | None, axes: int) -> None:
     model = build("llama", f"learned(axes={axes})")
     old = model.get_parameter(TABLE).clone().view(axes, LENGTH, -1)
-    set_positions(model, "own", 2 * LENGTH, extend=rule)
+    with nullcontext() if rule else pytest.warns(UserWarning, match="rows are new and untrained"):
+        set_positions(model, "own", 2 * LENGTH, extend=rule)
     new = model.get_parameter(TABLE).view(axes, 2 * LENGTH, -1)
-    for row in range(2 * LENGTH):
-        if rule == "copy":
+    for row in range(2 * LENGTH if rule else LENGTH):  # without a rule, the others are new
+        if rule != "interpolate":
             expected = old[:, row % LENGTH]
         else:
             place = row * (LENGTH - 1) / (2 * LENGTH - 1)
-            share = place - int(place)
-            after = old[:, min(int(place) + 1, LENGTH - 1)]
+            share, after = place % 1, old[:, min(int(place) + 1, LENGTH - 1)]
             expected = (1 - share) * old[:, int(place)] + share * after
         assert torch.allclose(new[:, row], expected, atol=1e-5), row
     set_positions(model, "own", LENGTH)

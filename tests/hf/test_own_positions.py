@@ -15,6 +15,7 @@ from fairseq_posenc.hf import own_positions, read_positions, set_positions
 from fairseq_posenc.specs import parse
 
 LONG = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
+LINEAR = {"type": "linear", "factor": 2.0}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -35,12 +36,7 @@ STATED: list[tuple[str, dict[str, Any], str, int]] = [
     ("llama", {}, HALF, 2048),
     ("llama", {"rope_theta": 500000.0}, "rope(base=500000,layout=half)", 2048),
     ("llama", {"rope_scaling": LLAMA3}, "rope(layout=half,scaling=llama3:8:length=32)", 2048),
-    (
-        "llama",
-        {"rope_scaling": {"type": "linear", "factor": 2.0}},
-        "rope(layout=half,scaling=linear:2)",
-        2048,
-    ),
+    ("llama", {"rope_scaling": LINEAR}, "rope(layout=half,scaling=linear:2)", 2048),
     ("mistral", {"sliding_window": 16}, f"{HALF}+window(size=16)", 131072),
     ("mistral", {"sliding_window": None}, HALF, 131072),
     (
