@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, product
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,11 @@ Points = Iterable[tuple[int, float]]
 
 def write(path: Path, *validations: float, training: Points = ((50, 6.3),)) -> Path:
     """Write a log: validations' losses in bits, each 100 updates; training's in nats by update."""
-    line = '| {} | {{"loss": "{:.5f}", "wps": "1234", "num_updates": "{}"}}'
-    lines = [line.format("train_inner", loss / math.log(2), update) for update, loss in training]
-    lines += [line.format("valid", x, 100 * n) for n, x in enumerate(validations, start=1)]
+    found = [("train_inner", loss / math.log(2), update) for update, loss in training]
+    found += [("valid", loss, 100 * n) for n, loss in enumerate(validations, start=1)]
+    line = '| {} | {{"loss": "{:.5f}", "wps": "1234", "num_updates": "{}"}}\n'
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines), encoding="utf-8")
+    path.write_text("".join(line.format(*each) for each in found))
     return path
 
 
@@ -53,16 +54,14 @@ def curves(out: Path, *words: object) -> str:
     return page
 
 
-@pytest.mark.parametrize("line", [PLAIN, HYDRA])
-@pytest.mark.parametrize("figures", [JSON, SIMPLE])
-def test_every_format_says_the_same(line, figures, tmp_path):
-    kinds = zip(("train_inner", "valid", "valid"), (*figures, OTHER))
-    (tmp_path / "train.log").write_text("\n".join(line.format(*both) for both in kinds))
-    curve = read_curve_file(tmp_path / "train.log")
-    assert curve.speed == 1234
-    (entry,), (training,) = curve.entries, curve.training
-    assert (entry.updates, entry.loss, entry.perplexity, entry.accuracy) == (100, 6.0, 32.0, 41.5)
-    assert (training.updates, training.loss) == (50, 9.1)
+def test_every_format_says_the_same(tmp_path):
+    for line, figures in product((PLAIN, HYDRA), (JSON, SIMPLE)):
+        kinds = zip(("train_inner", "valid", "valid"), (*figures, OTHER))
+        (tmp_path / "train.log").write_text("\n".join(line.format(*both) for both in kinds))
+        curve = read_curve_file(tmp_path / "train.log")
+        (entry,), (training,) = curve.entries, curve.training
+        assert entry[1:5] == (100, 6.0, 32.0, 41.5)  # updates, loss, perplexity, accuracy
+        assert (*training[1:3], curve.speed) == (50, 9.1, 1234)
 
 
 def test_bad_input_is_one_line(tmp_path, capsys):
@@ -98,8 +97,7 @@ def losses(corners: Sequence[tuple[int, float]], noise=0.005, every=EVERY) -> Po
 def curve_of(nats: Points) -> Curve:
     """Return the curve of a training with these updates and losses in nats."""
     bits = [(update, loss / math.log(2)) for update, loss in nats]
-    entries = [Entry("train_inner", update, loss, 0.0, None, 1.0) for update, loss in bits]
-    return Curve([], 1.0, entries)
+    return Curve([], 1.0, [Entry("train_inner", *each, 0.0, None, 1.0) for each in bits])
 
 
 @pytest.mark.parametrize(("noise", "lines"), [(0.0, 1), (0.02, 1), (0.05, 2)])
@@ -107,9 +105,8 @@ def test_how_exact_the_bounds_are(noise, lines):
     """Forty made-up losses; noise as of a batch's masks, in nats."""
     for seed in range(40):
         rng = random.Random(seed)
-        start = rng.randrange(600, 1500, EVERY)
-        plateau = start + rng.randrange(2500, 8000, EVERY)
-        dive = plateau + rng.randrange(800, 2000, EVERY)
+        ranges = ((600, 1500), (2500, 8000), (800, 2000))
+        start, plateau, dive = accumulate(rng.randrange(*limits, EVERY) for limits in ranges)
         top = 6.9 - rng.uniform(0.1, 0.4)
         low = top - rng.uniform(2, 3)
         corners = [(0, 10.8), (start, 6.9), (plateau, top), (dive, low), (40000, low - 0.8)]
@@ -117,20 +114,14 @@ def test_how_exact_the_bounds_are(noise, lines):
         assert found == pytest.approx((start, plateau, dive), abs=lines * EVERY), seed
 
 
-@pytest.mark.parametrize(
-    ("corners", "noise", "every"),
-    [
+def test_without_a_dive_or_a_plateau_or_lines_there_are_no_stages():
+    """Nor is the way back from a jump, as where a stretch of the text is hard, a dive."""
+    for corners, noise, every in (
         *((x, noise, EVERY) for x in (BAG_OF_WORDS, SINUSOIDAL) for noise in (0.0, 0.005, 0.02)),
         *((SLOW, 0.05, every) for every in (20, 100)),  # ten times the fall from line to line
         *(([(0, 2.0), (lines, 2.0)], 0.0, 1) for lines in range(3)),
-    ],
-)
-def test_without_a_dive_or_a_plateau_or_lines_there_are_no_stages(corners, noise, every):
-    assert find_stages(curve_of(losses(corners, noise, every))) is None
-
-
-def test_the_way_back_from_a_jump_is_no_dive():
-    """As where a stretch of the text is hard."""
+    ):
+        assert find_stages(curve_of(losses(corners, noise, every))) is None, (corners, noise)
     found = losses([(0, 8.0), (60, 6.0), (2000, 5.8)], noise=0.03, every=20)
     jumped = [(at, loss + (0.4 - (at - 620) / 100) * (620 <= at <= 660)) for at, loss in found]
     assert max(piece.rate for piece in fit_segments(tuple(jumped))[1:]) > 0.005
@@ -145,10 +136,9 @@ def test_a_line_is_smoothed_with_as_many_on_either_side():
 
 def test_the_command_tells_figures_and_stages_and_draws_the_training(tmp_path, capsys):
     """With a name in which matplotlib would look for TeX."""
-    words = []
-    for name, corners in (("bert", BERT), ("diff", DECBERT), (r"$\nope$", BAG_OF_WORDS)):
-        log = write(tmp_path / name, 7, 5, 6, training=losses(corners))
-        words.append(f"{name}={log}")
+    trainings = {"bert": BERT, "diff": DECBERT, r"$\nope$": BAG_OF_WORDS}
+    logs = [write(tmp_path / x, 7, 5, 6, training=losses(y)) for x, y in trainings.items()]
+    words = [f"{log.name}={log}" for log in logs]
     text = curves(tmp_path / "out", *words, "--updates", "0:16000")
     assert "| loss (bits) | loss (nats) |" in text  # the papers' are in nats
     assert "| `bert` | 300 | 200 | 5.000 | 3.466 | 32.00 | 1,234 | 2.195 |" in text
@@ -163,14 +153,11 @@ def test_the_command_tells_figures_and_stages_and_draws_the_training(tmp_path, c
 
 def test_seeds_have_means_with_intervals(tmp_path):
     """Plateaus of 7,000, 6,000 and 8,000 updates: 7,000, and Student's t of two degrees, 4.303."""
-    shifts = (0, -1000, 1000)
-    plateaus = [[(x + more * (x in (8000, 10000)), y) for x, y in BERT] for more in shifts]
-    *bert, none = (
-        str(write(tmp_path / f"{n}.log", y[-1][1] / math.log(2), training=losses(y, noise=0.0)))
-        for n, y in enumerate([*plateaus, BAG_OF_WORDS])
-    )
-    words = [f"bert={','.join(bert)}", f"none={none}", f"mixed={bert[0]},{none}"]
-    text = curves(tmp_path / "out", *words)
+    shifted = [[(x + more * (x in (8000, 10000)), y) for x, y in BERT] for more in (0, -1000, 1000)]
+    for n, y in enumerate([*shifted, BAG_OF_WORDS]):
+        write(tmp_path / f"{n}", y[-1][1] / math.log(2), training=losses(y, noise=0.0))
+    words = [f"bert={tmp_path}/0,{tmp_path}/1,{tmp_path}/2", f"none={tmp_path}/3"]
+    text = curves(tmp_path / "out", *words, f"mixed={tmp_path}/0,{tmp_path}/3")
     assert "| `bert 2` | 1,000 | 7,000 | 9,000 | 6,000 |" in text
     (of_bert, mixed) = read(tmp_path / "out" / "curves.json").figures["seeds"]
     reach = 4.302653 * 1000 / math.sqrt(3)
@@ -192,26 +179,29 @@ def test_folders_that_train_names_are_read_alone_and_among_seeds(tmp_path):
     assert read(tmp_path / "out" / "curves.json").data == data
 
 
-@pytest.mark.parametrize(
-    ("losses", "first", "best", "label"),
-    [
-        ([5, 4, 3], 0, "3.000", "a  8.0"),
-        ([NAN, 4, 3], 100, "3.000", "a  8.0"),
-        ([5, INF, 3], 200, "3.000", "a  8.0"),
-        ([5, 4, NAN, NAN], 300, "4.000", "a  diverged at 300"),
-        ([NAN, NAN, NAN], 100, "- | - | -", "a  diverged at 100"),
-    ],
-)
-def test_a_divergence_is_said_and_drawn(losses, first, best, label, tmp_path):
+# Validation losses -> first update that is no number, the table's best loss, the legend's end.
+DIVERGED = {
+    (5, 4, 3): (0, "3.000", "8.0"),
+    (NAN, 4, 3): (100, "3.000", "8.0"),
+    (5, INF, 3): (200, "3.000", "8.0"),
+    (5, 4, NAN, NAN): (300, "4.000", "diverged at 300"),
+    (NAN, NAN, NAN): (100, "- | - | -", "diverged at 100"),
+}
+
+
+def test_a_divergence_is_said_and_drawn(tmp_path):
     """The line breaks there, and its label says it if the training did not recover."""
-    logs = {"a": write(tmp_path / "a.log", *losses), "b": write(tmp_path / "b.log", 5, 4, 3)}
-    text = curves(tmp_path / "out", *(f"{name}={log}" for name, log in logs.items()))
-    assert f"| {best} |" in text
-    said = f"`a` diverged: its validation loss is NaN or infinite at update {first} first"
-    assert (said in text) == ("diverged" in text) == (first > 0)
-    points = {name: read_curve_file(log).points for name, log in logs.items()}
-    lines = {name: average_lines([seed], interval) for name, seed in points.items()}
+    logs = [write(tmp_path / f"a{n}", *losses) for n, losses in enumerate(DIVERGED)]
+    text = curves(tmp_path / "out", *(f"{log.name}={log}" for log in logs))
+    lines = {x.name: average_lines([read_curve_file(x).points], interval) for x in logs}
     (axes,) = pictures.draw_curves(lines, "title", log=True).axes
-    assert [text.get_text() for text in axes.get_legend().texts] == [label, "b  8.0"]
-    shown = [2**loss if math.isfinite(loss) else NAN for loss in losses]
-    assert list(axes.lines[0].get_ydata()) == pytest.approx(shown, nan_ok=True)
+    labels = [label.get_text() for label in axes.get_legend().texts]
+    for losses, line, label, name in zip(DIVERGED, axes.lines, labels, lines, strict=True):
+        first, best, end = DIVERGED[losses]
+        (row,) = [row for row in text.splitlines() if row.startswith(f"| `{name}` |")]
+        assert f"| {best} |" in row
+        said = f"`{name}` diverged: its validation loss is NaN or infinite at update {first} first"
+        assert (said in text) == (f"`{name}` diverged" in text) == (first > 0)
+        assert label == f"{name}  {end}"
+        shown = [2**loss if math.isfinite(loss) else NAN for loss in losses]
+        assert list(line.get_ydata()) == pytest.approx(shown, nan_ok=True)

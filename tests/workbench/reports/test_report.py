@@ -36,29 +36,27 @@ def row(text: str, name: str) -> list[str]:
 
 def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory, capsys):
     """Of GLUE, what the paper of the protocol reports: the best run, or the mean."""
-    names = "task", "metric", "reported", "best", "mean"
-    values = [
-        ("MNLI", "accuracy_m", True, 80.0, 70.0),
-        ("MNLI", "accuracy_mm", False, 81.0, 71.0),
-        ("CoLA", "matthews", True, 0.0, 40.0),
-        ("CoLA", "accuracy", False, 99.0, 99.0),
+    tasks = [
+        dict(zip(("task", "metric", "reported", "best", "mean"), row))
+        for row in (
+            ("MNLI", "accuracy_m", True, 80.0, 70.0),
+            ("MNLI", "accuracy_mm", False, 81.0, 71.0),
+            ("CoLA", "matthews", True, 0.0, 40.0),
+            ("CoLA", "accuracy", False, 99.0, 99.0),
+        )
     ]
-    tasks = [dict(zip(names, row)) for row in values]
     runs = [{"task": "CoLA", "collapsed": True}, {"task": "MNLI", "collapsed": False}]
     for protocol in ("m4m", "decbert"):
         facts = {"name": protocol, "protocol": protocol, "unfinished": "RTE, seed 1"}
         glue = Record("glue", {"tasks": tasks, "runs": runs}, facts, "m4m")
         glue.write(tmp_path / f"{protocol}.json")
-    facts = {"name": "q", "squad": "1.1"}
-    Record("squad", {"scores": [{"exact": 85.0, "f1": 92.0}]}, facts).write(tmp_path / "squad.json")
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    (tmp_path / "link").symlink_to(elsewhere)
-    found = [
-        {"system": "rope", "beam": beam, "BLEU": bleu, "chrF2": 50.0}
-        for beam, bleu in ((1, 30.0), (1, 32.0), (5, 34.0))
-    ]
+    scores, facts = {"exact": 85.0, "f1": 92.0}, {"name": "q", "squad": "1.1"}
+    Record("squad", {"scores": [scores]}, facts).write(tmp_path / "squad.json")
+    (tmp_path / "link").symlink_to(elsewhere := tmp_path_factory.mktemp("elsewhere"))
+    found = [(1, 30.0), (1, 32.0), (5, 34.0)]
+    rows = [{"system": "rope", "beam": beam, "BLEU": x, "chrF2": 50.0} for beam, x in found]
     facts = {"sentences": 1000, "subset": "test"}
-    Record("bleu", {"scores": found}, facts).write(elsewhere / "deep.json")
+    Record("bleu", {"scores": rows}, facts).write(elsewhere / "deep.json")
     text = report(capsys, tmp_path)
     assert "MNLI-m | MNLI-mm | CoLA | average | collapsed runs" in text
     assert row(text, "`m4m`")[2:-1] == ["80.00", "81.00", "0.00", "53.67", "1.00"]
