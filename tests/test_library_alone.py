@@ -121,8 +121,8 @@ def test_the_example_trains_on_a_real_text_and_decodes(spec):
     names: dict = {"__name__": "example"}
     exec(compile(code, "library.md", "exec"), names)
     text = "".join(pydoc_data.topics.topics.values())[:200_000]
-    model, losses = names["train"](spec, text, updates=120)
-    assert sum(losses[-10:]) / 10 < 0.72 * losses[0]
+    model, losses = names["train"](spec, text, updates=40)
+    assert sum(losses[-10:]) / 10 < 0.6 * losses[0]
     model.eval()
     tokens = torch.randint(10, (2, 12))
     full = model(tokens)
