@@ -33,12 +33,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     encoder = {*model.get_encoder().modules()} if model.config.is_encoder_decoder else set()
 
     def attend(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,  # some models name it
-        **named: Any,
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **named: Any
     ) -> tuple[Tensor, Tensor | None]:
         positions = getattr(module, POSITIONS, None)
         if positions is not None or module not in encoder:  # Whisper's encoder has no positions
@@ -59,15 +54,13 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             keys = key.repeat_interleave(query.size(1) // key.size(1), 1)
             parts = split(queries, keys, call.terms, rotation, mask=call.mask)
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
-        return attend_with_positions(module, query, key, value, attention_mask, **named)
+        return attend_with_positions(module, query, key, value, *mask, **named)
 
     # Our code attends (`is_native`) and rotates (`is_rotated`) even where the model's code usually
     # does: only then does our attention function get queries and keys before their rotation.
-    changes: list[tuple[nn.Module, str, Any]] = [
-        (module, "is_native" if isinstance(module, HFStackPositions) else "is_rotated", False)
-        for module in model.modules()
-        if isinstance(module, (HFStackPositions, AttentionPositions))
-    ]
+    parts = [*model.modules()]
+    changes = [(x, "is_native", False) for x in parts if isinstance(x, HFStackPositions)]
+    changes += [(x, "is_rotated", False) for x in parts if isinstance(x, AttentionPositions)]
     usual = model(**inputs, use_cache=False)[0]
     before = model.config._attn_implementation
     AttentionInterface.register(OUR_ATTENTION, attend)  # for all models, until the end

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -35,11 +36,14 @@ from fairseq_posenc.hf.record import (
 )
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.hf.settings import OUR_ATTENTION, SPEC_FIELD, SPEC_FIELDS, PositionSettings
-from fairseq_posenc.hf.stock_folders import AUTO_CLASSES, NoStockModelError, find_stock_model
+from fairseq_posenc.hf.stock_folders import NoStockModelError, find_stock_model
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
 
 logger = logging.getLogger(__name__)
+AUTO_CLASSES: list[Any] = [
+    getattr(transformers, name) for name in dir(transformers) if name.startswith("AutoModel")
+]
 _TAG = "fairseq-posenc"  # of models on the hub
 _LOADER = "positions_loader"  # the module of `auto_map`, which `trust_remote_code=True` runs
 _LOADER_TEXT = f'''\

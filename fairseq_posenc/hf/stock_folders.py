@@ -17,7 +17,7 @@ from accelerate import init_empty_weights
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH, Ntk
@@ -31,19 +31,17 @@ from fairseq_posenc.hf.own_positions import (
 )
 from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.identity import is_identity
-from fairseq_posenc.specs import Items, Spec
+from fairseq_posenc.modules.stack_positions import StackPositions
+from fairseq_posenc.specs import Spec
 
-AUTO_CLASSES: list[Any] = [
-    getattr(transformers, name) for name in dir(transformers) if name.startswith("AutoModel")
-]
 _LARGEST_DIFFERENCE = 2e-5  # as a part of the largest output: room for float32's rounding
 _LONGEST_INPUT = 1024  # tokens that are compared; a wider window only reads back as the same
 _TEMPERATURE = "llama_4_scaling_beta"  # of Ministral 3, in its `rope_parameters`
-# Model type -> another type whose weights have the same names, and which has layers with windows,
+# Names of models -> others whose weights have the same names, and which have layers with windows,
 # or without positions.
-_OTHERS = {"cohere": "cohere2", "dots1": "exaone_moe", "olmo2": "olmo3", "seed_oss": "qwen2"}
+_OTHERS = {"Cohere": "Cohere2", "Dots1": "ExaoneMoe", "Olmo2": "Olmo3", "SeedOss": "Qwen2"}
 _OTHERS |= dict.fromkeys(
-    ("cwm", "ernie4_5", "helium", "llama", "ministral", "ministral3", "mistral"), "smollm3"
+    ("Cwm", "Ernie4_5", "Helium", "Llama", "Ministral", "Ministral3", "Mistral"), "SmolLM3"
 )
 
 
@@ -62,13 +60,16 @@ def find_stock_model(model: Any) -> PreTrainedModel:
     """
     stacks = find_family(type(model.config)).find_stacks(model)  # type: ignore[union-attr]
     _refuse_incomparable(model)
+    stock_class = type(model).stock  # from which `derive` has made it
+    name = stock_class.config_class.__name__.removesuffix("Config")
+    other = stock_class.__name__.replace(name, _OTHERS.get(name, name))  # with the same head
     reasons = []
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()  # it would warn of configurations that are tried
     try:
-        for stock_class in _list_classes(type(model).stock):  # from which `derive` has made it
+        for candidate in dict.fromkeys([stock_class, getattr(transformers, other, stock_class)]):
             try:
-                return _build(stock_class, model, stacks)
+                return _build(candidate, model, stacks)
             except NoStockModelError as reason:
                 reasons.append(str(reason))
     finally:
@@ -106,23 +107,10 @@ def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str
     return {name: weight for name, weight in weights.items() if not is_identity(name)}
 
 
-def _list_classes(stock_class: Any) -> list[Any]:
-    """List a model's stock class, and another one with the same head and names of weights."""
-    config_class = stock_class.config_class
-    if (other := _OTHERS.get(config_class.model_type)) is None:
-        return [stock_class]
-    mappings = [auto._model_mapping for auto in AUTO_CLASSES]
-    with_head = [x for x in mappings if x.get(config_class, None) is stock_class]
-    found = [x.get(CONFIG_MAPPING[other], None) for x in with_head[:1]]
-    return [stock_class, *filter(None, found)]
-
-
 def _build(stock_class: Any, model: PreTrainedModel, stacks: list[Stack]) -> PreTrainedModel:
     """Build a stock model that shares a model's weights; refuse a class that cannot have them."""
     positions: Any = stacks[0].module.get_submodule(POSITIONS)
-    config = write_configuration(
-        stock_class.config_class, model.config, positions.spec, positions.dims
-    )
+    config = write_configuration(stock_class.config_class, model.config, positions)
     with init_empty_weights():
         stock: PreTrainedModel = stock_class(config)
     try:
@@ -140,12 +128,12 @@ def _build(stock_class: Any, model: PreTrainedModel, stacks: list[Stack]) -> Pre
 @torch.no_grad()
 def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> None:
     """Refuse a stock model whose outputs differ by too large a part of the largest output."""
-    arguments = _draw_inputs(model, stack)
+    inputs = _draw_inputs(model, stack)
     was_training = model.training
-    ours = _compute_outputs(model.eval(), arguments)
+    ours = _compute_outputs(model.eval(), inputs)
     model.train(was_training)
     try:
-        theirs = _compute_outputs(stock, arguments)
+        theirs = _compute_outputs(stock, inputs)
         difference = float((ours - theirs).abs().max() / theirs.abs().max())
     except RuntimeError:  # its code cannot compute what its configuration states
         difference = torch.inf
@@ -163,80 +151,75 @@ def _draw_inputs(model: PreTrainedModel, stack: Stack) -> dict[str, Tensor]:
     symbols = model.get_input_embeddings().weight.size(0)
     tokens = torch.randint(1, symbols, (1, length), generator=torch.Generator().manual_seed(1))
     tokens = (tokens + padding) % symbols  # all but the padding
-    has_encoder = stack.config.is_encoder_decoder
-    by_ids = (
-        stack.is_decoder_alone and "position_ids" in inspect.signature(model.forward).parameters
-    )
-    # The last row is padded on the left; other tables would count that padding, so they lack it.
-    mask = torch.ones(3 if by_ids or has_encoder else 2, length, dtype=torch.long)
-    mask[1, -3:], mask[2:, :3] = 0, 0
-    arguments = {"input_ids": torch.where(mask.bool(), tokens, padding), "attention_mask": mask}
-    if by_ids:  # as `generate` does
-        arguments["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-    if has_encoder:
-        arguments["decoder_input_ids"] = tokens.expand_as(mask)
-        arguments["decoder_attention_mask"] = torch.ones_like(mask)
-    return {name: x.to(model.device) for name, x in arguments.items()}
+    mask = torch.ones(3, length, dtype=torch.long)
+    mask[1, -3:], mask[2, :3] = 0, 0
+    if stack.is_decoder_alone and "position_ids" in inspect.signature(model.forward).parameters:
+        others = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}  # as `generate` does
+    elif stack.config.is_encoder_decoder:
+        others = {"decoder_input_ids": tokens.expand_as(mask)}
+        others["decoder_attention_mask"] = torch.ones_like(mask)
+    else:  # it would count the padding on the left
+        mask, others = mask[:2], {}
+    inputs = {"input_ids": torch.where(mask.bool(), tokens, padding), "attention_mask": mask}
+    return {name: x.to(model.device) for name, x in (inputs | others).items()}
 
 
-def _compute_outputs(model: PreTrainedModel, arguments: dict[str, Tensor]) -> Tensor:
-    """Compute logits or states of all tokens, ``(N, V)``; a model that generates, also by steps.
+def _compute_outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
+    """Compute logits or states of all tokens but padding, ``(N, V)``.
 
-    N counts no padding. Of a model with one output for each text, N are the texts.
+    A model that generates also computes them with a cache, the last two tokens one by one. Of a
+    model with one output for each text, N are the texts.
     """
-    # Not by a call, which could be a compiled one.
-    outputs: list[Tensor] = [model.forward(**arguments, return_dict=True)[0]]
-    ids_name, mask_name = "input_ids", "attention_mask"
-    if "decoder_input_ids" in arguments:
-        ids_name, mask_name = "decoder_input_ids", "decoder_attention_mask"
-    names = inspect.signature(model.forward).parameters
-    cache_name = next((name for name in ("cache", "past_key_values") if name in names), None)
-    if cache_name is not None and model.can_generate():
-        length, cache, steps = arguments[ids_name].size(1), None, []
-        # All tokens but two, which fill the cache, then one by one.
-        for start, end in ((0, length - 2), (length - 2, length - 1), (length - 1, length)):
-            new = {
-                k: arguments[k][:, start:end] for k in (ids_name, "position_ids") if k in arguments
-            }
-            new[mask_name] = arguments[mask_name][:, :end]
-            named = {**arguments, **new, cache_name: cache}
-            out = model.forward(**named, use_cache=True, return_dict=True)
-            cache = out[cache_name]
-            steps.append(out[0])
-        outputs.append(torch.cat(steps, 1))
-    if outputs[0].dim() == 2:
-        return outputs[0]
-    return torch.cat([states[arguments[mask_name].bool()] for states in outputs])
+    prefix = "decoder_" if "decoder_input_ids" in inputs else ""
+    mask = inputs[f"{prefix}attention_mask"]
+    length = mask.size(1)
+    passes: list[tuple[list[int], dict[str, Any]]] = [([length], {})]
+    if model.can_generate():
+        passes.append(([length - 2, 1, 1], {"use_cache": True}))
+    outputs = []
+    for sizes, cached in passes:
+        parts = []
+        for tokens in torch.arange(length).split(sizes):
+            names = {f"{prefix}input_ids", "position_ids"} & inputs.keys()
+            step = {name: inputs[name][:, tokens] for name in names}
+            step[f"{prefix}attention_mask"] = mask[:, : tokens[-1] + 1]
+            # Not by a call, which could be a compiled one.
+            output = model.forward(**{**inputs, **step}, **cached, return_dict=True)
+            cached |= {name: x for name, x in output.items() if isinstance(x, Cache)}
+            parts.append(output[0])
+        states = torch.cat(parts, 1)
+        outputs.append(states if states.dim() == 2 else states[mask.bool()])
+    return torch.cat(outputs)
 
 
-def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) -> Any:
+def write_configuration(config_class: Any, config: Any, positions: StackPositions) -> Any:
     """Write positions to a configuration of a stock class.
 
     Args:
         config_class: the stock class.
         config: the configuration of the model, of this class or another.
-        spec: the positions.
-        dims: sizes of the stack.
+        positions: the positions.
 
     Raises:
         NoStockModelError: the class cannot state them.
     """
+    spec, dims = positions.spec, positions.dims
     known = {field.name for field in fields(config_class)}
     count = config.num_hidden_layers
     types = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
     attending = [index for index, name in enumerate(types) if name in ATTENTION_TYPES]
-    shares = [read_head_share(config, index) for index in attending]  # of the widest head's width
-    layers = _describe_layers(spec, dims, shares)
+    layers = _list_options(spec, dims, len(attending))
+    ropes = [_write_rope(x, read_head_share(config, i)) for i, x in zip(attending, layers)]
     for index, layer in zip(attending, layers):
-        types[index] = "sliding_attention" if layer["window"] else "full_attention"
-    size = next((layer["window"] for layer in layers if layer["window"]), None)
-    by_type = {types[i]: layer["rope"] for i, layer in zip(attending, layers) if layer["rope"]}
-    softcap, buckets = (find_options(spec.layers[0], name) for name in ("softcap", "t5"))
+        types[index] = "sliding_attention" if "window" in layer else "full_attention"
+    size = next((layer["window"]["size"] for layer in layers if "window" in layer), None)
+    by_type = {types[index]: rope for index, rope in zip(attending, ropes) if rope}
+    softcap, buckets = (layers[0].get(name, {}) for name in ("softcap", "t5"))
     stated = {
         "layer_types": types,
         "use_sliding_window": size is not None,
-        "no_rope_layers": [int(bool(layer["rope"])) for layer in layers],  # 1 if it rotates
-        "layer_rope_theta": [layer["rope"].get("rope_theta", 0) for layer in layers],
+        "no_rope_layers": [int(bool(rope)) for rope in ropes],  # 1 if it rotates
+        "layer_rope_theta": [rope.get("rope_theta", 0) for rope in ropes],
         "rope_parameters": _join_by_type(config_class, by_type, dims),
         "attn_logit_softcapping": softcap.get("cap"),
         "relative_attention_num_buckets": buckets.get("num_buckets"),
@@ -245,7 +228,7 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
     if size is not None or "layer_types" not in known:  # else the present one has no effect
         both_sides = (size or 0) * (2 if dims.causal else 1)  # ModernBERT's, also of its decoder
         stated |= {"sliding_window": size, "local_attention": both_sides}
-    if any(rope.get("rope_type") == "dynamic" for rope in by_type.values()):
+    if any(rope.get("rope_type") == "dynamic" for rope in ropes):
         stated["max_position_embeddings"] = dims.trained_length
     is_same, ours = isinstance(config, config_class), (SPEC_FIELD, "auto_map")
     content = {
@@ -265,7 +248,7 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
     except (StrictDataclassError, KeyError, UserError):  # no such layers, or no such scaling
         pass
     else:
-        if _describe_layers(back, dims, shares) == layers:
+        if _list_options(back, dims, len(attending)) == layers:
             vars(stock).update(attention)  # to be saved: transformers' sdpa leaves a cap out
             return stock
         read = {item.name for item in back.items}
@@ -273,44 +256,45 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
     raise NoStockModelError(f"{config_class.__name__} cannot state {'+'.join(lacking)}")
 
 
-def _describe_layers(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[str, Any]]:
-    """Describe each layer in a form that does not depend on how its positions are written.
+def _list_options(spec: Spec, dims: Dims, count: int) -> list[dict[str, dict[str, Any]]]:
+    """List the options of all encodings in each layer, by name, in a form that can be compared.
 
-    Keys: ``window``, a size or None; ``rope``, the ``rope_parameters`` with all defaults, or
-    {}; with a rotation ``length``, that of the training, and ``others``, its further options;
-    ``items``, the other encodings. ``shares``: widths of heads, 1 for the widest.
+    Defaults are filled in. A scaling of ``rope`` is written as ``rope_parameters``; these have no
+    ``ntk``, only its base.
     """
-    layers: list[dict[str, Any]] = []
-    for index, share in enumerate(shares):
+    layers = []
+    for index in range(count):
         items = (*spec.whole_stack, *spec.layers[index % len(spec.layers)])
-        layer: dict[str, Any] = {"window": find_options(items, "window").get("size"), "rope": {}}
-        if rope := find_options(items, "rope"):
-            rope["fraction"] /= share  # a spec's fraction is of the widest head
-            layer["rope"] = _write_rope(rope, items, dims)
-            layer["length"] = getattr(rope["scaling"], "length", None) or dims.trained_length
-            layer["others"] = {k: x for k, x in rope.items() if k not in ("base", "scaling")}
-            items = tuple(item for item in items if item.name not in ("rope", "ministral3"))
-        layers.append({**layer, "items": {*items}})
+        layer = {item.name: find_options(items, item.name) for item in items}
+        if rope := layer.get("rope"):
+            scaling = rope["scaling"]
+            if type(scaling) is Ntk:  # not `Dynamic`, which is one
+                width = int(rope["fraction"] * dims.head_dim)
+                rope["base"], scaling = scaling.scaled_base(rope["base"], width, dims), None
+            rope["scaling"] = scaling.to_hf(dims) if scaling else {"rope_type": "default"}
+        if temperature := layer.get("ministral3"):
+            temperature["length"] = temperature["length"] or dims.trained_length
+        layers.append(layer)
     return layers
 
 
-def _write_rope(rope: dict[str, Any], layer: Items, dims: Dims) -> dict[str, Any]:
-    """Write the options of a rotation as ``rope_parameters``, with the temperature of its layer."""
-    scaling, base = rope["scaling"], rope["base"]
-    written: dict[str, Any] = {"rope_type": "default"}
-    if type(scaling) is Ntk:  # which transformers writes as another base
-        base = scaling.scaled_base(base, int(rope["fraction"] * dims.head_dim), dims)
-    elif scaling is not None:
-        written = scaling.to_hf(dims)
-        written.pop("max_position_embeddings", None)  # a field of its own
+def _write_rope(layer: dict[str, dict[str, Any]], share: float) -> dict[str, Any]:
+    """Write a layer's rotation as ``rope_parameters``, with its temperature; {} if it has none.
+
+    Args:
+        layer: as in :func:`_list_options`.
+        share: width of the layer's heads, as a part of the widest, to which fractions refer.
+    """
+    if (rope := layer.get("rope")) is None:
+        return {}
+    # Some classes have another default. `proportional` has a fraction of its own.
+    written = {"partial_rotary_factor": rope["fraction"] / share, **rope["scaling"]}
+    written.pop("max_position_embeddings", None)  # a field of its own
     if rope["sections"]:
         written["mrope_section"] = list(rope["sections"])
-    # Some classes have another default. `proportional` has written its own.
-    written.setdefault("partial_rotary_factor", rope["fraction"])
-    if temperature := find_options(layer, "ministral3"):
-        written[_TEMPERATURE] = temperature["beta"]
-        written[TRAINED_LENGTH] = temperature["length"] or dims.trained_length
-    return {**written, "rope_theta": base}
+    if temperature := layer.get("ministral3"):
+        written |= {_TEMPERATURE: temperature["beta"], TRAINED_LENGTH: temperature["length"]}
+    return {**written, "rope_theta": rope["base"]}
 
 
 def _join_by_type(

@@ -9,7 +9,7 @@ import torch
 
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import folders, read_positions, record, saving, set_positions
-from fairseq_posenc.hf.stock_folders import AUTO_CLASSES
+from fairseq_posenc.hf.saving import AUTO_CLASSES
 from fairseq_posenc.position_parameters import LengthRule
 
 # Names of the only files that are copied: those of a tokenizer, and a licence.
