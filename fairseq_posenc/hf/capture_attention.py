@@ -58,9 +58,8 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
 
     # Our code attends (`is_native`) and rotates (`is_rotated`) even where the model's code usually
     # does: only then does our attention function get queries and keys before their rotation.
-    parts = [*model.modules()]
-    changes = [(x, "is_native", False) for x in parts if isinstance(x, HFStackPositions)]
-    changes += [(x, "is_rotated", False) for x in parts if isinstance(x, AttentionPositions)]
+    names: dict[type, str] = {HFStackPositions: "is_native", AttentionPositions: "is_rotated"}
+    changes = [(x, names[type(x)], False) for x in model.modules() if type(x) in names]
     usual = model(**inputs, use_cache=False)[0]
     before = model.config._attn_implementation
     AttentionInterface.register(OUR_ATTENTION, attend)  # for all models, until the end
