@@ -7,7 +7,7 @@ compared with the trained one (:func:`whole_folder`).
 
 import shutil
 import warnings
-from pathlib import Path
+from argparse import Namespace
 from typing import Any
 
 import torch
@@ -28,13 +28,10 @@ from fairseq_posenc.workbench.convert.tokenizer import build_tokenizers, write_t
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
-def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) -> list[str]:
+def export_to_transformers(trained: OpenModel, options: Namespace) -> list[str]:
     """Write a transformers folder, compare its model with the trained one, return a report.
 
-    Args:
-        trained: the model.
-        tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
-        out: the folder.
+    ``options`` are those of ``fairseq-posenc export``.
 
     Raises:
         UserError: the models differ, or transformers has no such model.
@@ -45,7 +42,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     has_directions = any(stack.identity.directions for stack in trained.stacks.values())
     is_plain = specs == {stock.own_positions} and not has_directions  # the class has them itself
     name = stock.classes[trained.head]
-    tokenizers = build_tokenizers(trained, tokens)
+    tokenizers = build_tokenizers(trained, options.tokens)
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
         if more := tokenizer.get_vocab_size() - len(dictionary):
             fault = f"lacks {more:,} pieces of the tokenizer, which only fairseq reads as <unk>"
@@ -53,7 +50,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
                 fault = f"has pieces of the tokenizer twice ({-more:,})"
             remedy = "--tokens none exports the model without a tokenizer"
             raise UserError(f"{trained.data / file}: {fault}: {remedy}")
-    with whole_folder(out) as folder:
+    with whole_folder(options.out) as folder:
         folders = write_tokenizers(trained, tokenizers, folder)
         for dictionary in trained.dictionaries:
             (folder / dictionary).parent.mkdir(exist_ok=True)
@@ -71,7 +68,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
         notes.append(f"scores equal to {difference:.1e} of the largest one, on padded sentences")
         write_card(folder, trained, "transformers", format_usage(trained, is_plain, folders), notes)
     positions = "its own positions" if is_plain else "positions of fairseq-posenc"
-    return [f"wrote {out}: {name} with {positions}", *notes]
+    return [f"wrote {options.out}: {name} with {positions}", *notes]
 
 
 def find_stock_family(trained: OpenModel) -> StockFamily:

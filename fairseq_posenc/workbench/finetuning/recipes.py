@@ -23,9 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
-from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line
-from fairseq_posenc.workbench.running.programs import Environment, run_logged
+from fairseq_posenc.workbench.running import devices, logs, programs
 from fairseq_posenc.workbench.running.progress import say
 
 # Errors of hydra and omegaconf about overrides; errors of code that uses a value of a wrong type.
@@ -154,7 +152,7 @@ def train(
     label: str,
     updates: int,
     metric: str,
-    environment: Environment | None = None,
+    environment: programs.Environment | None = None,
 ) -> None:
     """Train, or continue, and report the figure of each validation.
 
@@ -174,14 +172,14 @@ def train(
     start = f"resuming from update {before:,}" if before else f"starting, {updates:,} updates"
     say(f"{label}: {start}")
     # Chosen only now, because a cluster's machine may have other devices than the user's.
-    if choose_device() != "cuda" or _ON_CPU in command:
+    if devices.choose_device() != "cuda" or _ON_CPU in command:
         command = [*command, _ON_CPU, "common.fp16=false"]  # hydra takes the last value
         say(f"{label}: training on the CPU, without fp16")
 
     def report_validation(line: str) -> None:
-        entry = parse_line(line)
+        entry = logs.parse_line(line)
         if entry and entry.kind == "valid" and metric in entry.figures:  # not a training's line
             score = float(entry.figures[metric])
             say(f"{label}: update {entry.updates:,} of {updates:,}, {metric} {score:.2f}")
 
-    run_logged(command, folder / TRAIN_LOG, lock, report_validation, environment)
+    programs.run_logged(command, folder / logs.TRAIN_LOG, lock, report_validation, environment)

@@ -23,8 +23,8 @@ State = dict[str, Any]  # the content of a checkpoint
 def load_state(path: Path, option: str) -> State:
     """Load a checkpoint, with its settings upgraded to those of this fairseq.
 
-    Weights are mapped into memory, so only those in use are read; the optimizer's state is left
-    out. Settings that name other files are set to None: those files may be gone.
+    The optimizer's state is left out. Settings that name other files are set to None: those files
+    may be gone.
 
     Args:
         path: the checkpoint.
@@ -34,7 +34,12 @@ def load_state(path: Path, option: str) -> State:
         UserError: the path is not a file, or not a whole checkpoint of fairseq.
     """
     if path.is_dir():
-        raise UserError(f"{option} {path}: {_explain_folder(path)}")
+        why = "a folder without a checkpoint (*.pt), and without the config.json of transformers"
+        if (path / "config.json").is_file():
+            why = "a folder of transformers, and this command reads a checkpoint of fairseq"
+        elif checkpoints := sorted(path.glob("*.pt")):
+            why = f"a folder; name a checkpoint in it, such as {checkpoints[0]}"
+        raise UserError(f"{option} {path}: {why}")
     if not path.is_file():
         raise UserError(f"{option} {path}: no such file")
     with (
@@ -53,15 +58,6 @@ def load_state(path: Path, option: str) -> State:
         # If a section is missing, the error of this line becomes that of `open_checkpoint`.
         _ = upgraded["cfg"].model, upgraded["cfg"].task
     return upgraded
-
-
-def _explain_folder(folder: Path) -> str:
-    """Explain what to name in place of a folder."""
-    if (folder / "config.json").is_file():
-        return "a folder of transformers, and this command reads a checkpoint of fairseq"
-    if checkpoints := sorted(folder.glob("*.pt")):
-        return f"a folder; name a checkpoint in it, such as {checkpoints[0]}"
-    return "a folder without a checkpoint (*.pt), and without the config.json of transformers"
 
 
 @contextmanager

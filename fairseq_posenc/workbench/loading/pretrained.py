@@ -67,7 +67,11 @@ def read_pretrained(path: Path) -> Pretrained:
             raise UserError("holds no token embeddings")
         ARCH_CONFIG_REGISTRY[arch](args)  # adds defaults of options newer than the checkpoint
         if not issubclass(ARCH_MODEL_REGISTRY[arch], PositionalRoberta):
-            _add_position_options(args)
+            # fairseq's RoBERTa: translate its position options to ours, and name our architecture.
+            args.position_encoding = "learned" if args.encoder_learned_pos else STOCK_SPEC
+            if args.no_token_positional_embeddings:
+                args.position_encoding, args.no_token_positional_embeddings = "none", False
+            args._name = f"roberta_{args.position_encoding.partition('(')[0]}"
         spec = resolve_positions(args).encoder
         # The table of fairseq's learned positions wins over the options; its first 2 rows are for
         # no position. A weight without dimensions is damaged: loading refuses it.
@@ -77,14 +81,6 @@ def read_pretrained(path: Path) -> Pretrained:
         options = {**_list_model_options(args), "position_encoding": str(spec)}
         section = {**options, "max_positions": max_positions, "_name": args._name}
         return Pretrained(path, section, spec, max_positions, dictionary)
-
-
-def _add_position_options(args: Namespace) -> None:
-    """Translate the position options of fairseq's RoBERTa to ours; name our architecture."""
-    args.position_encoding = "learned" if args.encoder_learned_pos else STOCK_SPEC  # sinusoids
-    if args.no_token_positional_embeddings:
-        args.position_encoding, args.no_token_positional_embeddings = "none", False  # we refuse it
-    args._name = f"roberta_{args.position_encoding.partition('(')[0]}"
 
 
 def _list_model_options(args: Namespace) -> dict[str, Any]:

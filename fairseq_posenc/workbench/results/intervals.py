@@ -90,8 +90,13 @@ def compare(first: Values, other: Values) -> PairedDifference:
     """Compute ``log first - log other`` over the seeds with a finite perplexity of both."""
     both = first.keys() & other.keys()
     changes = list(filter(math.isfinite, (math.log(first[x]) - math.log(other[x]) for x in both)))
-    mean = interval(changes or [math.nan])
-    return PairedDifference(len(changes), mean, _compute_p_value(changes))
+    p_value = math.nan
+    if len(changes) >= LEAST_SEEDS:
+        p_value = 0.0 if any(changes) else 1.0  # if all are equal: no division by 0
+        if deviation := statistics.stdev(changes):
+            statistic = statistics.fmean(changes) * math.sqrt(len(changes)) / deviation
+            p_value = 2 * float(stdtr(len(changes) - 1, -abs(statistic)))  # both tails
+    return PairedDifference(len(changes), interval(changes or [math.nan]), p_value)
 
 
 def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
@@ -110,12 +115,3 @@ def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
         largest = max(largest, min(1.0, corrected))
         differences[pair] = differences[pair]._replace(holm=largest)
     return differences
-
-
-def _compute_p_value(changes: Sequence[float]) -> float:
-    if len(changes) < LEAST_SEEDS:
-        return math.nan
-    if not (deviation := statistics.stdev(changes)):  # all are equal: no division by 0
-        return 0.0 if any(changes) else 1.0
-    statistic = statistics.fmean(changes) * math.sqrt(len(changes)) / deviation
-    return 2 * float(stdtr(len(changes) - 1, -abs(statistic)))  # both tails of the distribution

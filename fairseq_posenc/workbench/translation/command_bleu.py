@@ -22,7 +22,6 @@ from fairseq_posenc.workbench.running.devices import choose_dtype
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation import scores, translator
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
-from fairseq_posenc.workbench.translation.report import format_report
 
 _REPORT, _FIGURES = "bleu.md", "bleu.json"
 
@@ -121,7 +120,7 @@ def run(args: argparse.Namespace) -> None:
         translations = [test_set.translate(*pair, args.out) for pair in zip(trainings, opened)]
         facts = {"subset": args.split, "reference": str(target), "sentences": len(references)}
         record = _score(trainings, translations, test_set, references, facts)
-        report = format_report(record)
+        report = scores.format_report(record)
         record.write(args.out / _FIGURES)
         write_whole(args.out / _REPORT, report)
     print(report)

@@ -20,7 +20,7 @@ from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.experiments.length import hf_model, report, scoring
 from fairseq_posenc.workbench.experiments.length.hf_model import NamedModel
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
-from fairseq_posenc.workbench.results.record import Row
+from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_dtype
 from fairseq_posenc.workbench.running.progress import bar, say
@@ -90,7 +90,9 @@ def run(args: argparse.Namespace) -> None:
             }
             rows += ({**facts, **figures} for figures in _score_model(named, model, text, args))
             del model  # frees the memory for the next one
-        record = report.build_record(rows, str(args.text), total)
+        versions = {"fairseq_posenc": __version__, "torch": str(torch.__version__)}
+        data = {"text": str(args.text), "tokens": total, **versions}
+        record = Record("lm-length", {"perplexity": rows}, data, command=own_command())
         record.write(args.out / FIGURES)
         drawn = report.draw(record, args.out / PICTURE)
     print(report.format_results(record))

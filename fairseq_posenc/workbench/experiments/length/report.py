@@ -5,20 +5,10 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 
-import torch
-
-from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.results import intervals, pictures
 from fairseq_posenc.workbench.results.intervals import LEVEL, interval
 from fairseq_posenc.workbench.results.markdown import align
-from fairseq_posenc.workbench.results.record import Record, Row, group_by, own_command
-
-
-def build_record(rows: Sequence[Row], text: str, tokens: int) -> Record:
-    """Build the record of all scores, a row for each model and context length."""
-    versions = {"fairseq_posenc": __version__, "torch": str(torch.__version__)}
-    data = {"text": text, "tokens": tokens, **versions}
-    return Record("lm-length", {"perplexity": rows}, data, command=own_command())
+from fairseq_posenc.workbench.results.record import Record, Row, group_by
 
 
 def _read_windows(row: Row) -> dict[int, float]:

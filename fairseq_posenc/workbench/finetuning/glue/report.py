@@ -92,8 +92,20 @@ def build_record(results: Sequence[GlueResult], spec: str, facts: Mapping[str, A
             key=lambda seeds: statistics.fmean(x.metrics[x.metric] for x in seeds),
         )
         for name in best.metrics:
-            row = {"task": best.task, "metric": name, "reported": name == best.metric}
-            figures["tasks"].append({**row, **_summarise_seeds(selected, name, best)})
+            values = [result.metrics[name] for result in selected]
+            figures["tasks"].append(
+                {
+                    "task": best.task,
+                    "metric": name,
+                    "reported": name == best.metric,
+                    "learning_rate": selected[0].learning_rate,
+                    "seeds": len(values),
+                    "best": best.metrics[name],  # of all runs; the others are of these seeds
+                    "mean": statistics.fmean(values),
+                    "median": statistics.median(values),
+                    "std": statistics.stdev(values) if len(values) > 1 else 0.0,  # of a sample
+                }
+            )
         for result in group:
             row = {**result._asdict(), **result.metrics}
             del row["metric"], row["metrics"]
@@ -106,50 +118,30 @@ def find_best(results: Sequence[GlueResult]) -> GlueResult:
     return max(results, key=lambda result: result.metrics[result.metric])
 
 
-def _summarise_seeds(results: Sequence[GlueResult], metric: str, best: GlueResult) -> Row:
-    """Compute mean, median, sample deviation (0 for one run) of seeds; ``best`` is of all runs."""
-    values = [result.metrics[metric] for result in results]
-    return {
-        "learning_rate": results[0].learning_rate,
-        "seeds": len(values),
-        "best": best.metrics[metric],
-        "mean": statistics.fmean(values),
-        "median": statistics.median(values),
-        "std": statistics.stdev(values) if len(values) > 1 else 0.0,
-    }
-
-
 def format_report(record: Record) -> str:
     """Format the report in Markdown."""
     data = record.data
     figures = select_figures(record)  # by the columns of the paper's table, with the average
-    lines = [
+    parts = [
         f"# GLUE: {data['name']}",
-        "",
         f"Positions `{record.spec}`, protocol {data['protocol']}, checkpoint "
         f"`{data['checkpoint']}`. All figures are percentages of the development sets.",
-        "",
         table(
             [STATISTICS[data["protocol"]][1], *figures],  # the statistic in words, as `best run`
             [[f"**{data['name']}**", *(f"{figure:.2f}" for figure in figures.values())]],
         ),
-        "",
         "## Learning rates and seeds",
-        "",
         "The seeds are those of the learning rate with the best mean; `best` is over all runs.",
-        "",
         table(  # `record.rows` are those of its first table, `tasks`
             _SPREAD_COLUMNS, [_format_spread(row) for row in record.rows if row["reported"]], "l"
         ),
-        "",
     ]
-    if collapsed := [run["folder"] for run in record.figures["runs"] if run["collapsed"]]:
+    if collapsed := [f"- `{run['folder']}`" for run in record.figures["runs"] if run["collapsed"]]:
         text = "(they predict the same for everything, or no better than chance)"
-        lines += [f"Collapsed runs {text}, which the figures above include:", ""]
-        lines += [*(f"- `{folder}`" for folder in collapsed), ""]
+        parts += [f"Collapsed runs {text}, which the figures above include:", "\n".join(collapsed)]
     if data["unfinished"]:
-        lines += [f"Not finished: {data['unfinished']}.", ""]
-    return "\n".join(lines)
+        parts.append(f"Not finished: {data['unfinished']}.")
+    return "\n\n".join(parts) + "\n"
 
 
 def _format_spread(row: Row) -> list[str]:
