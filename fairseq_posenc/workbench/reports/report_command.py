@@ -154,19 +154,18 @@ def format_report(results: Iterable[Result]) -> str:
         found = dict.fromkeys(name for row in rows for name in row.figures)
         # GLUE's in the papers' order, whatever tasks a model lacks.
         columns = [name for name in _GLUE_NAMES if name in found] or list(found)  # not GLUE
-        cells = [_format_row(row, columns) for row in [*rows, *_average_seeds(rows)]]
+        cells = []
+        for row in [*rows, *_average_seeds(rows)]:  # a mean over seeds has no path
+            figures = [
+                markdown.format_number(row.figures.get(name), _DIGITS.get(name, 2))
+                for name in columns
+            ]
+            model = markdown.code(row.model) if row.path else row.model
+            path = markdown.code(row.path) if row.path else ""
+            cells.append([model, markdown.code(row.encoding), *figures, path])
         align = "ll" + "r" * len(columns) + "l"
         parts += [f"## {title}", markdown.table(["", "positions", *columns, "path"], cells, align)]
     return "\n\n".join(parts)
-
-
-def _format_row(row: Result, columns: Iterable[str]) -> list[str]:
-    figures = [
-        markdown.format_number(row.figures.get(name), _DIGITS.get(name, 2)) for name in columns
-    ]
-    path = markdown.code(row.path) if row.path else ""
-    model = markdown.code(row.model) if row.path else row.model  # without a path, a mean over seeds
-    return [model, markdown.code(row.encoding), *figures, path]
 
 
 def _average_seeds(rows: Iterable[Result]) -> Iterator[Result]:

@@ -17,8 +17,7 @@ from fairseq_posenc.tokens.files import read_lines
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.open_model import OpenTask, open_task
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
-from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import choose_dtype
+from fairseq_posenc.workbench.running import devices, options
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation import scores, translator
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
@@ -98,7 +97,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         UserError: wrong input.
     """
-    dtype = choose_dtype(args.fp16, args.bf16)
+    dtype = devices.choose_dtype(args.fp16, args.bf16)
     trainings = parse_systems(args.systems)
     # All are opened first, so that mistakes show early.
     states = (translator.load_translation(x.path, f"{x.label}:") for x in trainings)

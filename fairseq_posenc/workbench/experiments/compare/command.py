@@ -18,9 +18,7 @@ from fairseq_posenc.workbench.experiments.compare import report
 from fairseq_posenc.workbench.experiments.compare.outcomes import Run, rank_models
 from fairseq_posenc.workbench.experiments.data_bin import BINARY, data_request, make_data
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
-from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import cores, visible_gpus
-from fairseq_posenc.workbench.running.programs import run_here
+from fairseq_posenc.workbench.running import devices, options, programs
 from fairseq_posenc.workbench.running.progress import say
 
 # The models are small enough for two cores to train one in minutes, and large enough to learn more
@@ -116,7 +114,8 @@ def run(args: argparse.Namespace) -> None:
             report.write_page(args, runs, facts, ends, page)
 
         say(f"{len(runs)} trainings of {args.updates:,} updates; results: {out}/")
-        run_tasks = partial(run_here, jobs=args.jobs or len(visible_gpus()) or cores())
+        here = len(devices.visible_gpus()) or devices.cores()
+        run_tasks = partial(programs.run_here, jobs=args.jobs or here)
         if slurm is not None:
             from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit
 

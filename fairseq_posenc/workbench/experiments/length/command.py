@@ -21,8 +21,7 @@ from fairseq_posenc.workbench.experiments.length import hf_model, report, scorin
 from fairseq_posenc.workbench.experiments.length.hf_model import NamedModel
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
-from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import choose_dtype
+from fairseq_posenc.workbench.running import devices, options
 from fairseq_posenc.workbench.running.progress import bar, say
 
 FIGURES, PICTURE = "lm-length.json", "lm-length.png"
@@ -60,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         UserError: wrong input.
     """
-    dtype = choose_dtype(args.fp16, args.bf16)
+    dtype = devices.choose_dtype(args.fp16, args.bf16)
     models = hf_model.parse_models(args.models)
     raw = read_text(args.text)
     rows: list[Row] = []

@@ -26,8 +26,7 @@ from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, u
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results.record import Record, own_command
-from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import choose_dtype
+from fairseq_posenc.workbench.running import devices, options
 from fairseq_posenc.workbench.running.progress import say
 
 # In M4M's paper, encodings that diverged at the learning rate of the others, and their own rate.
@@ -131,7 +130,7 @@ def compose_training(
 
 def _predict(args: argparse.Namespace) -> None:
     """Answer the questions, and write and score the answers."""
-    dtype = choose_dtype(args.fp16, args.bf16)
+    dtype = devices.choose_dtype(args.fp16, args.bf16)
     squad = read_squad(args.questions)
     predictor = Predictor.load(args.checkpoint, args.data, dtype)
     with folders.lock_folder(args.out):

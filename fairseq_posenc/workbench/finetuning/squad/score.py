@@ -80,23 +80,19 @@ def evaluate(
     if squad.version == V1:
         if odds is not None:
             raise UserError(f"{squad.path}: odds of no answer are for SQuAD 2.0, not 1.1")
-        return _evaluate_v1(squad, predictions)
+        answered = [question for question in squad.questions if question.id in predictions]
+        scores = _compute_scores(answered, predictions, empty_agrees=False)
+        total = len(squad.questions)
+        return {
+            "exact_match": 100.0 * _sum_sequentially(scores.exact.values()) / total,
+            "f1": 100.0 * _sum_sequentially(scores.f1.values()) / total,
+        }
     return _evaluate_v2(squad, predictions, odds, threshold)
 
 
 def unanswered(squad: Squad, predictions: Mapping[str, object]) -> list[str]:
     """List the ids of questions without a prediction."""
     return [question.id for question in squad.questions if question.id not in predictions]
-
-
-def _evaluate_v1(squad: Squad, predictions: Mapping[str, str]) -> Figures:
-    answered = [question for question in squad.questions if question.id in predictions]
-    scores = _compute_scores(answered, predictions, empty_agrees=False)
-    total = len(squad.questions)
-    return {
-        "exact_match": 100.0 * _sum_sequentially(scores.exact.values()) / total,
-        "f1": 100.0 * _sum_sequentially(scores.f1.values()) / total,
-    }
 
 
 def _sum_sequentially(scores: Iterable[float]) -> float:
