@@ -17,36 +17,26 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-
-import attention  # noqa: E402
-import repeated_rows  # noqa: E402
-import survive  # noqa: E402
-from fairseq_posenc import registry  # noqa: E402
-from fairseq_posenc.backends import available, equation  # noqa: E402
-from fairseq_posenc.checkpoints.state_dict_adapter import is_copy  # noqa: E402
-from fairseq_posenc.errors import UserError  # noqa: E402
-from generate import relative_speed  # noqa: E402
-from measuring import families, flops, page, timing  # noqa: E402
-from measuring.commands import prepare  # noqa: E402
-from measuring.compare import compare  # noqa: E402
-from measuring.contenders import (  # noqa: E402
-    STOCK,
-    Contender,
-    backend_names,
-    contenders,
-)
-from measuring.scopes import SCOPES, layer, operation  # noqa: E402
+import attention
+import repeated_rows
+import survive
+from fairseq_posenc import registry
+from fairseq_posenc.backends import available, equation
+from fairseq_posenc.checkpoints.state_dict_adapter import is_copy
+from fairseq_posenc.errors import UserError
+from generate import relative_speed
+from measuring import families, flops, page, timing
+from measuring.commands import prepare
+from measuring.compare import compare
+from measuring.contenders import STOCK, Contender, backend_names, contenders
+from measuring.scopes import SCOPES, layer, operation
 
 # fairseq's of hydra, and torch's of FlexAttention that is not compiled.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
-CPU = torch.device("cpu")
-TINY = families.Case(
-    16, 2, 0.1, torch.float32, CPU, size=families.Size(32, 4, 48, 3), vocabulary=50
-)
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+CPU, SIZE = torch.device("cpu"), families.Size(32, 4, 48, 3)
+TINY = families.Case(16, 2, 0.1, torch.float32, CPU, size=SIZE, vocabulary=50)
 QUICKLY = 3, 60.0  # rounds and seconds
 
 
@@ -55,10 +45,9 @@ def _short(monkeypatch):
     monkeypatch.setattr(timing, "MIN_SECONDS", 0.005)
 
 
-@pytest.mark.parametrize("mode", ["forward", "training"])
+@pytest.mark.parametrize(("mode", "dropout"), [("forward", 0.0), ("training", 0.1)])
 @pytest.mark.parametrize("scope", SCOPES)
-def test_every_scope_and_mode_gives_whole_rows(scope, mode):
-    dropout = 0.1 if mode == "training" else 0.0
+def test_every_scope_and_mode_gives_whole_rows(scope, mode, dropout):
     case = TINY._replace(mode=mode, dropout=dropout)
     found = compare(scope, case, ["m4m"], ["auto"], *QUICKLY)
     assert [row["encoding"] for row in found] == ["stock", "none", "m4m"]
@@ -93,16 +82,13 @@ def test_fairseqs_layer_calls_scaled_dot_product_attention():
 
 
 def test_peak_of_known_allocations():
-    size = 1_000_000
-
     def run() -> None:
-        first = torch.zeros(size)
-        second = torch.zeros(2 * size)
+        first, second = torch.zeros(1_000_000), torch.zeros(2_000_000)
         del first
-        third = torch.zeros(size // 2)
+        third = torch.zeros(500_000)
         del second, third
 
-    assert timing.peak(run, CPU) == pytest.approx(4 * 3 * size, rel=1e-3)
+    assert timing.peak(run, CPU) == pytest.approx(4 * 3_000_000, rel=1e-3)
     assert timing.peak(run, CPU) == timing.peak(run, CPU)
 
 
@@ -117,13 +103,12 @@ def test_weights_have_no_denormal_numbers(name, monkeypatch):
         return seen[-1]
 
     monkeypatch.setattr(equation, "softmax", noted)
+    case = families.Case(256, 1, 0.0, torch.float32, CPU, "forward")
     for scope in (operation, layer):
-        case = families.Case(256, 1, 0.0, torch.float32, CPU, "forward")
         scope(Contender(name, "reference"), case)
-    smallest = torch.finfo(torch.float32).tiny
-    for weights in seen:
-        assert not ((weights > 0) & (weights < smallest)).any()
-    assert len(seen) == 2
+    of_operation, of_layer = seen
+    for weights in (of_operation, of_layer):
+        assert not ((weights > 0) & (weights < torch.finfo(torch.float32).tiny)).any()
 
 
 def test_interleaving_runs_all_in_turns_and_drops_the_warm_up(monkeypatch):
@@ -146,12 +131,9 @@ def test_ratios_are_medians_in_a_round_and_speeds_against_the_turns_around():
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_the_models_compared_differ_in_their_positions_alone(family):
     """With fairseq's own positions a model of ours has the same parameters, in the same places."""
-    whole = TINY._replace(family=family)
     positions = "learned" if family == "masked_lm" else "sinusoidal(layout=fairseq)"
-    theirs, ours = (
-        families.build(contender, whole)[2]
-        for contender in (STOCK, Contender(positions, "reference"))
-    )
+    both = STOCK, Contender(positions, "reference")
+    theirs, ours = (families.build(x, TINY._replace(family=family))[2] for x in both)
     ours.load_state_dict(theirs.state_dict())
     shapes = [
         sorted(tuple(p.shape) for name, p in model.named_parameters() if not is_copy(name))
@@ -187,8 +169,7 @@ def test_backends_that_cannot_run_or_are_unknown_are_shown(capsys):
 def test_kept_figures_come_back_and_fill_the_page(tmp_path):
     cases = TINY, TINY._replace(length=32)
     kept = [row for case in cases for row in compare("layer", case, ["m4m"], ["auto"], *QUICKLY)]
-    document = tmp_path / "benchmarks.md"
-    document.write_text(page.PAGE.read_text())
+    (document := tmp_path / "benchmarks.md").write_text(page.PAGE.read_text())
     result = page.Result("some", "attention", "python benchmarks/attention.py", "here", kept)
     page.save_result(result, tmp_path, document)
     (again,) = page.load_results(tmp_path)
@@ -202,15 +183,14 @@ def test_kept_figures_come_back_and_fill_the_page(tmp_path):
 
 
 def test_the_page_is_up_to_date():
+    """Else: python benchmarks/attention.py --write-docs."""
     text = page.PAGE.read_text("utf-8")
-    assert text == page.fill_sections(text, page.load_results()), (
-        "run python benchmarks/attention.py --write-docs"
-    )
+    assert text == page.fill_sections(text, page.load_results())
 
 
-def script(name: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "benchmarks" / name), *arguments]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **more}
+def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / name), *arguments]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
@@ -272,8 +252,8 @@ def test_a_record_is_continued_with_other_options(tmp_path, monkeypatch):
     monkeypatch.setattr(survive, "survive", take)
     record = tmp_path / "record.json"
     for options in ("--updates 2", "--updates 2", "--updates 3", "--updates 3 --length 16"):
-        given = ["survive.py", "--encodings", "none", *options.split(), "--record", str(record)]
-        monkeypatch.setattr(sys, "argv", given)
+        words = f"survive.py --encodings none --record {record} {options}".split()
+        monkeypatch.setattr(sys, "argv", words)
         survive.main()
     assert taken == [(128, 2), (128, 3), (16, 3)]
     assert [row["updates"] for row in json.loads(record.read_text())] == [2, 3, 3]
@@ -295,16 +275,12 @@ def test_explicit_options_win_over_those_of_a_quick_measurement():
 
 
 def test_layers_have_the_type_and_the_batch_of_the_options():
-    given = ["--dtype", "bfloat16", "--batch", "3"]
-    args = repeated_rows.parse_args(given)
+    args = repeated_rows.parse_args(["--dtype", "bfloat16", "--batch", "3"])
     args.length = 8
     prepare(args)
     case = families.Case.from_args(args, size=TINY.size)
-    inputs = []
-    hook = nn.modules.module.register_module_forward_pre_hook(
-        lambda module, given: inputs.extend(given)
-    )
-    with hook:
+    inputs: list[Any] = []
+    with nn.modules.module.register_module_forward_pre_hook(lambda _, given: inputs.extend(given)):
         repeated_rows.build_step("shaw", case)()
         repeated_rows.build_deberta_v2(case)()
     tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.dim() == 3]  # no masks

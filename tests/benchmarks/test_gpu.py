@@ -5,17 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
+import gpu
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.programs import SERVER
-
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import gpu  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,

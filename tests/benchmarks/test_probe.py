@@ -15,15 +15,10 @@ import torch.nn.functional as F
 from fairseq import criterions
 from fairseq.data import Dictionary
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from fairseq_posenc.errors import UserError  # noqa: E402
-from fairseq_posenc.tasks.answers import ASKS, BLANK, ENDS  # noqa: E402
-from probing.tasks import TASKS  # noqa: E402
-from tests.helpers.products import some_of  # noqa: E402
-
-NAMES = sorted(TASKS)
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.tasks.answers import ASKS, BLANK, ENDS
+from probing.tasks import TASKS
+from tests.helpers.products import some_of
 
 
 def add(question: list[str]) -> list[str]:
@@ -39,8 +34,7 @@ def halves(question: list[str]) -> tuple[list[str], list[str]]:
 
 def look_up_keys(question: list[str]) -> list[str]:
     words, asked = halves(question)
-    values = dict(zip(words[::2], words[1::2]))
-    return [values[key] for key in asked]
+    return [dict(zip(words[::2], words[1::2]))[key] for key in asked]
 
 
 def read_last_write(question: list[str]) -> list[str]:
@@ -51,11 +45,6 @@ def read_last_write(question: list[str]) -> list[str]:
         written = bit if instruction == "w" else written
     assert question[-1] == "r"
     return [written]
-
-
-def find_letter(question: list[str]) -> list[str]:
-    words, asked = halves(question)
-    return [words[int("".join(asked))]]
 
 
 def find_neighbour(question: list[str]) -> list[str]:
@@ -105,7 +94,7 @@ BRUTE_FORCE = {
     "even_pairs": lambda bits: [str(1 - sum(a != b for a, b in pairwise(bits)) % 2)],
     "flip_flop": read_last_write,
     "indirect_indexing": find_neighbour,
-    "look_up": find_letter,
+    "look_up": lambda question: [question[int("".join(halves(question)[1]))]],
     "missing_duplicate": lambda words: [words[words.index("_") - len(words) // 2]],
     "modular_arithmetic": lambda question: [str(eval("".join(question)) % 5)],
     "mqar": by_recalling,
@@ -122,7 +111,7 @@ BRUTE_FORCE = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(TASKS))
 def test_answers_are_what_brute_force_finds(name):
     task, chance = TASKS[name], random.Random(5)
     for length in [*range(1, 41), 100, 200]:
@@ -150,67 +139,60 @@ def criterion(words: Dictionary, targets: list[str] | None = None):
     return criterions.CRITERION_REGISTRY["answers"](task)
 
 
-def lines(words: Dictionary, *texts: str) -> torch.Tensor:
-    numbers = [torch.tensor([words.index(word) for word in text.split()]) for text in texts]
-    return torch.nn.utils.rnn.pad_sequence(numbers, batch_first=True, padding_value=words.pad())
-
-
 WORDS = dictionary(ASKS, BLANK, ENDS, *"abc")
 
 
-@pytest.mark.parametrize(
-    ("questions", "expected"),
-    [
-        (
-            ["a = b ; c = b a", "a = b ; c"],
-            [[0, 0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0, 0, 0, 0]],
-        ),
-        (["= b a", "= c"], [[0, 1, 1, 1], [0, 1, 1, 0]]),  # of a decoder
-    ],
-)
-def test_answers_count_until_their_end(questions, expected):
-    given = lines(WORDS, *(f"</s> {question}" for question in questions))
-    target = lines(WORDS, *(f"{question} </s>" for question in questions))
-    assert criterion(WORDS).mask_answers(given, target).int().tolist() == expected
-    scores = torch.zeros(*target.shape, len(WORDS))
-    source = lines(WORDS, "a b", "c")  # of an encoder, which is not asked
-    for side in ({"src_tokens": given}, {"src_tokens": source, "prev_output_tokens": given}):
-        sample = {"net_input": side, "target": target, "ntokens": 7}
-        assert criterion(WORDS)(lambda **_: (scores,), sample)[1] == sum(map(sum, expected))
+def lines(*texts: str) -> torch.Tensor:
+    numbers = [torch.tensor([WORDS.index(word) for word in text.split()]) for text in texts]
+    return torch.nn.utils.rnn.pad_sequence(numbers, batch_first=True, padding_value=WORDS.pad())
+
+
+def test_answers_count_until_their_end():
+    source = lines("a b", "c")  # of an encoder, which is not asked
+    for questions, expected in (
+        (["a = b ; c = b a", "a = b ; c"], ["001100111", "001100000"]),
+        (["= b a", "= c"], ["0111", "0110"]),  # of a decoder
+    ):
+        given = lines(*(f"</s> {question}" for question in questions))
+        target = lines(*(f"{question} </s>" for question in questions))
+        in_answer = criterion(WORDS).mask_answers(given, target).int().tolist()
+        assert ["".join(map(str, row)) for row in in_answer] == expected
+        scores = torch.zeros(*target.shape, len(WORDS))
+        for side in ({"src_tokens": given}, {"src_tokens": source, "prev_output_tokens": given}):
+            sample = {"net_input": side, "target": target, "ntokens": 7}
+            count = criterion(WORDS)(lambda **_: (scores,), sample)[1]  # noqa: B023
+            assert count == "".join(expected).count("1")
 
 
 def test_an_encoder_sees_blanks_in_place_of_answers():
-    given = lines(WORDS, "</s> a = b ; c = b a", "</s> c = c")
-    sample = {"net_input": {"src_tokens": given}, "target": given, "ntokens": 13}
-    seen = []
+    given, seen = lines("</s> a = b ; c = b a", "</s> c = c"), []
 
     def model(src_tokens):
         seen.append(src_tokens)
         return (torch.zeros(*src_tokens.shape, len(WORDS)),)
 
-    _, count, _ = criterion(WORDS, ["self"])(model, sample)
-    blanks = lines(WORDS, f"</s> a = {BLANK} ; c = {BLANK} {BLANK}", f"</s> c = {BLANK}")
+    sample = {"net_input": {"src_tokens": given}, "target": given, "ntokens": 13}
+    assert criterion(WORDS, ["self"])(model, sample)[1] == 4
+    blanks = lines(f"</s> a = {BLANK} ; c = {BLANK} {BLANK}", f"</s> c = {BLANK}")
     assert torch.equal(seen[0], blanks)
-    assert count == 4
 
 
 def test_loss_and_exact_match():
     """The second answer is right but for its end; what is said of questions is all wrong."""
-    given = lines(WORDS, "</s> a b = b a", "</s> c = c")
-    target = lines(WORDS, "a b = b a </s>", "c = c </s>")
+    given, target = lines("</s> a b = b a", "</s> c = c"), lines("a b = b a </s>", "c = c </s>")
     sample = {"net_input": {"src_tokens": given}, "target": target, "ntokens": 10}
     said = target.clone()
     said[:, 0] = WORDS.index("b")
     said[1, 3] = WORDS.index("a")
     scores = 3.0 * F.one_hot(said, len(WORDS)).float() + torch.rand(2, 6, len(WORDS))
-    loss, tokens, logged = criterion(WORDS)(lambda **given: (scores,), sample)
+    loss, tokens, logged = criterion(WORDS)(lambda **_: (scores,), sample)
     rows = [(0, 3), (0, 4), (0, 5), (1, 2), (1, 3)]
     terms = [-scores[row].log_softmax(-1)[target[row]] for row in rows]
     torch.testing.assert_close(loss, torch.stack(terms).sum())
     assert (tokens, int(logged["exact"])) == (5, 1)
     said[1, 3] = WORDS.eos()
     right = F.one_hot(said, len(WORDS)).float()
-    assert int(criterion(WORDS)(lambda **given: (right,), sample)[2]["exact"]) == 2
+    assert int(criterion(WORDS)(lambda **_: (right,), sample)[2]["exact"]) == 2
 
 
 @pytest.mark.parametrize(("words", "missing"), [([], ASKS), ([ASKS], BLANK)])
@@ -225,7 +207,7 @@ def test_a_dictionary_without_a_symbol_is_refused(words, missing):
 )
 def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path):
     words = "--tasks flip_flop --encodings rope --seeds 1 --updates 160 --trained 5 --lengths 4,5,9"
-    call = [sys.executable, str(ROOT / "benchmarks" / "probe.py"), *words.split()]
+    call = [sys.executable, str(Path(__file__).parents[2] / "benchmarks/probe.py"), *words.split()]
     call += ["--family", family, "--out", str(tmp_path / "probe"), "--", "--max-tokens", "1024"]
     shares = []
     for _ in range(2):

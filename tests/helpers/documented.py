@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Collection
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -86,11 +87,10 @@ FILES: dict[str, Callable[[], Path]] = {
 def shims() -> Path:
     """Return a folder of programs for the PATH that shrink commands, before the tests' own."""
     folder = new_directory()
+    python, shrink = BIN / "python", Path(__file__).with_name("shrink_command.py")
     for name in ("fairseq-posenc", "fairseq-train"):
         program = Path(sys.executable).with_name(name)
-        shrink = Path(__file__).with_name("shrink_command.py")
-        call = f'exec "{BIN / "python"}" -IS "{shrink}" "{program}" "$@"'
-        (folder / name).write_text(f"#!/bin/sh\n{call}\n")
+        (folder / name).write_text(f'#!/bin/sh\nexec "{python}" -IS "{shrink}" "{program}" "$@"\n')
         (folder / name).chmod(0o755)
     return folder
 
@@ -102,8 +102,7 @@ def run(script: str, folder: Path) -> None:
         if name in text and not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(FILES[name]())
-    variables = {**os.environ, "PATH": f"{shims()}:{os.environ['PATH']}"}
-    variables |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    bash = ["bash", "-ec", text]
-    done = subprocess.run(bash, cwd=folder, env=variables, input="", capture_output=True, text=True)
+    variables = {"PATH": f"{shims()}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
+    how: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **variables}, "input": ""}
+    done = subprocess.run(["bash", "-ec", text], **how, capture_output=True, text=True)
     assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"

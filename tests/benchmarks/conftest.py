@@ -1,0 +1,6 @@
+"""Benchmarks find their modules beside them; so do their tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
