@@ -18,14 +18,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.hf import record, saving
 from fairseq_posenc.hf.derived import derive
-from fairseq_posenc.hf.record import refuse_other_weights
-from fairseq_posenc.hf.saving import (
-    CLASS_PREFIX,  # of class names in the config.json of a model whose positions were set
-    MODEL_TYPE,  # in such a config.json; AutoConfig then builds a `ConfigWithPositions`
-    ConfigWithPositions,
-    ModelWithPositions,  # mixin of model classes: builds the positions of the configuration
-)
 from fairseq_posenc.hf.settings import SPEC_FIELD
 
 # Heads of other tasks, which a class of models leaves out.
@@ -59,7 +53,7 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
             **settings,
         )
         unexpected = [name for name in info["unexpected_keys"] if not _HEADS.search(name)]
-        refuse_other_weights(info["missing_keys"], unexpected, info["mismatched_keys"])
+        record.refuse_other_weights(info["missing_keys"], unexpected, info["mismatched_keys"])
         if names := [k for k, x in model.named_parameters() if not bool(x.isfinite().all())]:
             raise UserError(f"the weights are not finite: {shortened(', '.join(names))}")
     return cast(PreTrainedModel, model)
@@ -121,7 +115,7 @@ def _check_settings(config: Any) -> None:
         raise UserError(f"config.json is a {type(config).__name__}, not settings by name")
     if "transformers_weights" in config:
         raise UserError("config.json names another file of weights: call it model.safetensors")
-    if SPEC_FIELD in config and config.get("model_type") != MODEL_TYPE:
+    if SPEC_FIELD in config and config.get("model_type") != saving.MODEL_TYPE:
         raise UserError(f"config.json has {SPEC_FIELD}, but the model is a stock one")
     for name, value in config.items():
         if isinstance(value, dict):
@@ -132,11 +126,13 @@ def _check_settings(config: Any) -> None:
 
 def _find_class(config: transformers.PretrainedConfig) -> Any:
     """Find the model class that a configuration names."""
-    name = str(next(iter(config.architectures or ()), "")).removeprefix(CLASS_PREFIX)
+    name = str(next(iter(config.architectures or ()), "")).removeprefix(saving.CLASS_PREFIX)
     cls = getattr(transformers, name, None)
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise UserError(f"config.json names {shortened(name)}, a class that transformers lacks")
-    return derive(cls, (ModelWithPositions,)) if isinstance(config, ConfigWithPositions) else cls
+    if isinstance(config, saving.ConfigWithPositions):
+        return derive(cls, (saving.ModelWithPositions,))
+    return cls
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
