@@ -67,9 +67,9 @@ def files():
     assert "0 questions left out, 0 answers moved, 0 answers in no window" in posenc(*command).out
     again = posenc(*command).err
     assert "exists already, made from the same inputs with the same options" in again
-    sizes = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128}
-    sizes |= {"max_positions": 48, "tokens_per_sample": 48}
-    model = checkpoint("masked_lm", SPEC, folder, attention_directions="lr", **sizes)
+    sizes = "--encoder-layers 2 --encoder-embed-dim 64 --encoder-ffn-embed-dim 128"
+    sizes += " --max-positions 48 --tokens-per-sample 48"
+    model = checkpoint("masked_lm", f"{SPEC} --attention-directions lr {sizes}", folder)
     return Files(raw, folder / "bin", model.path)
 
 
