@@ -20,6 +20,7 @@ import transformers
 from fairseq.data.data_utils import collate_tokens
 from fairseq.dataclass.configs import GenerationConfig
 from huggingface_hub import ModelCard
+from tokenizers import Tokenizer
 from transformers.pipelines import SUPPORTED_TASKS
 
 import glue
@@ -160,12 +161,12 @@ def read_folder(
 
     Returns the folder, what the lines defined, and what they printed.
     """
-    folder, (data, cut), opened = export_to(trained, *more), pieces(), open_model(trained.path)
+    folder, (data, cut), task = export_to(trained, *more), pieces(), trained.task
     library = "ctranslate2" if "ctranslate2" in more else "transformers"
-    card, family = ModelCard.load(folder / "README.md"), opened.family
-    task = {"masked_lm": "fill-mask", "causal_lm": "text-generation"}.get(family)
-    assert task in {*SUPPORTED_TASKS, None}
-    labels = {"pipeline_tag": task} if task else {"language": ["de", "en"]}
+    card, name = ModelCard.load(folder / "README.md"), type(task).__name__
+    title = {"MaskedLMTask": "fill-mask", "LanguageModelingTask": "text-generation"}.get(name)
+    assert title in {*SUPPORTED_TASKS, None}
+    labels: dict[str, Any] = {"pipeline_tag": title} if title else {"language": ["de", "en"]}
     labels |= {"library_name": library, "tags": ["fairseq", "position-encoding"]}
     assert card.data.to_dict() == labels
     (code,) = re.findall(r"```python\n(.*?)```", card.text, re.S)
@@ -173,18 +174,20 @@ def read_folder(
     imported = {*re.findall(r"^(?:from|import) (\w+)", code, re.M)}
     assert library in imported <= {library, *others}
     assert library == "transformers" or imported == {library, "tokenizers"}
-    home, found = Path.cwd(), {}
+    home = Path.cwd()
+    found: dict[str, Any] = {}
     os.chdir(folder)
     capsys.readouterr()
     try:
         exec(code if writes else code.partition("\ninputs")[0], found)
     finally:
         os.chdir(home)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    bos = [0] if family == "masked_lm" or opened.settings.task.get("add_bos_token") else [2]
-    before, after = ([] if family == "translation" else bos), [2] * (family != "causal_lm")
-    symbols = map(trained.task.target_dictionary.index, cut.encode("Un dort.", out_type=str))
-    assert tokenizer("Un dort.")["input_ids"] == [*before, *symbols, *after]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    begun = {"MaskedLMTask": [0], "TranslationTask": []}
+    before = begun[name] if name in begun else [0 if task.args.add_bos_token else 2]
+    after = [2] * (name in begun)
+    symbols = map(task.target_dictionary.index, cut.encode("Un dort.", out_type=str))
+    assert tokenizer.encode("Un dort.").ids == [*before, *symbols, *after]
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len({path.stat().st_mode for path in files}) == 1  # all are for the same readers
     for secret in ("/private", str(data), str(trained.path.parent)):

@@ -5,6 +5,7 @@ No other tests compare texts: a space, a merge or a number that differs is found
 
 import random
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
@@ -32,14 +33,14 @@ def sentences(count=60):
 
 TEXT = [*sentences(), *(line.replace(" ", "  ") for line in sentences(20))]
 HOSTILE = ["ba  ré\tti", " ba  ré ", "½ ① ﬁn x", "ba" * 20, "𝔸 it's 12", "日本", ""]
-FLAGS = [
+FLAGS: list[dict[str, Any]] = [
     *({"normalization_rule_name": rule} for rule in ("identity", "nmt_nfkc")),
     {"add_dummy_prefix": False},
     {"remove_extra_whitespaces": False},
     {"remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True},
     {"split_by_whitespace": False},
 ]
-TOKENIZATIONS = {
+TOKENIZATIONS: dict[str, dict[str, Any]] = {
     f"{kind}-{flags}": {"model_type": kind, "size": size, **flags}
     for kind, size in {"bpe": 90, "unigram": 50}.items()
     for flags in FLAGS
