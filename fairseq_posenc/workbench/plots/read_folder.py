@@ -47,8 +47,8 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
             folder, model, tokenizer, inputs, target
         )
     labels = {}
-    for stack, (ids,) in tokens.items():
-        names = tokenizer.convert_ids_to_tokens(ids.tolist())
+    for stack, batch in tokens.items():
+        names = tokenizer.convert_ids_to_tokens(ids := batch[0].tolist())
         # Byte-level tokens are not readable themselves.
         labels[stack] = [tokenizer.decode([x]).strip() or name for x, name in zip(ids, names)]
     # "own": the model's positions, and no fewer, but in our attention, which can be captured.

@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
 
             run_tasks = partial(run_on_slurm, folder=out / "slurm", options=slurm, jobs=args.jobs)
         trainings.run_trainings(list(planned), run_tasks, on_end)
-        ends = {run: ends[run] for run in runs}  # in the order of the plan, all finished
+        ends = {run: ends[run] for run in runs}  # all finished, in the order of `runs`
         report.write_page(args, runs, facts, ends, page)
         text_name = str(args.text or "the documentation inside Python")
         record = report.build_record(args.updates, facts, ends, {**shared, "text": text_name})

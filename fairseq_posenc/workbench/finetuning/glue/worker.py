@@ -53,17 +53,14 @@ def fine_tune(run: GlueRun, out: Path, environment: programs.Environment) -> Non
             # `run_logged` looks up a bare name in the folder of the running Python.
             evaluation = [Path(sys.executable).name, "-m", _MODULE, str(folder)]
             programs.run_logged(evaluation, folder / logs.TRAIN_LOG, lock, environment=environment)
-        shrink_checkpoints(folder)  # not before the result: the training could not continue
+        # Not before the result: the training could not continue without its last checkpoint. The
+        # optimizer's state, two thirds, is dropped from the best one, which is replaced as a whole.
+        best = folder / BEST
+        write_state({**open_whole(best), "last_optimizer_state": None}, best)
+        (folder / LAST).unlink(missing_ok=True)
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
     say(f"{run.label}: finished, {scores}")
-
-
-def shrink_checkpoints(folder: Path) -> None:
-    """Drop the optimizer's state, two thirds, from the best checkpoint; delete the last one."""
-    path = folder / BEST  # replaced as a whole: a kill leaves the old file or the new one
-    write_state({**open_whole(path), "last_optimizer_state": None}, path)
-    (folder / LAST).unlink(missing_ok=True)
 
 
 def evaluate(folder: Path) -> None:
