@@ -7,8 +7,7 @@ fitted to its length (:func:`copy_parameter`).
 """
 
 import logging
-from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -71,13 +70,12 @@ def list_changed_options(encoding: str, old: Spec, new: Spec) -> str:
         old: the spec that the parameters were trained with.
         new: the spec of the model that gets them.
     """
-
-    def select_options(spec: Spec) -> set[tuple[str, Any]]:
-        options = chain.from_iterable(item.options for item in spec.items if item.name == encoding)
-        return {(key, x) for key, x in options if key not in _FREE_OPTIONS}
-
-    changed = select_options(old) ^ select_options(new)
-    return ", ".join(sorted({f"{key}={value}" for key, value in changed}))
+    old_options, new_options = (
+        {option for item in spec.items if item.name == encoding for option in item.options}
+        for spec in (old, new)
+    )
+    changed = {f"{key}={x}" for key, x in old_options ^ new_options if key not in _FREE_OPTIONS}
+    return ", ".join(sorted(changed))
 
 
 @torch.no_grad()

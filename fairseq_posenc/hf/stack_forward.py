@@ -92,8 +92,8 @@ class HFStackPositions(StackPositions):
         self.cosine_widths = {*map(stack.find_cosine_width, stack.attentions)} - {0}
         rotates_alone = self.is_rotated == stack.list_rotated(spec)  # exactly the spec's layers
         drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind of layer
-        is_plain = {item.encoding.acts_on for item in spec.items} <= {"input", "rotation"}
-        is_plain = is_plain and not (self.directions or any(drafts))  # such as a rotation's scale
+        places = {item.encoding.acts_on for item in spec.items}
+        is_plain = places <= {"input", "rotation"} and not (self.directions or any(drafts))
         # Whether attention and its caches are the model's; `replacing` sets it to False if another
         # stack of the model is not native.
         self.is_native = rotates_alone and stack.attends_plainly and is_plain
@@ -183,7 +183,7 @@ class HFStackPositions(StackPositions):
         arguments = StackArguments(named, self, stack)
         inputs = arguments.inputs
         if "logits_to_keep" in named:  # Gemma 4's layers without keys would leave out tokens
-            named = {**named, "logits_to_keep": None}
+            named["logits_to_keep"] = None
         self._check_attention(stack, arguments)
         self._fit_scalings(arguments)
         # FlashAttention keeps packed texts apart by their ids. Other layers of hybrids read none.
@@ -194,7 +194,7 @@ class HFStackPositions(StackPositions):
         may_be_packed = packs is not None and (not may_sync(packs.device) or bool(packs))
         if arguments.ids is not None and not may_be_packed:
             # Else transformers' masks would begin a document at each gap of ids. Packed ids stay.
-            named = {**named, "position_ids": None}
+            named["position_ids"] = None
         if self.is_native and self.input is None:
             places = arguments.ids
             if places is None:  # they are counted, from those in the cache on
@@ -213,13 +213,11 @@ class HFStackPositions(StackPositions):
         shared = compute_shared(self.shared, positions)
         if self.input is not None:
             vectors: Any = self.input.as_list()[0].embed(shared[0].positions)  # equal for all kinds
-            embeddings = self._embed(stack, inputs, vectors)
-            named = {**named, "inputs_embeds": embeddings, "input_ids": None}
+            named |= {"inputs_embeds": self._embed(stack, inputs, vectors), "input_ids": None}
         has_types = hasattr(getattr(module, "embeddings", None), "token_type_ids")
         if has_types and named.get("token_type_ids") is None:
             # Else its code reads zeros from a buffer that is as long as its own table of positions.
-            types = torch.zeros(inputs.shape[:2], dtype=torch.long, device=inputs.device)
-            named = {**named, "token_type_ids": types}
+            named["token_type_ids"] = inputs.new_zeros(inputs.shape[:2], dtype=torch.long)
         state = self._make_state(module, inputs, [layers.rotation for layers in shared])
         state = state._replace(is_uncounted=is_uncounted)
         if self.is_native:
