@@ -42,11 +42,12 @@ def run_export(options: argparse.Namespace) -> None:
     if options.to == "ctranslate2":
         from fairseq_posenc.workbench.convert.to_ctranslate2 import export_to_ctranslate2
 
-        lines = export_to_ctranslate2(trained, options)
+        quantization = options.quantization or "float32"
+        lines = export_to_ctranslate2(trained, quantization, options.tokens, options.out)
     else:
         from fairseq_posenc.workbench.convert.to_transformers import export_to_transformers
 
-        lines = export_to_transformers(trained, options)
+        lines = export_to_transformers(trained, options.tokens, options.out)
     print("\n".join(lines))
 
 
@@ -95,4 +96,12 @@ def run_swap(options: argparse.Namespace) -> None:
         )
     from fairseq_posenc.workbench.convert.swap import swap_folder
 
-    print("\n".join(swap_folder(options)))
+    lines = swap_folder(
+        source,
+        options.out,
+        spec=options.position_encoding or "own",
+        max_positions=options.max_positions,
+        extend=options.extend,
+        seed=options.seed,
+    )
+    print("\n".join(lines))

@@ -3,13 +3,14 @@
 import json
 import re
 import shutil
-from argparse import Namespace
+from pathlib import Path
 
 import torch
 
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import folders, read_positions, record, saving, set_positions
 from fairseq_posenc.hf.saving import AUTO_CLASSES
+from fairseq_posenc.position_parameters import LengthRule
 
 # Names of the only files that are copied: those of a tokenizer, and a licence.
 _COPIED = re.compile(
@@ -21,21 +22,34 @@ _COPIED = re.compile(
 _IMPORTS = " after `import fairseq_posenc.hf` (and your own encodings), or trust_remote_code=True"
 
 
-def swap_folder(options: Namespace) -> list[str]:
+def swap_folder(
+    source: Path,
+    out: Path,
+    *,
+    spec: str,
+    max_positions: int | None,
+    extend: LengthRule | None,
+    seed: int,
+) -> list[str]:
     """Write a folder whose model has other positions; return lines that describe it.
 
-    ``options`` are those of ``fairseq-posenc swap``.
+    Args:
+        source: folder of a transformers model.
+        out: the new folder.
+        spec: the new positions, in which ``own`` means those that the model has.
+        max_positions: length of the longest sequence; by default the model's.
+        extend: how trained tables by position become longer.
+        seed: random seed of new parameters.
 
     Raises:
         UserError: the folder cannot be read, or its model cannot have such positions.
     """
-    source, spec = options.checkpoint, options.position_encoding or "own"
-    with whole_folder(options.out) as folder:
-        torch.manual_seed(options.seed)
+    with whole_folder(out) as folder:
+        torch.manual_seed(seed)
         model = folders.load_model(source)
         old_positions = read_positions(model)
         old = dict(model.named_parameters())
-        set_positions(model, spec, options.max_positions, options.extend)
+        set_positions(model, spec, max_positions, extend)
         new = dict(model.named_parameters())
         model.save_pretrained(folder)
         for file in source.iterdir():  # `load_model` has refused links to files elsewhere
@@ -53,7 +67,7 @@ def swap_folder(options: Namespace) -> list[str]:
         *(_describe_origin(name, old[name], new[name]) for name in both),
         *(f"in the new model alone: {x} {tuple(new[x].shape)}" for x in new if x not in old),
         *(f"in the old model alone: {x} {tuple(old[x].shape)}" for x in old if x not in new),
-        f"wrote {options.out}, a {'stock folder' if stock else 'folder of fairseq_posenc'} "
+        f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'} "
         f"({class_name.removeprefix(saving.CLASS_PREFIX)}): positions: {read_positions(model)} "
         f"(max_positions {model.config.position_encoding_max_positions:,})",
         f"load it by {auto}.from_pretrained" + ("" if stock else _IMPORTS),

@@ -6,7 +6,6 @@ it lacks, such as vectors for each head, show when the two models are compared.
 """
 
 import copy
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +38,24 @@ _ACTIVATIONS = {
 }
 
 
-def export_to_ctranslate2(trained: OpenModel, options: Namespace) -> list[str]:
+def export_to_ctranslate2(
+    trained: OpenModel, quantization: str, tokens: str | None, out: Path
+) -> list[str]:
     """Write a folder that CTranslate2 reads, compare the two models, and return lines for the user.
 
-    ``options`` are those of ``fairseq-posenc export``.
+    Args:
+        trained: the model.
+        quantization: ``float32``, ``float16`` or ``int8``.
+        tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
+        out: the folder.
 
     Raises:
         UserError: CTranslate2 cannot compute the model, or its scores differ.
     """
     _refuse_unsupported(trained)
-    quantization = options.quantization or "float32"
-    tokenizers = tokenizer.build_tokenizers(trained, options.tokens)
+    tokenizers = tokenizer.build_tokenizers(trained, tokens)
     vocabularies = tokenizer.list_vocabularies(trained, tokenizers)
-    with whole_folder(options.out) as folder:
+    with whole_folder(out) as folder:
         folders = tokenizer.write_tokenizers(trained, tokenizers, folder)
         build_specification(trained, vocabularies, "float32").save(str(folder))
         difference = _compare_log_probs(trained, vocabularies, folder)
@@ -62,7 +66,7 @@ def export_to_ctranslate2(trained: OpenModel, options: Namespace) -> list[str]:
         if quantization != "float32":
             build_specification(trained, vocabularies, quantization).save(str(folder))
         write_card(folder, trained, "ctranslate2", format_serving_usage(trained, folders), notes)
-    return [f"wrote {options.out}: a model of CTranslate2 in {quantization}", *notes]
+    return [f"wrote {out}: a model of CTranslate2 in {quantization}", *notes]
 
 
 def _refuse_unsupported(trained: OpenModel) -> None:

@@ -20,11 +20,12 @@ from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.folders import load_model
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.tasks.glue.criterion import HEAD
-from fairseq_posenc.workbench.convert import stock_classes
 from fairseq_posenc.workbench.convert.comparison import compare_with_transformers, refuse_difference
 from fairseq_posenc.workbench.convert.stock_classes import (
     ACTIVATIONS,
     EPSILON,
+    STOCK_FAMILIES,
+    TOKEN_TYPES,
     UNUSED_ROWS,
     StockFamily,
 )
@@ -110,7 +111,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
 def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily, str]:
     """Find the stock family of a model, and its head."""
     names = [cls.__name__ for cls in type(model).__mro__]  # a stock class may be a base
-    for stock in stock_classes.STOCK_FAMILIES:
+    for stock in STOCK_FAMILIES:
         for head, name in stock.classes.items():
             if name in names:
                 return stock, head
@@ -187,8 +188,7 @@ def _fold_token_types(model: PreTrainedModel, stock: StockFamily) -> None:
     Every token has type 0, and fairseq has no types. The model computes the same as before.
     """
     parameters = dict(model.named_parameters())
-    ending = stock_classes.TOKEN_TYPES
-    types = next((x for name, x in parameters.items() if name.endswith(ending)), None)
+    types = next((x for name, x in parameters.items() if name.endswith(TOKEN_TYPES)), None)
     if types is not None and types[0].any():
         tables = ("embed_positions.encodings.learned.table", "embed_tokens")
         names = [stock.find_name(f"{_STACK}.{table}.weight") for table in tables]

@@ -7,7 +7,7 @@ compared with the trained one (:func:`whole_folder`).
 
 import shutil
 import warnings
-from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,10 +28,13 @@ from fairseq_posenc.workbench.convert.tokenizer import build_tokenizers, write_t
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
-def export_to_transformers(trained: OpenModel, options: Namespace) -> list[str]:
+def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) -> list[str]:
     """Write a transformers folder, compare its model with the trained one, return a report.
 
-    ``options`` are those of ``fairseq-posenc export``.
+    Args:
+        trained: the model.
+        tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
+        out: the folder.
 
     Raises:
         UserError: the models differ, or transformers has no such model.
@@ -42,7 +45,7 @@ def export_to_transformers(trained: OpenModel, options: Namespace) -> list[str]:
     has_directions = any(stack.identity.directions for stack in trained.stacks.values())
     is_plain = specs == {stock.own_positions} and not has_directions  # the class has them itself
     name = stock.classes[trained.head]
-    tokenizers = build_tokenizers(trained, options.tokens)
+    tokenizers = build_tokenizers(trained, tokens)
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
         if more := tokenizer.get_vocab_size() - len(dictionary):
             fault = f"lacks {more:,} pieces of the tokenizer, which only fairseq reads as <unk>"
@@ -50,7 +53,7 @@ def export_to_transformers(trained: OpenModel, options: Namespace) -> list[str]:
                 fault = f"has pieces of the tokenizer twice ({-more:,})"
             remedy = "--tokens none exports the model without a tokenizer"
             raise UserError(f"{trained.data / file}: {fault}: {remedy}")
-    with whole_folder(options.out) as folder:
+    with whole_folder(out) as folder:
         folders = write_tokenizers(trained, tokenizers, folder)
         for dictionary in trained.dictionaries:
             (folder / dictionary).parent.mkdir(exist_ok=True)
@@ -68,7 +71,7 @@ def export_to_transformers(trained: OpenModel, options: Namespace) -> list[str]:
         notes.append(f"scores equal to {difference:.1e} of the largest one, on padded sentences")
         write_card(folder, trained, "transformers", format_usage(trained, is_plain, folders), notes)
     positions = "its own positions" if is_plain else "positions of fairseq-posenc"
-    return [f"wrote {options.out}: {name} with {positions}", *notes]
+    return [f"wrote {out}: {name} with {positions}", *notes]
 
 
 def find_stock_family(trained: OpenModel) -> StockFamily:

@@ -37,18 +37,22 @@ def new_page(count: int, title: str, columns: int, height: float) -> tuple[Any, 
     Raises:
         UserError: there are more panels than can be read.
     """
-    from matplotlib import rc_context
-
     if count > _MAX_PANELS:
         raise UserError(f"{count} panels are too many for a picture: choose --layer, --head")
     columns = min(columns, count)
     size = WIDTH, math.ceil(count / columns) * height + 0.6  # the margin is for the title
-    with rc_context({"axes.titlesize": 9, "axes.labelsize": 8, "axes.labelcolor": GREY}):
-        figure, panels = pictures.new_panels(count, columns, size, dpi=100)
+    figure, panels = pictures.new_panels(count, columns, size, dpi=100)
     figure.suptitle(fill(title, 85), fontsize=11, x=0.01, ha="left")  # 85 characters fill `WIDTH`
     for axes in panels:
         axes.tick_params(labelsize=8, length=0, colors=GREY)
     return figure, panels
+
+
+def label_axes(axes: Any, title: str, x: str, y: str = "") -> None:
+    """Write the titles of a panel and of its axes."""
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel(x, fontsize=8, color=GREY)
+    axes.set_ylabel(y, fontsize=8, color=GREY)
 
 
 def draw_attention(
@@ -81,7 +85,8 @@ def draw_attention(
         shown = weights[head].masked_fill(weights.eq(0).all(0), torch.nan)
         image = axes.imshow(shown.numpy(), cmap=colours, vmin=0.0, vmax=limit, aspect="auto")
         axes.spines[:].set_visible(False)
-        axes.set(title=f"{layer.layer + 1}.{head + 1}", xticks=[], yticks=[])
+        axes.set_title(f"{layer.layer + 1}.{head + 1}", fontsize=9)
+        axes.set(xticks=[], yticks=[])
         if head == heads[0] and len(queries) * _LINE_INCHES <= height:
             axes.set_yticks(range(len(queries)), queries, fontsize=7)
         if layer is layers[-1] and len(keys) * _LINE_INCHES <= width:
@@ -135,7 +140,7 @@ def draw_tables(subject: Subject) -> Any:
         image = axes.imshow(values, extent=extent, aspect="auto", interpolation="nearest", **style)
         axes.spines[:].set_visible(False)
         figure.colorbar(image, ax=axes, shrink=0.85)
-        axes.set(title=table.title, xlabel=table.column_label, ylabel=table.row_label)
+        label_axes(axes, table.title, table.column_label, table.row_label)
         if table.column_label == "head":
             axes.set_xticks(range(len(table.columns)), [str(head) for head in table.columns])
     return figure
@@ -170,7 +175,8 @@ def draw_map(subject: Subject) -> Any:
         axes.plot(*points.T, color=PALE, lw=0.7, zorder=1)
         image = axes.scatter(*points.T, c=table.rows.numpy(), cmap=UNSIGNED, s=14, zorder=2)
         axes.set_aspect("equal", adjustable="datalim")
-        axes.set(title=table.title, xticks=[], yticks=[])
+        axes.set(xticks=[], yticks=[])
+        axes.set_title(table.title, fontsize=9)
         figure.colorbar(image, ax=axes, shrink=0.85, label=table.row_label)
     return figure
 
@@ -335,7 +341,7 @@ def draw_curves(
         axes.axvline(0, color=PALE, lw=0.8, zorder=0)
         axes.grid(axis="y", color=pictures.GRID, linewidth=0.8)
         axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.set(title=curve.title, xlabel=x, ylabel=y)
+        label_axes(axes, curve.title, x, y)
     # One legend, of a panel with most lines: others may have one line of all heads.
     lines, names = max(panels, key=lambda axes: len(axes.lines)).get_legend_handles_labels()
     if len(names) > 1:

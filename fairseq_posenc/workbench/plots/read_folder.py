@@ -46,21 +46,15 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
         tokens["decoder"] = inputs["decoder_input_ids"] = _read_target(
             folder, model, tokenizer, inputs, target
         )
-    labels = {}
-    for stack, batch in tokens.items():
-        names = tokenizer.convert_ids_to_tokens(ids := batch[0].tolist())
-        # Byte-level tokens are not readable themselves.
-        labels[stack] = [tokenizer.decode([x]).strip() or name for x, name in zip(ids, names)]
+    labels = {stack: _label(tokenizer, ids[0].tolist()) for stack, ids in tokens.items()}
     # "own": the model's positions, and no fewer, but in our attention, which can be captured.
     set_positions(model, "own", max(count_positions(model), *map(len, labels.values())))
     captured = capture_attention(model, inputs)
     if not has_two_stacks:  # the only stack may be a decoder
         labels = {captured[0].stack: labels["encoder"]}
     by_stack: dict[str, str | None] = dict.fromkeys(labels, positions)
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
-    sums = [checksum(path) for path in files]  # of several files, the checksum of their checksums
-    sha256 = sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
-    return TextAttention(folder, sha256, type(model).__name__, by_stack, labels, captured)
+    sha256, family = _checksum_weights(folder), type(model).__name__
+    return TextAttention(folder, sha256, family, by_stack, labels, captured)
 
 
 def _read_target(
@@ -87,9 +81,23 @@ def _read_target(
     return ids
 
 
+def _label(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
+    """Label each token with its text; byte-level tokens are not readable themselves."""
+    pieces = [tokenizer.decode([token]).strip() for token in tokens]
+    names = tokenizer.convert_ids_to_tokens(tokens)
+    return [piece or name for piece, name in zip(pieces, names)]
+
+
 def _refuse_long(folder: Path, model: PreTrainedModel, length: int) -> None:
     """Refuse a text that is longer than the model's table of positions."""
     if (limit := read_limit(model)) is not None and length > limit:
         raise UserError(
             f"{folder}: reads {limit} tokens, and the text has {length}; give a shorter one"
         )
+
+
+def _checksum_weights(folder: Path) -> str:
+    """Compute the SHA-256 checksum of a folder's weights; for several files, of their checksums."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
+    sums = [checksum(path) for path in files]
+    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
