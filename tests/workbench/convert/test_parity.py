@@ -170,10 +170,9 @@ def read_folder(
     labels |= {"library_name": library, "tags": ["fairseq", "position-encoding"]}
     assert card.data.to_dict() == labels
     (code,) = re.findall(r"```python\n(.*?)```", card.text, re.S)
-    others = {"fairseq_posenc", "tokenizers"}
     imported = {*re.findall(r"^(?:from|import) (\w+)", code, re.M)}
-    assert library in imported <= {library, *others}
-    assert library == "transformers" or imported == {library, "tokenizers"}
+    other = "fairseq_posenc" if library == "transformers" else "tokenizers"
+    assert library in imported <= {library, other}
     home = Path.cwd()
     found: dict[str, Any] = {}
     os.chdir(folder)
@@ -183,9 +182,10 @@ def read_folder(
     finally:
         os.chdir(home)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    begun = {"MaskedLMTask": [0], "TranslationTask": []}
-    before = begun[name] if name in begun else [0 if task.args.add_bos_token else 2]
-    after = [2] * (name in begun)
+    if name == "LanguageModelingTask":
+        before, after = [0 if task.args.add_bos_token else 2], []
+    else:
+        before, after = [0] * (name == "MaskedLMTask"), [2]
     symbols = map(task.target_dictionary.index, cut.encode("Un dort.", out_type=str))
     assert tokenizer.encode("Un dort.").ids == [*before, *symbols, *after]
     files = [path for path in folder.rglob("*") if path.is_file()]
