@@ -176,8 +176,7 @@ class ModelWithPositions(Derived):
 
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        model = cast(PreTrainedModel, self)
-        replace_positions(model, PositionSettings.read(config), extend=None)  # weights follow
+        replace_positions(cast(PreTrainedModel, self), PositionSettings.read(config), extend=None)
 
     def save_pretrained(
         self,
@@ -196,6 +195,9 @@ class ModelWithPositions(Derived):
             raise UserError("distributed_checkpoint=True does not record positions: leave it out")
         # A model with adapters saves only these, under PEFT's names.
         is_whole = not getattr(self, "_hf_peft_config_loaded", False)
+        quantizer = getattr(self, "hf_quantizer", None)  # which ignores the `state_dict` below
+        if is_whole and quantizer and quantizer.quantization_config.quant_method != "torchao":
+            raise UserError("save the model before it is quantized: else it loses its positions")
         folder = Path(save_directory)
         if is_whole and state_dict is None and not _CHECKPOINT.fullmatch(folder.name):
             try:
@@ -212,9 +214,7 @@ class ModelWithPositions(Derived):
             state_dict = dict(self.state_dict() if state_dict is None else state_dict)
             exchange_names(state_dict, type(self.config), saving=True)
             kwargs["save_original_format"] = False  # the original names hide positions
-        super().save_pretrained(  # type: ignore[misc]
-            save_directory, is_main_process, state_dict, **kwargs
-        )
+        super().save_pretrained(folder, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
         self.is_saved = self.is_saved or is_whole
 
     @classmethod

@@ -131,31 +131,23 @@ def test_pipelines_generate_from_folders(tmp_path: Path) -> None:
     for text, (result,) in zip(texts, results):
         ids = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
         expected = cell.model.generate(**ids, pad_token_id=0, **settings)
-        new = expected[0, ids["input_ids"].size(1) :]
-        words = tokenizer.decode(new, skip_special_tokens=True).split()
-        assert result["generated_text"].split() == words
+        new = tokenizer.decode(expected[0, ids["input_ids"].size(1) :], skip_special_tokens=True)
+        assert result["generated_text"].split() == new.split()
 
 
 DISK = {f"model.{part}": "disk" for part in ("embed_tokens", "layers.1", "layers.2", "layers.3")}
-PLACES = {
-    **dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm", "lm_head"), "cpu"),
-    **dict.fromkeys(("model.rotary_emb", "model.positions"), "cpu"),
-}
+PARTS = "model.embed_tokens model.layers.0 model.norm model.rotary_emb model.positions lm_head"
+PLACES = dict.fromkeys(PARTS.split(), "cpu")
 
 
 @pytest.mark.parametrize("places", ["auto", "cpu", "layers on disk"])
 @pytest.mark.parametrize("spec", ["alibi", "learned+m4m"])
 def test_devices_by_part(spec: str, places: str, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="device_map needs accelerate")
-    if places == "auto":
-        pytest.importorskip("psutil", reason="accelerate measures memory by psutil")
     cell = Cell.build("llama", spec)
     cell.model.save_pretrained(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(
-        tmp_path,
-        device_map={**PLACES, **DISK} if places == "layers on disk" else places,
-        offload_folder=str(tmp_path / "disk"),
-    )
+    device_map = {**PLACES, **DISK} if places == "layers on disk" else places
+    settings = {"device_map": device_map, "offload_folder": str(tmp_path / "disk")}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, **settings)
     if places == "layers on disk" and spec != "alibi":  # whose parameters would stay empty
         with pytest.raises(UserError, match="accelerate has offloaded trained positions"):
             compute_logits(model, cell.inputs)
@@ -168,9 +160,8 @@ def test_accelerate_prepares_models(tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
     cell = Cell.build("llama", "learned+m4m")
     accelerator = accelerate.Accelerator(cpu=True)
-    model, optimizer = accelerator.prepare(
-        cell.model, torch.optim.SGD(cell.model.parameters(), lr=0.1)
-    )
+    sgd = torch.optim.SGD(cell.model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(cell.model, sgd)
     accelerator.backward(model(**cell.inputs, labels=cell.inputs["input_ids"]).loss)
     optimizer.step()
     accelerator.save_state(str(tmp_path))
@@ -200,6 +191,15 @@ def test_quantized_weights(tmp_path: Path) -> None:
     set_positions(stock, "own")
     assert distance(compute_logits(stock, cell.inputs), before) < 1e-5
     copy.deepcopy(set_positions(stock, "m4m"))(**cell.inputs)
+
+
+def test_quantized_weights_without_a_record_are_not_saved(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
+    set_positions(MODELS["llama"].build(), "alibi").save_pretrained(tmp_path)
+    small = transformers.BitsAndBytesConfig(load_in_8bit=True)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=small)
+    with pytest.raises(UserError, match="save the model before it is quantized"):
+        model.save_pretrained(tmp_path / "quantized")
 
 
 def test_a_model_with_flex_attention_keeps_it(
