@@ -123,6 +123,6 @@ def test_no_call_waits_for_a_gpu(form, mask):
 
 
 def test_no_weight_is_a_denormal_number():
-    scores = torch.tensor([0.0, -50.0, -90.0, -100.0]).expand(1, 1, 2, 4)
+    scores = torch.tensor([0.0, -50.0, -90.0, -100.0]).repeat(1, 1, 2, 1)
     _, kept = Weigh.apply(scores, True, 0.0, None, None, None, torch.ones(1, 1, 4, 8))
     assert kept[0, 0, 0].tolist() == pytest.approx([1.0, 1.9287e-22, 0.0, 0.0], rel=1e-3, abs=0)

@@ -100,6 +100,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     is_fixed = bias is not None and not bias.table.requires_grad  # a bias by distance
     work = Computation(
         split(call, near),
+        operands.find_axes(),
         call.key.size(2),
         call.mask._replace(cache=None) if call.mask.hides_any else None,
         product=terms.product,

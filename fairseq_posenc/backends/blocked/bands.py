@@ -15,6 +15,7 @@ tokens, queries or keys, in tiles of N.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -55,7 +56,9 @@ def look_up(products: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
     """Look up the numbers of pairs in the results of :func:`multiply_rows`, ``(k, h, M, W)``."""
     if index is None:
         return products
-    pairs: Tensor = Spread.apply(products, index, of_keys)
+    dim = 2 if of_keys else 3
+    zeros = products.new_zeros(_view_index(index, products.shape, dim).shape)
+    pairs: Tensor = AddLookedUp.apply(zeros, products, index, of_keys, (0, zeros.size(3), 0))
     return pairs
 
 
@@ -67,32 +70,24 @@ def sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
         rows: see :func:`multiply_rows`.
         index: see :func:`multiply_rows`.
     """
-    if rows.size(1) == 1:
-        return weights.sum(-1, keepdim=True) * rows
     if index is None:
         index = torch.arange(rows.size(1), device=rows.device)
     by_row = weights.new_zeros(*weights.shape[:3], rows.size(1))
     return by_row.scatter_add(3, _view_index(index, weights.shape, 3), weights) @ rows
 
 
-def view_by_distance(numbers: Tensor, queries: int) -> Tensor:
-    """View numbers by distance, ``(G, M + W - 1)``, as those of pairs, ``(G, M, W)``."""
-    pairs: Tensor = SlidingView.apply(numbers, queries)
-    return pairs
-
-
 class SlidingView(torch.autograd.Function):
-    """:func:`view_by_distance`, whose gradient takes autograd longer than a matrix product."""
+    """Views numbers by distance as those of pairs; its gradient takes autograd longer."""
 
     @staticmethod
     def forward(ctx: Any, numbers: Tensor, queries: int) -> Tensor:
-        """View ``(G, M + W - 1)`` as ``(G, M, W)``."""
-        return numbers.unfold(1, numbers.size(1) - queries + 1, 1)
+        """View ``(G, M + W - 1)`` as ``(1, G, M, W)``."""
+        return numbers.unfold(1, numbers.size(1) - queries + 1, 1)[None]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         """Sum within tiles of queries first: skewed at once, the whole would be mostly zeros."""
-        tiles = grad.unflatten(1, (-1, _tile_size(grad.size(1))))
+        tiles = grad[0].unflatten(1, (-1, math.gcd(grad.size(2), MAX_TILE)))
         return _sum_skewed(_sum_skewed(tiles, 1), tiles.size(2)), None
 
 
@@ -138,29 +133,59 @@ class Band(torch.autograd.Function):
         return x_grad.transpose(1, 2).reshape(x.shape), rows_grad, None
 
 
-class Spread(torch.autograd.Function):
-    """Looks up the products of tokens with distinct rows for pairs; autograd would save them."""
+class AddLookedUp(torch.autograd.Function):
+    """Adds the products of tokens with distinct rows to numbers of pairs, in place.
+
+    Far pairs, those with the first keys and with the last ones, have the first and the last row.
+    """
 
     @staticmethod
-    def forward(ctx: Any, products: Tensor, index: Tensor, of_keys: bool) -> Tensor:
-        """Look up the products of pairs, ``(k, h, M, W)``.
+    def forward(
+        ctx: Any,
+        pairs: Tensor,
+        products: Tensor,
+        index: Tensor,
+        of_keys: bool,
+        widths: tuple[int, int, int],
+    ) -> Tensor:
+        """Add to ``(k, h, M, W)``, and return it.
 
         Args:
             ctx: torch's context of this call.
+            pairs: the numbers of pairs.
             products: ``(k, h, M, U)`` of queries, or ``(k, h, U, W)`` of keys.
-            index: the row of each distance, ``(M + W - 1,)``.
+            index: the row of each distance of near pairs.
             of_keys: whether the tokens are keys.
+            widths: the numbers of keys that are far before near ones, near, and far after them.
         """
         ctx.save_for_backward(index)
-        ctx.shape, ctx.dim = products.shape, 2 if of_keys else 3
-        return products.gather(ctx.dim, _view_index(index, products.shape, ctx.dim))
+        ctx.shape, ctx.widths, ctx.dim = products.shape, widths, 2 if of_keys else 3
+        ctx.mark_dirty(pairs)
+        for part, of_part, is_near in _split(pairs, products, ctx):
+            if is_near:
+                of_part = of_part.gather(ctx.dim, _view_index(index, of_part.shape, ctx.dim))
+            part += of_part
+        return pairs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Sum the gradients of equal rows."""
         (index,) = ctx.saved_tensors
         sums = grad.new_zeros(ctx.shape)
-        return sums.scatter_add_(ctx.dim, _view_index(index, ctx.shape, ctx.dim), grad), None, None
+        for part, of_part, is_near in _split(grad, sums, ctx):
+            if is_near:
+                of_part.scatter_add_(ctx.dim, _view_index(index, of_part.shape, ctx.dim), part)
+            else:
+                of_part += part.sum(ctx.dim, keepdim=True)
+        return grad, sums, None, None, None
+
+
+def _split(pairs: Tensor, products: Tensor, ctx: Any) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Yield the pairs before near ones, near ones, and those after them, with their products."""
+    parts = products.split(ctx.widths, 3) if ctx.dim == 2 else [products] * 3
+    rows = (slice(1), slice(None), slice(-1, None))
+    for part, of_part, row in zip(pairs.split(ctx.widths, 3), parts, rows):
+        yield part, of_part[:, :, row] if ctx.dim == 2 else of_part[..., row], row == slice(None)
 
 
 def _sum_skewed(x: Tensor, step: int) -> Tensor:
@@ -183,20 +208,16 @@ def _view_index(index: Tensor, shape: torch.Size, dim: int) -> Tensor:
     return index.as_strided(size, (0, 0, 1, 1), index.storage_offset())
 
 
-def _tile_size(tokens: int) -> int:
-    return math.gcd(tokens, MAX_TILE)  # so that tiles divide the tokens
-
-
 def _tile(x: Tensor, rows: Tensor) -> Tensor:
     """Reshape ``(k, h, n, D)`` to ``(G, tiles, k * h / G * N, D)``: a product for all heads."""
-    x = x.flatten(0, 1).unflatten(1, (-1, _tile_size(x.size(2))))  # [k * h, tiles, N, D]
+    x = x.flatten(0, 1).unflatten(1, (-1, math.gcd(x.size(2), MAX_TILE)))  # [k * h, tiles, N, D]
     return x.unflatten(0, (rows.size(0), -1)).transpose(1, 2).flatten(2, 3)
 
 
 def _window(rows: Tensor, tokens: int) -> Tensor:
     """View the rows of each tile of tokens, ``(G, tiles, N + others - 1, D)``; they overlap."""
     groups, count, width = rows.shape
-    tile = _tile_size(tokens)
+    tile = math.gcd(tokens, MAX_TILE)  # so that tiles divide the tokens
     size = (groups, tokens // tile, tile + count - tokens, width)
     strides = (rows.stride(0), tile * rows.stride(1), rows.stride(1), rows.stride(2))
     return rows.as_strided(size, strides, rows.storage_offset())

@@ -88,14 +88,15 @@ class Weigh(torch.autograd.Function):
                 one is then of no use.
             value: ``(k, h, W, D)``.
         """
-        weights = copy_if_kept(scores.softmax(-1))  # checkpointing may keep it; written below
+        # In place; checkpointing may keep the scores.
+        weights = torch.softmax(scores, -1, out=copy_if_kept(scores.detach()))
         weights = torch.threshold_(weights, 1e-30, 0.0) if flushes else weights  # denormal: 1e-38
-        weights = weights[..., : value.size(2)]
+        kept = weights = weights[..., : value.size(2)]
         if query_seeds is not None and key_seeds is not None:
-            weights = mark_dropped(weights.contiguous(), rate, query_seeds.movedim(2, 0), key_seeds)
-        kept = weights
-        if rate and sums is None:  # in place where nothing is saved
-            kept = weights.clamp(min=0) if any(ctx.needs_input_grad) else weights.clamp_(min=0)
+            kept = weights.contiguous()
+            weights = mark_dropped(kept, rate, query_seeds.movedim(2, 0), key_seeds)
+            if sums is None:
+                torch.clamp(weights, min=0, out=kept)
         sums = kept @ value if sums is None else sums
         ctx.rate, ctx.sinks = rate, scores.size(-1) - weights.size(-1)
         ctx.set_materialize_grads(False)  # None for kept weights that nothing used

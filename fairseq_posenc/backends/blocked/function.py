@@ -34,6 +34,7 @@ class Computation:
 
     Attributes:
         blocks: they cover all queries.
+        axes: those of each of the operands.
         src_len: the number of keys of the call.
         mask: the keys that queries may see; None for all.
         product: whether content and rows are multiplied, not added.
@@ -44,6 +45,7 @@ class Computation:
     """
 
     blocks: Sequence[Block]
+    axes: Sequence[str]
     src_len: int
     mask: Mask | None
     product: bool
@@ -84,15 +86,13 @@ class Computation:
         Returns:
             The tensors of the block, which are the leaves of its graph, and the sums.
         """
-        x = call.select(block, call)
+        parts = block.select_all(call, self.axes)
         if records:
-            leaves = (
-                None
-                if y is None or whole is None
-                else y.detach().requires_grad_(whole.requires_grad)
-                for y, whole in zip(x, call)
-            )
-            x = Operands._make(leaves)
+            parts = [
+                None if whole is None else part.detach().requires_grad_(whole.requires_grad)
+                for part, whole in zip(parts, call)
+            ]
+        x = Operands._make(parts)
         with torch.set_grad_enabled(records):
             scores = equation.score(
                 self._multiply_tokens(x, block),
@@ -119,63 +119,49 @@ class Computation:
 
         The scale is in the operands already. Products have keys of their own for far pairs.
         """
-        if x.before_key is not None and x.after_key is not None:
-            before, near, after = x.before_key, x.key, x.after_key
-        elif block.near == block.keys:
-            return self._combine_near(x, x.key)
-        else:
-            before, near, after = x.key.split(block.widths, 2)
-        parts = (
-            self._combine_far(x, before, slice(1)),
-            self._combine_near(x, near),
-            self._combine_far(x, after, slice(-1, None)),
+        if x.before_key is None or x.after_key is None:
+            return self._combine(x, block.widths)
+        query, ends = x.query, (slice(1), slice(-1, None))
+        # (q.k) (q.Q) (k.K) is the dot product of (q.Q) q and (k.K) k.
+        before, after = (
+            (query if x.query_rows is None else query * (query @ x.query_rows[:, end].mT)) @ key.mT
+            for end, key in zip(ends, (x.before_key, x.after_key))
         )
-        return torch.cat(parts, -1)
+        near = self._combine(x, (0, x.key.size(2), 0))
+        return torch.cat([before, near, after], -1)
 
-    def _combine_near(self, x: Operands, key: Tensor) -> Tensor:
-        """Combine all parts of near pairs."""
+    def _combine(self, x: Operands, widths: tuple[int, int, int]) -> Tensor:
+        """Combine all parts of the pairs of the block's keys; see ``bands.AddLookedUp``."""
         tables = [
             (bands.multiply_rows(tokens, rows, index, of_keys), tokens, index, of_keys, reset)
             for tokens, rows, index, of_keys, reset in (
                 (x.query, x.query_rows, x.query_index, False, x.query_reset),
-                (key, x.key_rows, x.key_index, True, x.key_reset),
+                (x.key, x.key_rows, x.key_index, True, x.key_reset),
             )
             if rows is not None
         ]
 
         def combine() -> Tensor:
-            products = []
+            scores = copy_if_kept(x.query @ x.key.mT)
+            if x.gain is not None:
+                scores = scores * _view_numbers(x, x.gain, x.gain_reset)
             for found, tokens, index, of_keys, reset in tables:
+                if index is not None and reset is None and not self.product:
+                    scores = bands.AddLookedUp.apply(scores, found, index, of_keys, widths)
+                    continue
                 pairs = bands.look_up(found, index, of_keys)
                 if reset is not None:
                     numbers = (tokens @ reset.mT).unbind(-1)  # two of each token, [k, h, M or W]
                     dim = -2 if of_keys else -1
                     pairs = _insert_reset(x, pairs, *(y.unsqueeze(dim) for y in numbers))
-                products.append(pairs)
-            return equation.score(
-                copy_if_kept(x.query @ key.mT),
-                products,
-                product=self.product,
-                gain=None if x.gain is None else _view_numbers(x, x.gain, x.gain_reset),
-                add=Tensor.add_,
-            )
+                scores = scores * pairs if self.product else scores.add_(pairs)
+            return scores
 
         if not self.product:
             return combine()
         # The gradient of each factor needs the others, which are computed again.
         scores: Tensor = checkpoint(combine, use_reentrant=False, preserve_rng_state=False)
         return scores
-
-    def _combine_far(self, x: Operands, key: Tensor, end: slice) -> Tensor:
-        """Combine the parts of pairs that share a row of each table, at the end of its rows."""
-        query = x.query
-        of_query = None if x.query_rows is None else query @ x.query_rows[:, end].mT  # [k, h, M, 1]
-        if self.product:
-            # (q.k) (q.Q) (k.K) is the dot product of (q.Q) q and (k.K) k, which `key` is.
-            return (query if of_query is None else query * of_query) @ key.mT
-        scores = copy_if_kept(query @ key.mT)
-        scores = scores if of_query is None else scores.add_(of_query)
-        return scores if x.key_rows is None else scores.add_((key @ x.key_rows[:, end].mT).mT)
 
     def _list_biases(self, x: Operands, block: Block) -> list[Tensor]:
         """List what is added to the scaled scores."""
@@ -241,7 +227,7 @@ class Blocks(torch.autograd.Function):
                 learnt = [leaf for leaf, y in zip(leaves, learns) if y]  # in the order of `totals`
                 grads = iter(torch.autograd.grad(attended, learnt, block.select(grad, "BHTD")))
             del attended, leaves, learnt  # their memory is needed
-            for total in call.select(block, totals):
+            for total in block.select_all(totals, work.axes):
                 if total is not None:
                     total += next(grads)  # in place: these are views of the totals
         for index, total in of_keys.items():
@@ -261,8 +247,8 @@ def _transpose(x: Tensor) -> Tensor:
 
 
 def _view_numbers(x: Operands, numbers: Tensor, reset: Tensor | None) -> Tensor:
-    """View numbers by distance as those of pairs, ``(G, M, W)``, or ``(k, G, M, W)`` if reset."""
-    pairs = bands.view_by_distance(numbers, x.query.size(2))
+    """View numbers by distance as those of pairs, ``(1 or k, G, M, W)``."""
+    pairs: Tensor = bands.SlidingView.apply(numbers, x.query.size(2))
     return pairs if reset is None else _insert_reset(x, pairs, *reset[..., None, None].unbind(1))
 
 

@@ -8,10 +8,11 @@ call's lowest one.
 Shapes: B batch, H heads, T queries, S keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
 MIN_QUERIES = 64  # the fewest queries of a block where a window or segments hide most keys
 KEYS_PER_QUERY = 8  # there, a block has a query for every 8 keys that a query sees on average
 FEW_QUERIES = 256  # the most queries of a block where a direction hides keys: fewer hide more
-NEAR_QUERIES = 256  # the most queries where many keys are far: fewer have fewer near keys
+NEAR_QUERIES = 256  # the most queries of products with far keys: fewer have fewer near keys
 MAX_NEAR = 0.75  # the largest share of all keys that are near ones
 
 # The first and the last key that each of T queries sees.
@@ -83,8 +84,12 @@ class Block:
             axes: a letter for each dimension: B, H, T and S as above, R distances, r those of near
                 keys, n near keys, b those before and a those after them; others are taken whole.
         """
-        places = (self._places.get(axis, slice(None)) for axis in axes)
-        return x[tuple(y if n > 1 else slice(None) for y, n in zip(places, x.shape))]
+        whole, places = slice(None), self._places
+        return x[tuple([places.get(y, whole) if n > 1 else whole for y, n in zip(axes, x.shape)])]
+
+    def select_all(self, tensors: Iterable[Tensor | None], axes: Sequence[str]) -> list[Any]:
+        """Select this block of tensors, as views; None stays."""
+        return [None if x is None else self.select(x, y) for x, y in zip(tensors, axes)]
 
 
 def split(call: AttentionCall, near: tuple[int, int] | None = None) -> list[Block]:
@@ -102,13 +107,20 @@ def split(call: AttentionCall, near: tuple[int, int] | None = None) -> list[Bloc
     blocks = []
     for index, ranges in enumerate(groups):  # one for all sentences, or one for each of them
         begin, end = (index, index + 1) if len(groups) > 1 else (0, batch)
-        size = _choose_queries(ranges, mask, NEAR_QUERIES if near else MAX_QUERIES)
+        most = NEAR_QUERIES if near and call.terms.product else MAX_QUERIES
+        size = _choose_queries(ranges, mask, most)
         places = []
         for start in range(0, tgt_len, size):
             queries = slice(start, min(start + size, tgt_len))
             of_block = slice(tgt_len - queries.stop, tgt_len - start)  # counted from the first
             keys = slice(min(ranges[0][of_block]), max(ranges[1][of_block]) + 1)
-            places.append((queries, keys, _find_near_keys(queries, keys, near, src_len)))
+            low, high = keys.start, keys.stop
+            if near is not None:
+                # Key j is at i' + j - (S - 1) from query i'. The near keys include one of the far
+                # ones of each side, so that their rows include those of far ones.
+                low = min(max(near[0] - 1 + src_len - queries.stop, low), high - 1)
+                high = max(min(near[1] + src_len - queries.start, high), low + 1)
+            places.append((queries, keys, slice(low, high)))
         widest = max(keys.stop - keys.start for _, keys, _ in places)
         fitting = max(pairs // (min(size, tgt_len) * widest), 1)  # heads of all sentences together
         sentences = 1 if per_head else max(fitting // heads, 1)
@@ -144,19 +156,6 @@ def find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
         return None
     low, high = min(x[0] for x in starts), max(x[-1] for x in starts)
     return (low, high) if high - low + NEAR_QUERIES <= MAX_NEAR * src_len else None
-
-
-def _find_near_keys(
-    queries: slice, keys: slice, near: tuple[int, int] | None, src_len: int
-) -> slice:
-    """Find the keys beyond which all distances share a row, on either side; at least one."""
-    if near is None:
-        return keys
-    # Key j is at i' + j - (S - 1) from query i': far from all before `low`, or from `high` on. The
-    # near keys include one of each side, so that their rows include those of far ones.
-    low, high = near[0] - 1 + src_len - queries.stop, near[1] + src_len - queries.start
-    first = min(max(low, keys.start), keys.stop - 1)
-    return slice(first, max(min(high, keys.stop), first + 1))
 
 
 def _find_ranges(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -> list[Ranges]:

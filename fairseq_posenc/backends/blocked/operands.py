@@ -4,7 +4,6 @@ Queries are stored last one first. B batch, H heads, T queries, S keys, R distan
 1 for all heads), U distinct rows of a table, D head size, W width of a state.
 """
 
-from collections.abc import Iterable
 from typing import Annotated, NamedTuple, get_type_hints
 
 import torch
@@ -12,13 +11,12 @@ from torch import Tensor
 
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked.dropout import draw_seeds
-from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, SinkScore, States
 
 
 class Operands(NamedTuple):
-    """The tensors of a call, or, after :meth:`select`, those of a block.
+    """The tensors of a call, or those of a block.
 
     Each field says its axes. A block takes its part of B, H, T, S, R and r, the distances of near
     keys, and all of D, W, U, N and 2. A table whose rows serve runs of distances has U rows in
@@ -60,20 +58,15 @@ class Operands(NamedTuple):
     query_seeds: Annotated[Tensor | None, "BH2T"]  # of dropout, two for each query
     key_seeds: Annotated[Tensor | None, "BHS"]
 
-    def select(self, block: Block, tensors: Iterable[Tensor | None]) -> "Operands":
-        """Select a block's part of these tensors, or of others of their shapes, as views."""
-
-        def find_axes(name: str) -> str:
-            if name == "key" and self.before_key is not None:
-                return "BHnD"
-            shares = name.endswith("_rows") and getattr(self, f"{name[:-5]}_index") is not None
-            return AXES[name].upper().replace("R", "U") if shares else AXES[name]  # U: whole
-
-        selected = (
-            None if x is None else block.select(x, find_axes(name))
-            for name, x in zip(self._fields, tensors)
-        )
-        return Operands._make(selected)
+    def find_axes(self) -> list[str]:
+        """Find the axes of each tensor, for :meth:`~.geometry.Block.select`."""
+        axes = dict(AXES)
+        if self.before_key is not None:
+            axes["key"] = "BHnD"
+        for name in self._fields:
+            if name.endswith("_rows") and getattr(self, name.replace("rows", "index")) is not None:
+                axes[name] = AXES[name].upper().replace("R", "U")  # U: whole
+        return list(axes.values())
 
 
 AXES: dict[str, str] = {
@@ -90,12 +83,9 @@ def lay_out(call: AttentionCall, has_far: bool) -> Operands:
     scaled = terms.rows("key")
     if terms.product and scaled is None:
         scaled = terms.rows("query")
-    query = _reverse(call.query)
+    query = _reverse(call.query).contiguous()  # products of contiguous tensors are faster
     query = query if terms.product and scaled is not None else query * scale
-    # Sentences and heads like one dimension, so that no product has to copy them.
-    key, value = (
-        at_least_fp32(x).reshape(-1, *x.shape[2:]).view(x.shape) for x in (call.key, call.value)
-    )
+    key, value = (at_least_fp32(x).contiguous() for x in (call.key, call.value))
     found: dict[str, Tensor | None] = dict.fromkeys(Operands._fields)
     found["query"], found["key"], found["value"] = query, key, value
     distances = torch.arange(tgt_len + src_len - 1, device=device) - (src_len - 1)
