@@ -208,15 +208,54 @@ def let_sentences_end(trained: Checkpoint) -> None:
 
 
 def draw(trained: Checkpoint, *lengths: int) -> list[list[int]]:
-    size = len(trained.task.target_dictionary)
+    size = len(trained.task.source_dictionary)
     return [torch.randint(4, size, (length,)).tolist() for length in lengths]
 
 
-def find_changes(trained: Checkpoint, folder: Path) -> dict[str, torch.Tensor]:
-    """Import an exported folder; return the tensors that do not come back bit for bit."""
-    before, after = (load_state(x, "it")["model"] for x in (trained.path, import_from(folder)))
+@torch.no_grad()
+def compare(ours: Any, theirs: Any, rows: list[list[int]]) -> None:
+    """Compare scores of sentences padded on either side; the targets are the sources."""
+    for left_pad in (False, True):
+        tokens = collate_tokens([torch.tensor([*row, 2]) for row in rows], 1, left_pad=left_pad)
+        real, given = tokens.ne(1), [tokens]
+        inputs = {"input_ids": tokens, "attention_mask": real.long()}
+        if theirs.config.is_encoder_decoder:
+            inputs |= {f"decoder_{key}": value for key, value in inputs.items()}
+            given = [tokens, real.sum(1), tokens]
+        found = theirs(**inputs)
+        if "start_logits" in found:
+            scores = torch.stack([found.start_logits, found.end_logits], -1)[real]
+            expected = torch.stack(ours(tokens, span_scores=True), -1)[real]
+        else:
+            scores, expected = found.logits[real], ours(*given)[0][real]
+        bound = 1e-5 * min(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(scores, expected, atol=bound, rtol=0)
+
+
+def find_changes(trained: Checkpoint, start: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of an imported export that did not come back bit for bit."""
+    before, after = (load_state(path, "it")["model"] for path in (trained.path, start))
     assert before.keys() == after.keys()
     return {name: after[name] for name in before if not torch.equal(before[name], after[name])}
+
+
+@torch.no_grad()
+def compare_log_probs(trained: Checkpoint, engine: Any, start: int) -> None:
+    """Compare log probabilities of an engine's sentences, one of them with an end within it."""
+    names = trained.task.target_dictionary.symbols
+    sources, targets = draw(trained, 20, 9, 2), draw(trained, 3, 12, 22)
+    targets[2][11] = 2
+    served = hasattr(engine, "translate_batch")
+    spelt = [[[names[i] for i in row] for row in rows] for rows in (sources, targets)]
+    if not served:
+        spelt = [[[names[start], *row, "</s>"] for row in spelt[1]]]
+    for source, target, theirs in zip(sources, targets, engine.score_batch(*spelt)):
+        given = [torch.tensor([[start, *target]])]
+        if served:
+            given = [torch.tensor([[*source, 2]]), torch.tensor([len(source) + 1]), *given]
+        ours = trained.model(*given)[0][0].log_softmax(-1)
+        ours = ours.gather(1, torch.tensor([*target, 2])[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(theirs.log_probs), ours, atol=1e-4, rtol=0)
 
 
 @torch.no_grad()
@@ -235,12 +274,13 @@ def compare_continuations(trained: Checkpoint, engine: Any, start: int) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_those_of_fairseq_and_all_weights_come_back(case, capsys):
-    """Exports and imports compare scores themselves; below are tests that they see an error."""
     target, spec, trained = make(case)
     if target in ("Translator", "Generator"):
-        _, found, _ = read_folder(trained, capsys, "--to", "ctranslate2")
+        engine = read_folder(trained, capsys, "--to", "ctranslate2")[1]["engine"]
+        start = 0 if "--add-bos" in case else 2
+        compare_log_probs(trained, engine, start)
         if target == "Generator":
-            compare_continuations(trained, found["engine"], 0 if "--add-bos" in case else 2)
+            compare_continuations(trained, engine, start)
         return
     writes = target == "BioGptForCausalLM"  # below, translations are
     folder, found, printed = read_folder(trained, capsys, writes=writes)
@@ -250,9 +290,10 @@ def test_scores_are_those_of_fairseq_and_all_weights_come_back(case, capsys):
     assert own == ("fairseq_posenc" not in (folder / "config.json").read_text())
     assert own == ("import fairseq_posenc" not in (folder / "README.md").read_text())
     assert read_positions(found["model"]).partition(" ")[0] == str(specs.parse(spec))
+    compare(trained.model, found["model"], draw(trained, 1, 7, 13, 19))
     # transformers has one number of positions for both sides.
     changes = {"encoder._extra_state"} if "--max-target-positions" in case else set()
-    assert find_changes(trained, folder).keys() == changes
+    assert find_changes(trained, import_from(folder)).keys() == changes
 
 
 @pytest.mark.parametrize(
@@ -267,6 +308,7 @@ def test_a_model_that_was_made_longer_and_trained_in_transformers_comes_back(cas
     _, _, trained = make(case)
     model = read_folder(trained, capsys, writes=False)[1]["model"]
     set_positions(model, "own", max_positions=96, extend="copy")
+    compare(trained.model, model, draw(trained, 1, 7, 13, 19))
     tokens = torch.tensor(draw(trained, 12, 12))
     model.train()(input_ids=tokens, labels=tokens).loss.backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
@@ -274,7 +316,9 @@ def test_a_model_that_was_made_longer_and_trained_in_transformers_comes_back(cas
     model.save_pretrained(folder)
     for dictionary in trained.data.glob("dict*"):
         shutil.copy(dictionary, folder)
-    assert len(find_changes(trained, folder)) > len(trained.model.state_dict()) / 2
+    imported = import_from(folder)
+    compare(open_model(imported).model, model.eval(), draw(trained, 1, 47))
+    assert len(find_changes(trained, imported)) > len(trained.model.state_dict()) / 2
 
 
 @pytest.mark.parametrize(("case", "beam"), product_of(TRANSLATED, [1, 5]))
@@ -318,7 +362,7 @@ def test_translations_are_those_of_fairseq(case, beam, capsys):
 
 def check_lost_head(trained: Checkpoint, folder: Path) -> None:
     """Check that all of a fine-tuned model comes back, with zeros for the head that it lost."""
-    for name, tensor in find_changes(trained, folder).items():
+    for name, tensor in find_changes(trained, import_from(folder)).items():
         assert name.startswith("encoder.lm_head.")
         assert not tensor.any(), name
 
@@ -363,9 +407,12 @@ def test_predictions_of_glue_are_those_of_fairseq(name, spec, published):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["learned", "m4m+rope"])
-def test_a_model_of_squad_comes_back_without_the_head_of_its_pretraining(spec):
+def test_answers_of_squad_are_those_of_fairseq(spec):
     trained = checkpoint("squad", spec, squad_files().data)
-    check_lost_head(trained, export_to(trained))
+    folder = export_to(trained)
+    model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder)
+    compare(trained.model, model, draw(trained, 1, 7, 13, 19))
+    check_lost_head(trained, folder)
 
 
 def make_roberta(kind: str = "Roberta", types: int = 1) -> tuple[Any, Path]:
