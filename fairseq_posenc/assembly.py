@@ -220,7 +220,7 @@ def _find_input_dims(spec: Spec, dims: Dims) -> Dims:
     With random positions its table has a row for every position that can be drawn.
     """
     for item in spec.whole_stack:
-        if item not in spec.input_items:
+        if item not in spec.input_items:  # these get the sizes that are looked for
             limit = _build_on_meta(item, dims).drawn_below
             if limit is not None:
                 return dims._replace(max_positions=limit)

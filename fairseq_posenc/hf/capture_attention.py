@@ -58,8 +58,13 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
 
     # Our code attends (`is_native`) and rotates (`is_rotated`) even where the model's code usually
     # does: only then does our attention function get queries and keys before their rotation.
-    names: dict[type, str] = {HFStackPositions: "is_native", AttentionPositions: "is_rotated"}
-    changes = [(x, names[type(x)], False) for x in model.modules() if type(x) in names]
+    names: dict[Any, str] = {HFStackPositions: "is_native", AttentionPositions: "is_rotated"}
+    changes = [
+        (module, name, False)
+        for module in model.modules()
+        for cls, name in names.items()
+        if isinstance(module, cls)
+    ]
     usual = model(**inputs, use_cache=False)[0]
     before = model.config._attn_implementation
     AttentionInterface.register(OUR_ATTENTION, attend)  # for all models, until the end
@@ -71,7 +76,8 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         model.set_attn_implementation(before)
         AttentionInterface.register(OUR_ATTENTION, attend_with_positions)
     rounding = max(1e-4, 16 * torch.finfo(model.dtype).eps) * usual.abs().max()
-    if (shown - usual).abs().max() > rounding:  # HunYuan normalizes what it has rotated
+    # HunYuan normalizes what it has rotated. NaN is refused, too.
+    if not (shown - usual).abs().max() <= rounding:
         name = type(model).__name__
         raise UserError(f"{name} changes queries and keys after it rotates them: not shown here")
     return sorted(captured, key=lambda x: (x.stack == "decoder", x.cross, x.layer))

@@ -124,7 +124,9 @@ def _read_configuration(config: Config) -> str:
         )
     if family.table:  # vectors at the input, and nothing else
         return f"sinusoidal(layout={family.sinusoids})" if family.sinusoids else "learned"
-    return join_layers(_read_layers(config, family))
+    if not (layers := _read_layers(config, family)):
+        raise UserError("none of its layers has attention that can be served")
+    return join_layers(layers)
 
 
 ATTENTION_TYPES = {"full_attention", "sliding_attention"}  # types of layers that are served

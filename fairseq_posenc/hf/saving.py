@@ -176,7 +176,8 @@ class ModelWithPositions(Derived):
 
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        replace_positions(cast(PreTrainedModel, self), PositionSettings.read(config), extend=None)
+        model = cast(PreTrainedModel, self)
+        replace_positions(model, PositionSettings.read(config), extend=None)  # weights follow
 
     def save_pretrained(
         self,
@@ -195,9 +196,11 @@ class ModelWithPositions(Derived):
             raise UserError("distributed_checkpoint=True does not record positions: leave it out")
         # A model with adapters saves only these, under PEFT's names.
         is_whole = not getattr(self, "_hf_peft_config_loaded", False)
-        quantizer = getattr(self, "hf_quantizer", None)  # which ignores the `state_dict` below
-        if is_whole and quantizer and quantizer.quantization_config.quant_method != "torchao":
-            raise UserError("save the model before it is quantized: else it loses its positions")
+        if is_whole and getattr(self, "hf_quantizer", None):  # it would ignore `state_dict` below
+            raise UserError(
+                "a quantized model cannot be saved with its positions: save it before, and load it "
+                "by from_pretrained(folder, quantization_config=...)"
+            )
         folder = Path(save_directory)
         if is_whole and state_dict is None and not _CHECKPOINT.fullmatch(folder.name):
             try:

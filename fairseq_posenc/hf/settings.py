@@ -9,7 +9,7 @@ from fairseq_posenc.errors import UserError, shortened
 # The name of our submodule in a stack and in its attentions, which users name to PEFT.
 POSITIONS = "positions"
 OUR_ATTENTION = "fairseq_posenc"  # name of our attention function in transformers
-POSITION_STATE = "position_state"  # argument of all layers: the `PassState` of a forward pass
+POSITION_STATE = "position_state"  # argument of all layers: a `PassState`; of ours, a `LayerState`
 # Fields of a configuration whose positions were set.
 SPEC_FIELD = "position_encoding"
 SPEC_FIELDS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
@@ -27,9 +27,10 @@ class PositionSettings(NamedTuple):
 
     def check(self) -> None:
         """Refuse values of other types, such as True for a number."""
-        for text in (self.spec, self.directions, self.decoder_spec or ""):
-            if not isinstance(text, str):
-                raise UserError(f"a spec is text, such as 'alibi', not {shortened(repr(text))}")
+        for name in ("spec", "decoder_spec", "directions"):
+            text = getattr(self, name)
+            if not isinstance(text, str) and not (text is None and name == "decoder_spec"):
+                raise UserError(f"{name} is text, such as 'alibi', not {shortened(repr(text))}")
         for name, least in (("max_positions", 1), ("boundary_id", 0)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):

@@ -93,7 +93,9 @@ class StackArguments:
             begins = begins & real[:, 1:] & real[:, :-1]  # padding has any ids
         _refuse_if(begins.any(), _NO_DOCUMENTS)
 
-    def _count_from_zero(self, ids: Tensor | None, first_id: int, is_decoder: bool) -> Any:
+    def _count_from_zero(
+        self, ids: Tensor | None, first_id: int, is_decoder: bool
+    ) -> Tensor | None:
         """Convert the caller's ids, which begin after the padding symbol, ``first_id - 1``."""
         syncs = may_sync(self.inputs.device)  # no graph: values can be read, with a wait on a GPU
         if ids is None:

@@ -66,7 +66,7 @@ class HFStackPositions(StackPositions):
 
     def __init__(self, spec: Spec, stack: Stack, settings: PositionSettings) -> None:
         assert settings.max_positions is not None, "set_positions has found that of the model"
-        spec.check_length(len(stack.attentions))
+        _refuse_unfit(spec, stack)
         sizes = (stack.config.hidden_size, stack.num_heads, settings.max_positions)
         super().__init__(spec, *sizes, stack.causal, head_dim=max(stack.head_widths))
         # Scalings and buckets depend on the length of the training, not on `max_positions`.
@@ -106,27 +106,11 @@ class HFStackPositions(StackPositions):
             assembly.draft_terms(spec, self.dims, self.backend)  # refuses terms that it lacks
         self.gated_kinds = {kind for kind, terms in enumerate(drafts) if terms.has(Decay)}
         has_rows = any(terms.rows("layer") for terms in drafts)  # which each layer projects
-        self._refuse_unfit(stack, rotates_alone, has_rows)
+        self._refuse_layers_that_differ(stack, rotates_alone, has_rows)
 
-    def _refuse_unfit(self, stack: Stack, rotates_alone: bool, has_rows: bool) -> None:
-        """Refuse positions that a model, or one of its layers, cannot have."""
-        spec, config = self.spec, stack.config
-        if stack.is_hybrid and any(item.name == "documents" for item in spec.items):
-            raise UserError(f"{spec}: layers of this model without attention would mix documents")
-        if spec.rotates_source:
-            raise UserError(
-                f"{spec}: rope(cross_attention=true) is not served here: attention to an encoder "
-                "is transformers' own"
-            )
-        # In some models of OPT, embeddings are projected to the width of the layers.
-        width = stack.module.get_input_embeddings().embedding_dim
-        if spec.input_items and width != config.hidden_size:
-            raise UserError(
-                f"{spec}: the embeddings of this model have {width} channels, and its layers "
-                f"{config.hidden_size}: use encodings of the scores or rotations"
-            )
-        if spec.input_items and getattr(config, "hidden_size_per_layer_input", None):
-            raise UserError(f"{spec}: this model finds tokens by their embeddings: add no vectors")
+    def _refuse_layers_that_differ(self, stack: Stack, rotates_alone: bool, has_rows: bool) -> None:
+        """Refuse positions that not all layers can have, as in Gemma 4, whose layers differ."""
+        spec = self.spec
         keys: dict[str, int] = {}  # by type of layer, the kind of the last one with keys of its own
         for index, attention in enumerate(stack.attentions):
             layer_type, kind = getattr(attention, "layer_type", ""), spec.layer_kind(index)
@@ -137,7 +121,7 @@ class HFStackPositions(StackPositions):
                     f"{spec}: layer {index} of this model has no keys of its own: it must have the "
                     "positions of the layer whose keys it reads, and can project no rows of a table"
                 )
-        heads = sorted({*(getattr(config, "num_attention_heads_per_layer", None) or ())})
+        heads = sorted({*(getattr(stack.config, "num_attention_heads_per_layer", None) or ())})
         if len(heads) > 1 and not self.is_native:  # native: the model's own code attends
             raise UserError(
                 f"{spec}: layers of this model have different numbers of heads, "
@@ -299,6 +283,28 @@ class HFStackPositions(StackPositions):
         ones = [torch.ones(1, 1, x, dtype=like.dtype, device=device) for x in self.cosine_widths]
         plain = {x.size(-1): (x, torch.zeros_like(x)) for x in ones}
         return PassState(cosines, plain)
+
+
+def _refuse_unfit(spec: Spec, stack: Stack) -> None:
+    """Refuse a spec that a stack cannot have."""
+    spec.check_length(len(stack.attentions))
+    config = stack.config
+    if stack.is_hybrid and any(item.name == "documents" for item in spec.items):
+        raise UserError(f"{spec}: layers of this model without attention would mix documents")
+    if spec.rotates_source:
+        raise UserError(
+            f"{spec}: rope(cross_attention=true) is not served here: attention to an encoder is "
+            "transformers' own"
+        )
+    # In some models of OPT, embeddings are projected to the width of the layers.
+    width = stack.module.get_input_embeddings().embedding_dim
+    if spec.input_items and width != config.hidden_size:
+        raise UserError(
+            f"{spec}: the embeddings of this model have {width} channels, and its layers "
+            f"{config.hidden_size}: use encodings of the scores or rotations"
+        )
+    if spec.input_items and getattr(config, "hidden_size_per_layer_input", None):
+        raise UserError(f"{spec}: this model finds tokens by their embeddings: add no vectors")
 
 
 def _read_directions(text: str, stack: Stack) -> str:

@@ -186,6 +186,8 @@ def _compute_outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tenso
             # Not by a call, which could be a compiled one.
             output = model.forward(**{**inputs, **step}, **cached, return_dict=True)
             cached |= {name: x for name, x in output.items() if isinstance(x, Cache)}
+            if sizes[1:] and cached.keys() == {"use_cache"}:
+                raise NoStockModelError(f"{type(model).__name__} returns no cache to compare")
             parts.append(output[0])
         states = torch.cat(parts, 1)
         outputs.append(states if states.dim() == 2 else states[mask.bool()])

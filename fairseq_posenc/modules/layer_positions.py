@@ -227,6 +227,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         return x.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Split a table's rows ``(R, C)`` into queries' and keys', ``(H, R, D)``, for the core."""
         heads = self._split_heads(rows)  # for queries and for keys
         return heads, heads
 

@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> None:
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit_at_once)
     program = import_module(args.program)
-    signal.signal(signal.SIGINT, before)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, before)
     parser = Parser(prog=f"fairseq-posenc preprocess {args.program}", description=program.__doc__)
     program.add_arguments(parser)
     program.run(parser.parse_args(args.options))

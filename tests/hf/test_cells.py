@@ -138,7 +138,7 @@ def test_caches_forget_what_windows_hide():
         ("llama", "4*rope,none", "the stack has 4"),
         ("llama", "nonsense", "unknown position encoding"),
         ("llama", "own(base=500", "the brackets of .* do not match"),
-        ("llama", None, "a spec is text"),
+        ("llama", None, "spec is text"),
     ],
 )
 def test_refused_and_left_as_it_was(name, spec, words):

@@ -48,14 +48,14 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
 
 
-def test_links_lead_somewhere():
-    for page in [README, ROOT / "CONTRIBUTING.md", *PAGES]:
-        for target in LINK.findall(prose(page)):
-            if not target.startswith(("http://", "https://")):
-                name, _, anchor = target.partition("#")
-                path = (page.parent / name).resolve() if name else page
-                assert path.exists(), f"{page}: {target}"
-                assert not anchor or anchor in anchors(path), f"{page}: {target}"
+@pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md", *PAGES], ids=str)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(prose(page)):
+        if not target.startswith(("http://", "https://")):
+            name, _, anchor = target.partition("#")
+            path = (page.parent / name).resolve() if name else page
+            assert path.exists(), f"{page}: {target}"
+            assert not anchor or anchor in anchors(path), f"{page}: {target}"
 
 
 def test_what_is_said_to_be_held_by_a_test_has_one():

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,39 +19,61 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.running.progress import say
 from tests.helpers.commands import EPOCHS, refused, train, trained
 
+LOG = "".join(
+    f'2024-01-01 00:00:00 | INFO | {kind} | {{"epoch": 1, "{name}loss": "{9 - update}", '
+    f'"{name}ppl": "30", "{name}wps": "1000", "{name}num_updates": "{update}"}}\n'
+    for update in range(1, 5)
+    for kind, name in (("train_inner", ""), ("valid", "valid_"))
+)
+PLOT = ["plot", "table", "--encoding", "learned", "--out"]
 
-@pytest.mark.parametrize("words", ["--out=-a.png", "--out ./-a.png"])
-def test_a_name_that_begins_with_a_dash_can_be_written(words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["plot", "table", "--encoding", "learned", *words.split()]) == 0
-    assert os.listdir(tmp_path) == ["-a.png"]
+
+def checkpoint() -> Path:
+    return trained("causal_lm").save_dir / "checkpoint_last.pt"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "train.log").write_text(LOG, encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@pytest.mark.parametrize("words", [["--out=-a.png"], ["--out", "./-a.png"]])
+def test_a_name_that_begins_with_a_dash_can_be_written(words, folder):
+    assert main([*PLOT[:-1], *words]) == 0
+    assert os.listdir(folder) == ["-a.png"]
+
+
+INSPECT, EXPORT = ["--text", "w1 w2", "--out"], ["--tokens", "words", "--out"]
+FULL: dict[str, tuple[Callable[[], list[Any]], str]] = {  # commands and what they write
+    "plot png": (lambda: PLOT, "out.png"),
+    "plot svg": (lambda: PLOT, "out.svg"),
+    "inspect": (lambda: ["inspect", "--checkpoint", checkpoint(), *INSPECT], "out.html"),
+    "export": (lambda: ["export", "--checkpoint", checkpoint(), *EXPORT], "out"),
+    "learning-curves": (lambda: ["learning-curves", "a=../train.log", "--out"], "out"),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command",
-    [
-        "plot table --encoding learned --out out.png",
-        "plot table --encoding learned --out out.svg",
-        "inspect --checkpoint CHECKPOINT --text w1 --out out.html",
-        "export --checkpoint CHECKPOINT --tokens words --out out",
-        "learning-curves a=LOG --out out",
-    ],
-)
-def test_a_full_disk_is_a_line_and_leaves_nothing(command, tmp_path, mount, capsys):
-    log, checkpoint = tmp_path / "LOG", trained("causal_lm").save_dir / "checkpoint_last.pt"
-    log.write_text('| valid | {"valid_loss": "2", "valid_num_updates": "1"}\n')
-    command = command.replace("CHECKPOINT", str(checkpoint)).replace("LOG", str(log))
+@pytest.mark.parametrize(("command", "name"), FULL.values(), ids=list(FULL))
+def test_a_full_disk_is_a_line_and_leaves_nothing(command, name, folder, mount, capsys):
     small_disk = mount("16k")
     (small_disk / "others").write_bytes(bytes(16_384 - 8192))
     (small_disk / "more").write_bytes(bytes(4096))  # one block is left: a page of the system
-    *words, name = command.split()
-    message = refused(capsys, *words, small_disk / name, code=1)
+    message = refused(capsys, *command(), small_disk / name, code=1)
     assert "could not be written (No space left on device)" in message
     assert message.startswith(f"{small_disk}/out")
     left = [path.name for path in small_disk.iterdir() if path.name not in ("others", "more")]
-    assert left == ["out"] * (words[0] == "learning-curves")
+    assert left == ["out"] * (command()[0] == "learning-curves")
     assert not list(small_disk.rglob("*.posenc-*"))
+
+
+def whole_checkpoints(directory: Path) -> dict[str, int]:
+    """Return the updates of every checkpoint in a directory; fails if one cannot be loaded."""
+    states = {path.name: torch.load(path) for path in directory.glob("*.pt")}
+    return {name: state["optimizer_history"][-1]["num_updates"] for name, state in states.items()}
 
 
 @pytest.mark.slow
@@ -59,23 +83,21 @@ def test_a_disk_without_room_leaves_the_previous_checkpoints_whole(mount):
     saved = trained("causal_lm").save_dir
     for path in saved.glob("*.pt"):
         shutil.copy(path, disk)
-
-    def read_updates() -> dict[str, int]:
-        """Load every checkpoint; return their updates."""
-        found = {path.name: torch.load(path)["optimizer_history"] for path in disk.glob("*.pt")}
-        return {name: history[-1]["num_updates"] for name, history in found.items()}
-
-    before = read_updates()
-    room = shutil.disk_usage(disk).free - 0.6 * (saved / "checkpoint_last.pt").stat().st_size
-    Path(disk / "other-files").write_bytes(bytes(int(room)))
+    size = (saved / "checkpoint_last.pt").stat().st_size
+    before = whole_checkpoints(disk)
+    space = shutil.disk_usage(disk).free
+    (disk / "other-files").write_bytes(bytes(int(space - 0.6 * size)))
     done = train("causal_lm", "--max-epoch", EPOCHS + 1, save_dir=disk, fails=True).run
-    assert read_updates() == before
+    assert whole_checkpoints(disk) == before
     assert done.error().startswith(f"no room for a checkpoint in {disk}: it needs about ")
 
 
-def test_messages_write_control_characters_out(capsys):
-    for text in ("a\x1b[31mb\x9b1mc\x07d\x08e\x7ff", "a\rb", "a\u2028b", "a\u202eb", "a\ud800b"):
-        assert str(UserError(text)).isprintable()
-        say(text)
-        assert capsys.readouterr().err.removesuffix("\n").isprintable()
-        assert refused(capsys, text).isprintable()
+TEXT = "a\x1b[31mb\x9b1mc\x07d\x08e\x7ff"
+
+
+@pytest.mark.parametrize("text", [TEXT, "a\rb", "a\u2028b", "a\u202eb", "a\ud800b"])
+def test_messages_write_control_characters_out(text, capsys):
+    assert str(UserError(text)).isprintable()
+    say(text)
+    assert capsys.readouterr().err.removesuffix("\n").isprintable()
+    assert refused(capsys, text).removesuffix("\n").isprintable()

@@ -77,7 +77,7 @@ def sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
 
 
 class SlidingView(torch.autograd.Function):
-    """Views numbers by distance as those of pairs; its gradient takes autograd longer."""
+    """Views numbers by distance as those of pairs, with a faster gradient than autograd's."""
 
     @staticmethod
     def forward(ctx: Any, numbers: Tensor, queries: int) -> Tensor:
@@ -183,9 +183,9 @@ class AddLookedUp(torch.autograd.Function):
 def _split(pairs: Tensor, products: Tensor, ctx: Any) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Yield the pairs before near ones, near ones, and those after them, with their products."""
     parts = products.split(ctx.widths, 3) if ctx.dim == 2 else [products] * 3
-    rows = (slice(1), slice(None), slice(-1, None))
-    for part, of_part, row in zip(pairs.split(ctx.widths, 3), parts, rows):
-        yield part, of_part[:, :, row] if ctx.dim == 2 else of_part[..., row], row == slice(None)
+    for place, part, of_part in zip(("before", "near", "after"), pairs.split(ctx.widths, 3), parts):
+        rows = {"before": slice(1), "near": slice(None), "after": slice(-1, None)}[place]
+        yield part, of_part[:, :, rows] if ctx.dim == 2 else of_part[..., rows], place == "near"
 
 
 def _sum_skewed(x: Tensor, step: int) -> Tensor:

@@ -79,8 +79,8 @@ class Weigh(torch.autograd.Function):
         Args:
             ctx: torch's context of this call; k is the number of sentences, h of heads.
             scores: ``(k, h, M, W)``, or with a column more for sinks, whose weights are cut off.
-            flushes: whether denormal numbers become 0: some processors multiply them, as far keys
-                have with ALiBi, ten times slower.
+            flushes: whether tiny weights, as ALiBi gives far keys, become 0: some processors
+                multiply denormal numbers ten times slower.
             rate: probability of dropping a weight.
             query_seeds: two for each query, ``(k, h, 2, M)``; None without dropout.
             key_seeds: one for each key, ``(k, h, W)``; None without dropout.
@@ -88,7 +88,7 @@ class Weigh(torch.autograd.Function):
                 one is then of no use.
             value: ``(k, h, W, D)``.
         """
-        # In place; checkpointing may keep the scores.
+        # In place of the scores, or of a copy where checkpointing may keep them.
         weights = torch.softmax(scores, -1, out=copy_if_kept(scores.detach()))
         weights = torch.threshold_(weights, 1e-30, 0.0) if flushes else weights  # denormal: 1e-38
         kept = weights = weights[..., : value.size(2)]

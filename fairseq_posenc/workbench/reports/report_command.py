@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc report``."""
     text = "results of glue, squad predict and bleu, folders of trainings, or folders of these"
     parser.add_argument("results", nargs="+", type=Path, metavar="PATH", help=text)
-    parser.add_argument("--json", action="store_true", help="print the record as JSON")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -90,8 +90,8 @@ def _read_glue(record: Record, path: Path) -> Iterator[Result]:
         figures["collapsed runs"] = collapsed
     if unfinished := record.data["unfinished"]:  # the labels of fine-tunings, in one text
         say(f"{path}: not finished: {unfinished}; the same glue command finishes them")
-    protocol = record.data["protocol"]  # a fact, not a figure of the tables
-    title = f"GLUE, development sets, protocol {protocol} ({STATISTICS[protocol][1]})"  # in words
+    protocol = record.data["protocol"]
+    title = f"GLUE, development sets, protocol {protocol} ({STATISTICS[protocol][1]})"
     yield Result(title, str(record.data["name"]), record.spec or "-", figures, str(path))
 
 
@@ -129,18 +129,18 @@ def _read_training(folder: Path) -> Iterator[Result]:
     if directions := getattr(settings.model, "attention_directions", None):
         encoding += f", {directions}"
     figures: Figures = {"seed": settings.common.seed, "updates": updates}
+    metric = settings.checkpoint.best_checkpoint_metric  # that of `best`, such as bleu
+    loss = float(best) if metric == "loss" and best is not None else None  # in bits
     if task in ("masked_lm", "language_modeling"):
-        # The best figure is a loss, in bits, or already a perplexity.
-        is_loss = settings.checkpoint.best_checkpoint_metric == "loss"
-        figures["perplexity"] = None if best is None else 2.0 ** float(best) if is_loss else best
+        figures["perplexity"] = best if metric == "ppl" else None if loss is None else 2.0**loss
         title = f"Perplexity, validation text of {data}"
     elif task == "translation":
         if (log := folder / TRAIN_LOG).is_file():
             curve = read_curve_file(log)
-            figures["train loss"] = last_loss(curve)
+            figures["train loss"] = last_loss(curve)  # in nats
             if curve.entries and curve.best.accuracy is not None:
                 figures["valid accuracy"] = curve.best.accuracy / 100  # from percent
-        figures["valid loss"] = None if best is None else float(best) * NATS_PER_BIT
+        figures["valid loss"] = None if loss is None else loss * NATS_PER_BIT
         title = f"Translation, losses in nats, {data}"
     else:  # the task of a fine-tuning
         return
@@ -148,7 +148,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
 
 
 def format_report(results: Iterable[Result]) -> str:
-    """Format the tables in Markdown, with means over trainings that differ in their seed alone."""
+    """Format the tables in Markdown, with means over the seeds of trainings."""
     parts = []
     for title, rows in group_by(results, lambda result: result.table).items():
         found = dict.fromkeys(name for row in rows for name in row.figures)

@@ -4,14 +4,15 @@ No other tests compare texts: a space, a merge or a number that differs is found
 """
 
 import random
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import pytest
+import sentencepiece
 import torch
 from fairseq.data import Dictionary
 from fairseq.data.encoders import gpt2_bpe_utils
-from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
@@ -33,6 +34,48 @@ def sentences(count=60):
 
 TEXT = [*sentences(), *(line.replace(" ", "  ") for line in sentences(20))]
 HOSTILE = ["ba  ré\tti", " ba  ré ", "½ ① ﬁn x", "ba" * 20, "𝔸 it's 12", "日本", ""]
+
+
+def joined(lines):
+    return [" ".join(line.split()) for line in lines]
+
+
+def train_pieces(kind, size=50, **flags):
+    """Train a sentencepiece model; return its file and the model."""
+    path = write_pieces(new_directory(), size, TEXT, model_type=kind, **flags)
+    return path, sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+
+# Of each tokenization: its name or files, how fairseq cuts lines, and what it decodes them to.
+def as_sentencepiece(kind, size, **flags):
+    path, processor = train_pieces(kind, size, **flags)
+    given = joined if flags.get("remove_extra_whitespaces", True) else list
+
+    def cut(lines):
+        found = processor.encode(given(lines))
+        return [[processor.id_to_piece(number) for number in line] for line in found]
+
+    return path, cut, lambda lines: processor.decode(processor.encode(lines))
+
+
+def as_gpt2():
+    """A dictionary has the numbers of pieces."""
+    folder = write_bpe(new_directory(), sentences(), merges=6)
+    encoder = gpt2_bpe_utils.get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
+    return folder, lambda lines: [[*map(str, encoder.encode(line))] for line in lines], list
+
+
+def as_characters(space):
+    def cut(lines):
+        return [space.join(line.split()) for line in lines]
+
+    return "characters", cut, lambda lines: [x.replace("▁", " ") for x in cut(lines)]
+
+
+def as_words():
+    return "words", lambda lines: [line.split() for line in lines], joined
+
+
 FLAGS: list[dict[str, Any]] = [
     *({"normalization_rule_name": rule} for rule in ("identity", "nmt_nfkc")),
     {"add_dummy_prefix": False},
@@ -40,57 +83,31 @@ FLAGS: list[dict[str, Any]] = [
     {"remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True},
     {"split_by_whitespace": False},
 ]
-TOKENIZATIONS: dict[str, dict[str, Any]] = {
-    f"{kind}-{flags}": {"model_type": kind, "size": size, **flags}
-    for kind, size in {"bpe": 90, "unigram": 50}.items()
-    for flags in FLAGS
+TOKENIZATIONS = {
+    **{f"bpe-{flags}": partial(as_sentencepiece, "bpe", 90, **flags) for flags in FLAGS},
+    **{f"unigram-{flags}": partial(as_sentencepiece, "unigram", 50, **flags) for flags in FLAGS},
+    **{"gpt2": as_gpt2, "words": as_words, "characters": partial(as_characters, "")},
+    "characters and spaces": partial(as_characters, "▁"),
 }
-TOKENIZATIONS |= {"gpt2": {}, "words": {}, "characters": {}, "characters and spaces": {}}
-
-
-def cut_as_fairseq(name):
-    """Return the name or files of a tokenization, how fairseq cuts lines, and what it decodes."""
-    if flags := TOKENIZATIONS[name]:
-        path = write_pieces(new_directory(), lines=TEXT, **flags)
-        model, joins = SentencePieceProcessor(model_file=str(path)), "remove" not in name
-
-        def cut(line):
-            return model.encode(" ".join(line.split()) if joins else line, out_type=str)
-
-        return path, cut, lambda line: model.decode(model.encode(line))
-    if name == "gpt2":  # a dictionary has the numbers of pieces
-        folder = write_bpe(new_directory(), sentences(), merges=6)
-        encoder = gpt2_bpe_utils.get_encoder(
-            str(folder / "encoder.json"), str(folder / "vocab.bpe")
-        )
-        return folder, lambda line: [*map(str, encoder.encode(line))], str
-    if name == "words":
-        return name, str.split, lambda line: " ".join(line.split())
-    space = "▁" * name.endswith("spaces")
-    return (
-        "characters",
-        lambda line: [*space.join(line.split())],
-        lambda line: space.join(line.split()).replace("▁", " "),
-    )
 
 
 @pytest.mark.parametrize("name", TOKENIZATIONS)
 def test_numbers_are_those_of_the_dictionary_and_are_decoded(name):
     """Also where it lacks pieces; decoded where it has all."""
-    tokenization, cut, decode = cut_as_fairseq(name)
+    tokenization, cut, decode = TOKENIZATIONS[name]()
     lines = [*TEXT, *HOSTILE]
     for known in (sentences(20), TEXT):
         dictionary = Dictionary()
-        for symbol in chain(*map(cut, known), ["<mask>"]):
+        for symbol in chain(*cut(known), ["<mask>"]):
             dictionary.add_symbol(symbol)
         dictionary.finalize()
         tokenizer = build_tokenizer(tokenization, dictionary)
         found = tokenizer.encode_batch(lines, add_special_tokens=False)
         size = len(dictionary)  # later numbers are unknown to a model
         read = [[i if i < size else dictionary.unk() for i in each.ids] for each in found]
-        assert read == [[*map(dictionary.index, cut(line))] for line in lines]
+        assert read == [[dictionary.index(symbol) for symbol in line] for line in cut(lines)]
     ids = [each.ids for each in tokenizer.encode_batch(TEXT, add_special_tokens=False)]
-    assert tokenizer.decode_batch(ids) == [*map(decode, TEXT)]
+    assert tokenizer.decode_batch(ids) == decode(TEXT)
 
 
 @pytest.mark.parametrize(
@@ -102,42 +119,43 @@ def test_numbers_are_those_of_the_dictionary_and_are_decoded(name):
     ],
 )
 def test_sentencepiece_models_that_no_tokenizer_copies_are_refused(flags, message):
-    options = {"size": 50, "lines": TEXT, "model_type": "bpe", **flags}
+    path, _ = train_pieces("bpe", **flags)
     with pytest.raises(UserError, match=message):
-        build_tokenizer(write_pieces(new_directory(), **options), Dictionary())
+        build_tokenizer(path, Dictionary())
 
 
 def test_a_tokenizer_loads_with_its_special_symbols():
-    folder, cut, _ = cut_as_fairseq("gpt2")
-    trained = checkpoint("masked_lm", "learned", data_bin([*map(str, range(262))]))
+    folder, cut, _ = as_gpt2()
+    trained = checkpoint("masked_lm", "learned", data_bin("masked_lm", [*map(str, range(262))]))
     out = export_to(trained, "--tokens", folder)
     tokenizer, dictionary = AutoTokenizer.from_pretrained(out), trained.task.source_dictionary
     for line in ["ba tiba", "1 é", "日本"]:
-        expected = [0, *map(dictionary.index, cut(line)), 2]
+        expected = [0, *map(dictionary.index, *cut([line])), 2]
         assert tokenizer(line)["input_ids"] == expected
         assert tokenizer.decode(expected, skip_special_tokens=True) == line
     mask = dictionary.index("<mask>")
     special = {"bos": 0, "pad": 1, "eos": 2, "unk": 3, "cls": 0, "sep": 2, "mask": mask}
     assert {name: getattr(tokenizer, f"{name}_token_id") for name in special} == special
-    before, after = ([*map(dictionary.index, cut(part))] for part in ("ba", " 1"))
-    scores = trained.model(torch.tensor([[0, *before, mask, *after, 2]]))[0][0, len(before) + 1]
+    before, after = ([*map(dictionary.index, part)] for part in cut(["ba", " 1"]))
+    masked = torch.tensor([[0, *before, mask, *after, 2]])
+    scores = trained.model(masked)[0][0, len(before) + 1]
     model = AutoModelForMaskedLM.from_pretrained(out)
     filled = pipeline("fill-mask", model=model, tokenizer=tokenizer)("ba <mask> 1")
     assert [answer["token"] for answer in filled] == scores.topk(5).indices.tolist()
 
 
 def test_two_sentencepiece_models_of_one_dictionary_are_two_tokenizers():
-    paths = [write_pieces(new_directory(), size, TEXT) for size in (40, 50)]
-    models = [SentencePieceProcessor(model_file=str(path)) for path in paths]
-    pieces = [each.id_to_piece(number) for each in models for number in range(3, len(each))]
-    data = data_bin([*dict.fromkeys(pieces)])
-    for language, path in zip(("de", "en"), paths):
+    models = [train_pieces("unigram", size) for size in (40, 50)]
+    processors = [processor for _, processor in models]
+    pieces = [each.id_to_piece(n) for each in processors for n in range(3, len(each))]
+    data = data_bin("translation", list(dict.fromkeys(pieces)))
+    for language, (path, _) in zip(("de", "en"), models):
         path.rename(data / f"sentencepiece.{language}.model")
-    out = export_to(checkpoint("translation", "none", data))
-    for folder, model in zip((out, out / "target"), models):
+    out = export_to(checkpoint("translation", "none", data), "--tokens", data)
+    for folder, processor in zip((out, out / "target"), processors):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         found = [tokenizer.encode(line, add_special_tokens=False).tokens for line in sentences()]
-        assert found == model.encode(sentences(), out_type=str)
+        assert found == processor.encode(sentences(), out_type=str)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +167,8 @@ def test_two_sentencepiece_models_of_one_dictionary_are_two_tokenizers():
 )
 def test_a_dictionary_of_other_pieces_is_refused(symbols, message, capsys):
     """Pieces are there by their numbers in GPT-2's file; one is so by its name as well."""
-    trained = checkpoint("masked_lm", "learned", data_bin(symbols))
-    assert message in refuse_export(capsys, trained, "--tokens", cut_as_fairseq("gpt2")[0])
+    trained = checkpoint("masked_lm", "learned", data_bin("masked_lm", symbols))
+    assert message in refuse_export(capsys, trained, "--tokens", as_gpt2()[0])
     export_to(trained, "--tokens", "none")
 
 

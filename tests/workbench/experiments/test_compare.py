@@ -24,6 +24,7 @@ from fairseq_posenc.folders import LOCK
 from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.experiments.compare import command, report
 from fairseq_posenc.workbench.experiments.compare.outcomes import Run, conclude, rank_models
+from fairseq_posenc.workbench.experiments.compare.report import ComparePlan
 from fairseq_posenc.workbench.experiments.data_bin import DataFacts
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import parse_variants
@@ -50,40 +51,42 @@ FACTS = DataFacts(700, 300_000, 285_000, 15_000, 9_000, 900, UNIGRAM)
 def parse_args(*words: str) -> argparse.Namespace:
     parser = Parser()
     command.add_arguments(parser)
-    return parser.parse_args(words, argparse.Namespace(user_dir=USER_DIR))
+    return parser.parse_args(words)
 
 
 def make_ends(
     curves: dict[str, list[tuple[int, float]]], seeds: int = 3
-) -> tuple[argparse.Namespace, list[Run], dict[Run, TrainingEnd]]:
+) -> tuple[ComparePlan, dict[Run, TrainingEnd]]:
     """Return ends in which the seeds differ by a thousandth, every other model's downwards."""
     words = ["--encodings", ",".join(curves), "--seeds", ",".join("123"[:seeds])]
-    args = parse_args(*words, "--updates", "200")
-    runs = command.plan_runs(args)
+    plan = command.build_plan(parse_args(*words, "--updates", "200"))
     ends = {}
-    for run in runs:
-        number = list(curves).index(run.variant.name)
+    for run in plan.runs:
+        number = plan.variants.index(run.variant)
         change = 1 + (-1) ** number * run.seed / 1000
         points = [(x, y * change) for x, y in curves[run.variant.name]]
         entries = [Entry("valid", x, math.log2(y), y, None, 0.0) for x, y in points]
         ends[run] = TrainingEnd(Curve(entries, 1000.0), 61.0, 8192 * number)
-    return args, runs, ends
+    return plan, ends
 
 
-LONG = "learned+m4m(max_distance=64,per_head=true)"
-
-
-def test_lists_are_split_outside_brackets_and_folders_need_no_quoting():
-    for text, specs, folder in (
-        (f"none, {LONG}", ["none", LONG], "learned+m4m-max_distance=64-per_head=true"),
+@pytest.mark.parametrize(
+    ("text", "specs", "folder"),
+    [
+        (
+            "none, learned+m4m(max_distance=64,per_head=true)",
+            ["none", "learned+m4m(max_distance=64,per_head=true)"],
+            "learned+m4m-max_distance=64-per_head=true",
+        ),
         ("none; 3*rope,none", ["none", "3*rope,none"], "3xrope--none"),
         ("decbert_same_nope,decbert_diff", ["none", "learned"], "decbert_diff"),
-    ):
-        models = parse_variants(text)
-        assert [model.position_encoding for model in models] == specs
-        assert models[-1].folder == shlex.quote(folder) == folder
-        directions = ["lr,lr", "lr,rl"] if "decbert" in text else ["", ""]
-        assert [model.directions for model in models] == directions
+    ],
+)
+def test_lists_are_split_outside_brackets_and_folders_need_no_quoting(text, specs, folder):
+    models = parse_variants(text)
+    assert [model.position_encoding for model in models] == specs
+    assert models[-1].folder == shlex.quote(folder) == folder
+    assert [x.directions for x in models] == (["lr,lr", "lr,rl"] if "decbert" in text else ["", ""])
 
 
 JUDGED = (
@@ -100,28 +103,35 @@ NOTHING = (
 )
 
 
-def test_only_what_the_trainings_show_is_said():
-    for curves, seeds, conclusions in (
+@pytest.mark.parametrize(
+    ("curves", "seeds", "conclusions"),
+    [
         (FLAT, 3, [JUDGED]),
         (FOUR, 3, [JUDGED, FALLING]),
         (FLAT, 1, [FEW]),
         (FLAT, 2, [FEW]),
         ({"none": [(1, 190.0)], "m4m": [(1, 101.0)]}, 3, [NOTHING]),
-    ):
-        *_, ends = make_ends(curves, seeds)
-        assert conclude(rank_models(ends), UNIGRAM) == conclusions
-    # Of p = 0.03, 0.04 and 0.2, none is below 0.05 after the correction for three tests.
+    ],
+)
+def test_only_what_the_trainings_show_is_said(curves, seeds, conclusions):
+    _, ends = make_ends(curves, seeds)
+    assert conclude(rank_models(ends), UNIGRAM) == conclusions
+
+
+def test_a_difference_that_the_correction_removes_is_not_said():
+    """Of p = 0.03, 0.04 and 0.2, none is below 0.05 after the correction for three tests."""
+    _, ends = make_ends({"none": [(1, 40.0)], "m4m": [(1, 40.01)], "t5": [(1, 40.02)]})
     shares = {"none": (1.0, 1.0, 1.0), "m4m": (1.010, 1.015, 1.02), "t5": (1.0, 1.03, 1.01)}
-    *_, ends = make_ends({"none": [(1, 40.0)], "m4m": [(1, 40.01)], "t5": [(1, 40.02)]})
     for run, end in ends.items():
         value = 40 * shares[run.variant.name][run.seed - 1]
         end.curve.entries[-1] = end.curve.entries[-1]._replace(perplexity=value)
-    no_difference = "After Holm's correction for 3 comparisons, no difference is significant."
-    assert conclude(rank_models(ends), UNIGRAM)[0] == no_difference
+    assert conclude(rank_models(ends), UNIGRAM)[0] == (
+        "After Holm's correction for 3 comparisons, no difference is significant."
+    )
 
 
 def test_a_seed_that_diverged_is_shown_and_the_others_are_compared():
-    *_, ends = make_ends(FOUR)
+    plan, ends = make_ends(FOUR)
     run = next(run for run in ends if run.variant.name == "learned")
     ends[run] = TrainingEnd(ends[run].curve, diverged_at=140)
     models = rank_models(ends)
@@ -130,7 +140,7 @@ def test_a_seed_that_diverged_is_shown_and_the_others_are_compared():
     assert "for 3 comparisons: m4m is better than decbert_diff, none;" in test
     assert models[-1].variant.name == "learned"
     assert "diverged at update 140 (seed 1)" in report.format_screen(models, UNIGRAM)
-    rows = report.build_record(200, FACTS, ends, {}).figures["trainings"]
+    rows = report.build_record(plan, FACTS, ends, {}).figures["trainings"]
     (row,) = (row for row in rows if row["diverged"])
     assert (row["perplexity"], row["diverged"]) == (None, 140)
 
@@ -147,27 +157,31 @@ def test_a_model_is_judged_at_its_best_rate_over_all_seeds():
     assert (model.lr, model.by_seed) == ("0.001", {0: 50.0, 1: 52.0})
 
 
-def test_the_page_the_screen_and_the_record_show_what_is_finished(tmp_path):
-    args, runs, ends = make_ends(FOUR)
-    path = tmp_path / "report.html"
-    report.write_page(args, runs, FACTS, ends, path)
-    page = path.read_text()
+def test_the_page_needs_no_other_file_escapes_names_and_has_what_is_finished(tmp_path):
+    plan, ends = make_ends(FOUR)
+    report.write_page(plan, FACTS, ends, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
     assert re.search(r'<img alt="[^"]+" src="data:image/png;base64,iVBOR', page)
-    assert not re.search(r'(src|href)="(?!data:)', page)  # it needs no other file
+    assert not re.search(r'(src|href)="(?!data:)', page)
     assert re.search(r"<td>79.84 \([\d.]+ to [\d.]+\)</td><td>79.9, 79.8,", page)
     assert "<code>m4m</code>: As m4, but the three dot products are multiplied." in page
     assert "Holm&#39;s correction" in page
     assert "300,000 words" in page
-    report.write_page(args, runs, FACTS, dict(list(ends.items())[:5]), path)
+    report.write_page(plan, FACTS, dict(list(ends.items())[:5]), tmp_path / "report.html")
+    unfinished = (tmp_path / "report.html").read_text()
     said = "7 of 12 trainings are not finished", "judged when all trainings are finished", "Holm"
-    assert [text in path.read_text() for text in said] == [True, True, False]
+    assert [text in unfinished for text in said] == [True, True, False]
     assert [text in page for text in said] == [False, False, True]
+
+
+def test_the_screen_shows_the_best_first_and_the_record_has_differences_and_trainings(tmp_path):
+    plan, ends = make_ends(FOUR)
     table, conclusions = report.format_screen(rank_models(ends), UNIGRAM).split("\n\n")
     assert max(map(len, table.splitlines())) <= 100
-    names = [line.split()[0] for line in table.splitlines()]
-    assert names == ["encoding", "m4m", "decbert_diff", "learned", "none"]
+    rows = [line.split()[0] for line in table.splitlines()]
+    assert rows == ["encoding", "m4m", "decbert_diff", "learned", "none"]
     assert conclusions.startswith("- After Holm's correction for 6")
-    report.build_record(200, FACTS, ends, {"family": "x"}).write(tmp_path / "r.json")
+    report.build_record(plan, FACTS, ends, {"family": "x"}).write(tmp_path / "r.json")
     found = record.read(tmp_path / "r.json")
     assert (found.kind, found.data["words"]) == ("compare", 300_000)
     assert [row["seed"] for row in found.figures["trainings"]] == [1] * 4 + [2] * 4 + [3] * 4
@@ -177,39 +191,39 @@ def test_the_page_the_screen_and_the_record_show_what_is_finished(tmp_path):
     assert pair["p"] <= pair["p_holm"] < 0.01
 
 
-WRONG = {
-    "--encodings m4n": "--encodings: unknown position encoding 'm4n': did you mean m4 ",
-    "--encodings decbert_dif": "--encodings: unknown name 'decbert_dif': did you mean d",
-    "--encodings rope(axes=x)": "--encodings: rope(axes=x): expected a whole number",
-    "--encodings none,,m4m": "--encodings 'none,,m4m': an empty name",
-    "--encodings none,none": "--encodings: 'none' would train the same model twice",
-    "--encodings m4m,m4m()": "'m4m' and 'm4m()' would train the same",
-    "--lrs 0.1,fast": "argument --lrs: must be a finite number, not 'fast'",
-    "-- --lr 5": "-- --lr: this option cannot be set here; use --lrs",
-    "-- --save-dir=x": "cannot be set here; use --out",
-    "demo": "'demo' is not an option: --encodings rope,alibi --out",
-    "-- demo": "'demo' is not an option",
-    "--encodings none;3*rope,none": "is a list of 4 layers, but the stack has 2",
-    "--family causal-lm --encodings decbert_same": "attends from left to right",
-    "--on cloud": "--on cloud: write local, or slurm",
-    "--text none.txt": "No such file",
-}
-
-
-@pytest.mark.parametrize("words", WRONG)
-def test_wrong_options_are_found_before_any_work(words, tmp_path, capsys):
-    with pytest.raises(UserError, match=re.escape(WRONG[words])) as caught:
-        command.run(parse_args("--out", str(tmp_path / "out"), *words.split()))
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--encodings", "m4n"], "--encodings: unknown position encoding 'm4n': did you mean m4 "),
+        (["--encodings", "decbert_dif"], "--encodings: unknown name 'decbert_dif': did you mean d"),
+        (["--encodings", "rope(axes=x)"], "--encodings: rope(axes=x): expected a whole number"),
+        (["--encodings", "none,,m4m"], "--encodings 'none,,m4m': an empty name"),
+        (["--encodings", "none,none"], "--encodings: 'none' would train the same model twice"),
+        (["--encodings", "m4m,m4m()"], "'m4m' and 'm4m()' would train the same"),
+        (["--lrs", "0.1,fast"], "argument --lrs: must be a finite number, not 'fast'"),
+        (["--", "--lr", "5"], "-- --lr: this option cannot be set here; use --lrs"),
+        (["--", "--save-dir=x"], "cannot be set here; use --out"),
+        (["demo"], "'demo' is not an option: --encodings rope,alibi --out"),
+        (["--", "demo"], "'demo' is not an option"),
+        (["--encodings", "none;3*rope,none"], "is a list of 4 layers, but the stack has 2"),
+        (["--family", "causal-lm", "--encodings", "decbert_same"], "attends from left to right"),
+        (["--on", "cloud"], "--on cloud: write local, or slurm"),
+        (["--text", "none.txt"], "No such file"),
+    ],
+)
+def test_wrong_options_are_found_before_any_work(words, message, tmp_path, capsys):
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        command.run(parse_args("--out", str(tmp_path / "out"), *words))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
     assert not capsys.readouterr().err
 
 
 def test_models_differ_only_in_their_positions():
-    args, runs, _ = make_ends(FOUR, seeds=1)
+    plan, _ = make_ends(FOUR, seeds=1)
     rest = set()
-    for run in runs:
-        training = command.build_training(args, run, Path("out"))
+    for run in plan.runs:
+        training = command.build_training(plan, run, Path("out"), USER_DIR)
         before, _, after = shlex.join(training.command).partition(shlex.join(run.variant.options))
         assert after
         rest.add(f"{before} {after}".replace(str(training.folder), ""))
@@ -239,15 +253,18 @@ def compare_call(out: Path, encodings: str, updates: int, *words: str) -> list[s
 
 
 def run_compare(*args: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(compare_call(*args), capture_output=True, text=True, check=False)
+    return subprocess.run(compare_call(*args), capture_output=True, encoding="utf-8", check=False)
 
 
-def read_trainings(out: Path) -> list[Any]:
-    """Read all that must not depend on interruptions: figures, then curves and weights in turn."""
+def read_trainings(out: Path, model: str = "*") -> list[Any]:
+    """Read all that must not depend on interruptions: a model's figures, curves and weights."""
     rows = json.loads((out / "compare.json").read_text())["figures"]["trainings"]
-    of_time = {"seconds": None, "tokens_per_second": None}
-    found: list[object] = [row | of_time for row in rows]
-    for path in sorted(out.glob("models/*/*/checkpoint_last.pt")):
+    found: list[object] = [
+        {name: value for name, value in row.items() if name not in ("seconds", "tokens_per_second")}
+        for row in rows
+        if model in ("*", row["model"])
+    ]
+    for path in sorted(out.glob(f"models/{model}/*/checkpoint_last.pt")):
         found.append(read_curve_file(path.with_name("train.log")).points)
         weights = torch.load(path, weights_only=False)["model"].values()
         found.append([tensor.flatten()[:100].tolist() for tensor in weights])
@@ -267,31 +284,19 @@ def undisturbed(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", some_of([signal.SIGKILL], [signal.SIGTERM, signal.SIGKILL]))
-def test_more_of_all_and_a_stop_or_kill_give_the_same_bits(number, undisturbed, tmp_path):
-    """With more seeds, updates and encodings, one by one or side by side, at once or later."""
-    out = tmp_path / "out"
-    assert run_compare(out, "none", 20, "--seeds", "1", "--jobs", "1").returncode == 0
-    process = subprocess.Popen(compare_call(out, *WORDS), stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: any(out.glob("models/decbert*/*/checkpoint_last.pt")), process)
+def test_a_stopped_or_killed_comparison_continues_to_the_same_bits(number, undisturbed, tmp_path):
+    out, words = tmp_path / "out", ("none", *WORDS[1:])
+    process = subprocess.Popen(compare_call(out, *words), stderr=subprocess.PIPE, encoding="utf-8")
+    wait_until(lambda: any(out.glob("models/*/*/checkpoint_last.pt")), process)
     process.send_signal(number)
     *_, last = process.communicate()[1].strip().splitlines()
     if number == signal.SIGTERM:
         assert process.returncode == STOPPED
         assert last == "fairseq-posenc: stopped; the same command continues, or starts again"
     wait_until(lambda: not is_locked(out / LOCK))
-    run = run_compare(out, *WORDS)
-    assert "decbert_diff, learning rate 0.003, seed 1: continues at update" in run.stderr
-    log = (out / "models/none/lr-0.003-seed-1/train.log").read_text()
-    assert "--max-update 20" in log
-    assert "--max-update 40" in log
-    ours, theirs = map(read_trainings, (out, undisturbed))
-    del ours[8], theirs[8]  # the curve of that training has other points, in its first 20 updates
-    assert ours == theirs
-    fewer = run_compare(out, "none", 20, "--seeds", "1")
-    assert "was trained for 40 updates; give --updates 40" in fewer.stderr
-    other = run_compare(out, "none", 40, "--lrs", "0.003", "--vocab-size", "50")
-    assert "was made with other vocab size: 60, not 50" in other.stderr
-    assert (fewer.returncode, other.returncode) == (2, 2)
+    run = run_compare(out, *words)
+    assert "continues at update" in run.stderr
+    assert read_trainings(out) == read_trainings(undisturbed, "none")
 
 
 @pytest.mark.slow
@@ -323,6 +328,25 @@ def test_a_training_whose_log_lost_its_end_is_named_and_not_begun_again(undistur
     assert f"{log.parent}: its log has no last validation; delete the folder" in run.stderr
     assert "continues at update" not in run.stderr
     assert log.read_text() == kept
+
+
+@pytest.mark.slow
+def test_more_seeds_updates_and_encodings_continue_and_others_are_refused(undisturbed, tmp_path):
+    """One by one or side by side, at once or later: the same bits."""
+    out = tmp_path / "out"
+    for encodings, updates, seeds in (("none", 20, "1"), (WORDS[0], 40, "1,2")):
+        assert run_compare(out, encodings, updates, "--seeds", seeds, "--jobs", "1").returncode == 0
+    log = (out / "models/none/lr-0.003-seed-1/train.log").read_text()
+    assert "--max-update 20" in log
+    assert "--max-update 40" in log
+    fewer = run_compare(out, "none", 20, "--seeds", "1")
+    assert "was trained for 40 updates; give --updates 40" in fewer.stderr
+    other = run_compare(out, "none", 40, "--lrs", "0.003", "--vocab-size", "50")
+    assert "was made with other vocab size: 60, not 50" in other.stderr
+    assert (fewer.returncode, other.returncode) == (2, 2)
+    ours, theirs = map(read_trainings, (out, undisturbed))
+    del ours[4::2], theirs[4::2]  # curves have other points, after the first 20 updates
+    assert ours == theirs
 
 
 @pytest.mark.slow

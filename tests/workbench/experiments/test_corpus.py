@@ -40,10 +40,12 @@ def test_docstrings_of_the_library_are_read_and_nothing_is_imported(tmp_path):
     assert any('"assert" statement' in document[0] for document in reference)
 
 
-def test_a_text_is_cut_at_empty_lines_or_else_at_lines():
-    split = corpus.split_into_documents("one\ntwo\n\n \nthree\n")
-    assert split == [["one two", "three"]]
-    assert corpus.split_into_documents("one\ntwo\n") == [["one", "two"]]
+@pytest.mark.parametrize(
+    ("text", "document"),
+    [("one\ntwo\n\n \nthree\n", ["one two", "three"]), ("one\ntwo\n", ["one", "two"])],
+)
+def test_a_text_is_cut_at_empty_lines_or_else_at_lines(text, document):
+    assert corpus.split_into_documents(text) == [document]
     found = corpus.split_into_documents("word " * 5000)  # on one line
     assert len(found) > 5
     assert sum(map(corpus.count_words, found)) == 5000
@@ -59,19 +61,24 @@ def test_the_validation_text_is_a_twentieth_by_document_and_not_in_the_training_
     assert corpus.drop_repeats([["x", "y", "x"], ["x"]]) == [["x", "y"]]
 
 
-def test_a_text_that_cannot_be_used_is_one_line(tmp_path):
-    path = tmp_path / "text.txt"
-    for content, message in (
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
         (None, "No such file"),
         (b" \n\n", "the file is empty"),
         (b"fine\nbad \xff byte\n", "line 2: byte 0xff is not UTF-8"),
         (b"fine\nfine\n\0\n", "line 3: a NUL byte"),
-        (b"\xef\xbb\xbfonly three words", "too short, 3 words; at least 5,000"),
-    ):
-        if content is not None:
-            path.write_bytes(content)
-        with pytest.raises(UserError, match=f"^[^\n]*{path}[^\n]*{message}[^\n]*$"):
-            corpus.read_documents(path)
+        (b"\xef\xbb\xbfonly three words", r"text.txt: too short, 3 words; at least 5,000"),
+    ],
+)
+def test_a_text_that_cannot_be_used_is_one_line(tmp_path, content, message):
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        corpus.read_documents(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def small_text(path: Path) -> Path:
@@ -87,21 +94,24 @@ def small_text(path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [5000, 3])
-def test_a_vocabulary_that_does_not_fit_leaves_nothing_and_none_has_fairseqs_symbols(
-    size, tmp_path
-):
-    text, folder = small_text(tmp_path / "text.txt"), tmp_path / "data"
+def test_symbols_of_fairseq_stay_out_of_the_text(tmp_path):
+    text = small_text(tmp_path / "text.txt")
     text.write_text(text.read_text().replace("number", "<mask> <pad>"))
+    facts = data_bin.make_data(text, 60, tmp_path / "data")
+    pieces = (tmp_path / "data" / "train.pieces").read_text().split()
+    assert len(pieces) == facts.train_tokens
+    assert not {"<mask>", "<pad>", "<s>", "</s>"} & set(pieces)
+    assert (tmp_path / "data" / "binary" / "dict.txt").read_text().count("\n") <= 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [5000, 3])
+def test_a_vocabulary_that_does_not_fit_leaves_nothing(size, tmp_path):
+    text, folder = small_text(tmp_path / "text.txt"), tmp_path / "data"
     with pytest.raises(UserError, match=rf"--vocab-size {size}: Vocabulary size") as error:
         data_bin.make_data(text, size, folder)
     assert list(tmp_path.iterdir()) == [text]
-    fitting = int(re.findall(r"\d+", str(error.value))[-1])
-    facts = data_bin.make_data(text, fitting, folder)
-    pieces = (folder / "train.pieces").read_text().split()
-    assert len(pieces) == facts.train_tokens
-    assert not {"<mask>", "<pad>", "<s>", "</s>"} & set(pieces)
-    assert (folder / "binary" / "dict.txt").read_text().count("\n") <= fitting
+    data_bin.make_data(text, int(re.findall(r"\d+", str(error.value))[-1]), folder)
 
 
 def test_the_unigram_perplexity_is_that_of_counting():

@@ -13,7 +13,6 @@ import shutil
 import statistics
 import subprocess
 import weakref
-from itertools import groupby
 
 import pytest
 import torch
@@ -81,15 +80,12 @@ def measure(tmp_path, capsys):
 
 @torch.no_grad()
 def by_hand(model, tokens: list[int], length: int, stride: int) -> float:
-    """Return the perplexity, each token from a row of its own, which ends with it."""
-    rows, loss = [], 0.0
-    for index in range(len(tokens)):
+    """Return the perplexity, each token from a forward pass of its own, up to it."""
+    inputs, loss = [0, *tokens[:-1]], 0.0
+    for index, token in enumerate(tokens):
         start = max(0, index // stride * stride - (length - stride))
-        rows.append([0, *tokens][start : index + 2])
-    for _, equally_long in groupby(sorted(rows, key=len), len):
-        batch = torch.tensor([*equally_long])
-        logits = model(batch[:, :-1]).logits[:, -1].double()
-        loss += float(F.cross_entropy(logits, batch[:, -1], reduction="sum"))
+        logits = model(torch.tensor([inputs[start : index + 1]])).logits[0, -1]
+        loss -= float(F.log_softmax(logits.double(), -1)[token])
     return math.exp(loss / len(tokens))
 
 
@@ -117,21 +113,21 @@ def test_perplexities_are_those_of_single_passes(llama, measure, tmp_path):
     assert len(values) == len(rows), "each spec changes what the model predicts"
 
 
-def test_a_table_ends_where_it_ends_and_a_long_stride_makes_windows_that_do_not_overlap(
-    llama, measure, tmp_path
-):
+def test_a_stride_longer_than_a_window_makes_windows_that_do_not_overlap(llama, measure):
+    row = measure(f"a={llama}", "--lengths", 8, "--stride", 64)["a", 8]
+    tokens = Fast.from_pretrained(llama)(TEXT)["input_ids"]
+    expected = by_hand(LlamaForCausalLM.from_pretrained(llama), tokens, 8, 8)
+    assert (row["stride"], row["perplexity"]) == (8, pytest.approx(expected, rel=1e-4))
+
+
+def test_a_table_ends_where_it_ends(measure, tmp_path):
     config = GPT2Config(vocab_size=24, n_positions=16, n_embd=32, n_layer=1, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
     save_tokenizer(tmp_path / "gpt2", WORDS)
-    models_ = [f"gpt2={tmp_path / 'gpt2'}", f"a={llama}"]
-    rows = measure(*models_, "--lengths", "8,16,20", "--stride", 64)
+    rows = measure(f"gpt2={tmp_path / 'gpt2'}", "--lengths", "16,20", "--stride", "8")
     assert rows["gpt2", 16]["perplexity"]
     assert rows["gpt2", 20]["perplexity"] is None
     assert "limit of 16" in rows["gpt2", 20]["refusal"]
-    tokens = Fast.from_pretrained(llama)(TEXT)["input_ids"]
-    expected = by_hand(LlamaForCausalLM.from_pretrained(llama), tokens, 8, 8)
-    row = rows["a", 8]
-    assert (row["stride"], row["perplexity"]) == (8, pytest.approx(expected, rel=1e-4))
 
 
 def test_mistakes_are_one_line_and_no_model_is_scored_before(llama, measure, tmp_path, capsys):
@@ -216,7 +212,7 @@ def test_a_finished_score_is_not_computed_again_and_another_request_is_refused(l
 
 @pytest.mark.slow
 def test_a_killed_measurement_continues_with_the_score_that_it_was_at(llama, tmp_path):
-    (tmp_path / "text.txt").write_text(" ".join([TEXT] * 12))
+    (tmp_path / "text.txt").write_text(" ".join([TEXT] * 30))
     out = tmp_path / "out"
     words = ["--text", str(tmp_path / "text.txt"), "--out", str(out)]
     call = [script("fairseq-posenc"), "lm-length", f"a={llama}", *words]

@@ -67,9 +67,9 @@ def files():
     assert "0 questions left out, 0 answers moved, 0 answers in no window" in posenc(*command).out
     again = posenc(*command).err
     assert "exists already, made from the same inputs with the same options" in again
-    sizes = "--encoder-layers 2 --encoder-embed-dim 64 --encoder-ffn-embed-dim 128"
-    sizes += " --max-positions 48 --tokens-per-sample 48"
-    model = checkpoint("masked_lm", f"{SPEC} --attention-directions lr {sizes}", folder)
+    sizes = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128}
+    sizes |= {"max_positions": 48, "tokens_per_sample": 48}
+    model = checkpoint("masked_lm", SPEC, folder, attention_directions="lr", **sizes)
     return Files(raw, folder / "bin", model.path)
 
 
@@ -147,12 +147,17 @@ def test_twenty_questions_learnt_by_heart_are_answered(tmp_path):
 
 
 def test_wrong_input_is_shown_in_one_line(tmp_path, capsys):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "m4.json").write_text("3")
     predict = ["--questions", files().raw, "--out", tmp_path, "--checkpoint", files().pretrained]
     assert "was not fine-tuned on SQuAD" in refused(capsys, "squad", "predict", *predict)
     other = refused(capsys, *train_words(tmp_path), "--data", tmp_path)
     assert "was not made by fairseq-posenc preprocess squad" in other
     other = refused(capsys, *train_words(trained()[0], "common.seed=2"))
     assert "was made with other common, seed: 1, not 2; name another folder" in other
+    (tmp_path / "request.json").write_text('{"updates": 9}')  # of another command's folder
+    assert "was made with other" in refused(capsys, *train_words(tmp_path))
+    assert json.loads((tmp_path / "results" / "m4.json").read_text()) == 3  # nothing was deleted
 
 
 def configured(spec=SPEC, version="1.1", changes=()):

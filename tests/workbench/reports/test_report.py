@@ -70,7 +70,10 @@ def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory
 @pytest.mark.slow
 def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_path, capsys):
     state = torch.load(trained("masked_lm").save_dir / "checkpoint_last.pt", weights_only=False)
+    checkpoint = state["cfg"]["checkpoint"]
     for seed, loss, spec in ((1, 2.0, "m4m"), (2, 3.0, "m4m"), (3, 5.0, None)):
+        # By another metric, the best figure is not a loss.
+        checkpoint["best_checkpoint_metric"] = "loss" if spec else "accuracy"
         state["cfg"]["common"]["seed"] = seed
         state["cfg"]["model"].position_encoding = spec
         state["extra_state"]["best"] = loss  # in bits
@@ -86,6 +89,7 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
     assert row(text, "`1`")[1:-1] == ["`m4m`", "1", str(EPOCHS), "4.00"]
     assert row(text, "`2`")[-2] == "8.00"
     assert row(text, "`3`")[1] == "`fairseq's`"
+    assert row(text, "`3`")[-2] == "-"
     assert row(text, "mean of 2 seeds")[-2] == "6.00"
     best = translation.checkpoint()["extra_state"]["best"] * math.log(2)
     assert row(text, "`a`")[4:-1] == ["1.386", "0.2500", f"{best:.3f}"]

@@ -7,7 +7,6 @@ after each training, and print the outcome. The same command continues where it 
 import argparse
 import shlex
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
@@ -16,9 +15,12 @@ from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments import corpus, trainings, variants
 from fairseq_posenc.workbench.experiments.compare import report
 from fairseq_posenc.workbench.experiments.compare.outcomes import Run, rank_models
+from fairseq_posenc.workbench.experiments.compare.report import ComparePlan
 from fairseq_posenc.workbench.experiments.data_bin import BINARY, data_request, make_data
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
-from fairseq_posenc.workbench.running import devices, options, programs
+from fairseq_posenc.workbench.running import options
+from fairseq_posenc.workbench.running.devices import cores, visible_gpus
+from fairseq_posenc.workbench.running.programs import run_here
 from fairseq_posenc.workbench.running.progress import say
 
 # The models are small enough for two cores to train one in minutes, and large enough to learn more
@@ -88,55 +90,54 @@ def run(args: argparse.Namespace) -> None:
         UserError: wrong input.
         RunError: a command of fairseq failed.
     """
-    runs = plan_runs(args)
+    plan = build_plan(args)
     slurm = options.parse_slurm(args.on)
     out = args.out or Path(f"compare-{args.text.stem}" if args.text else "demo")
-    if args.text:
-        corpus.read_documents(args.text)  # an unusable text is refused before anything is written
+    if plan.text:
+        corpus.read_documents(plan.text)  # an unusable text is refused before anything is written
     shared = {  # what all trainings in a folder must share
-        **data_request(args.text, args.vocab_size),
-        "family": args.family,
-        "options": shlex.join(args.after_dashes),
+        **data_request(plan.text, plan.vocab_size),
+        "family": plan.family,
+        "options": shlex.join(plan.options),
     }
     ends: dict[Run, trainings.TrainingEnd] = {}
     with lock_folder(out):
         claim(out, shared)  # refuses a folder that was begun with another `shared`
-        facts = make_data(args.text, args.vocab_size, out / "data")
-        planned = {build_training(args, run, out): run for run in runs}
+        facts = make_data(plan.text, plan.vocab_size, out / "data")
+        runs = {build_training(plan, run, out, args.user_dir): run for run in plan.runs}
         page = out / report.PAGE
 
         def on_end(training: trainings.Training, end: trainings.TrainingEnd) -> None:
-            ends[planned[training]] = end
+            ends[runs[training]] = end
             result = f"perplexity {end.curve.entries[-1].perplexity:,.4g}"
             if end.diverged_at:
                 result = f"diverged at update {end.diverged_at:,}"
             say(f"[{len(ends)} of {len(runs)}] {training.label}: {result}")
-            report.write_page(args, runs, facts, ends, page)
+            report.write_page(plan, facts, ends, page)
 
-        say(f"{len(runs)} trainings of {args.updates:,} updates; results: {out}/")
-        here = len(devices.visible_gpus()) or devices.cores()
-        run_tasks = partial(programs.run_here, jobs=args.jobs or here)
+        say(f"{len(runs)} trainings of {plan.updates:,} updates; results: {out}/")
+        run_tasks = partial(run_here, jobs=args.jobs or len(visible_gpus()) or cores())
         if slurm is not None:
             from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit
 
             run_tasks = partial(run_on_slurm, folder=out / "slurm", options=slurm, jobs=args.jobs)
-        trainings.run_trainings(list(planned), run_tasks, on_end)
-        ends = {run: ends[run] for run in runs}  # all finished, in the order of `runs`
-        report.write_page(args, runs, facts, ends, page)
-        text_name = str(args.text or "the documentation inside Python")
-        record = report.build_record(args.updates, facts, ends, {**shared, "text": text_name})
+        trainings.run_trainings(list(runs), run_tasks, on_end)
+        ends = {run: ends[run] for run in plan.runs}  # in the order of the plan, all finished
+        report.write_page(plan, facts, ends, page)
+        text_name = str(plan.text or "the documentation inside Python")
+        record = report.build_record(plan, facts, ends, {**shared, "text": text_name})
         record.write(out / report.RECORD)
     print(report.format_screen(rank_models(ends), facts.unigram_perplexity))
     say(f"report: {page}")
 
 
-def plan_runs(args: argparse.Namespace) -> list[Run]:
-    """List the trainings, seed by seed, so that an interruption leaves complete seeds.
+def build_plan(args: argparse.Namespace) -> ComparePlan:
+    """Build the plan of a comparison from the parsed options.
 
     Raises:
         UserError: an option has a wrong value, or is reserved.
     """
-    passed = args.after_dashes  # options of fairseq-train
+    passed = tuple(args.after_dashes)  # options of fairseq-train
     for word in passed:
         if advice := RESERVED.get(word.split("=")[0]):
             raise UserError(f"-- {word}: this option cannot be set here; {advice}")
@@ -156,17 +157,26 @@ def plan_runs(args: argparse.Namespace) -> list[Run]:
                 "causal LM attends from left to right only"
             )
         parse(model.position_encoding).check_length(int(layers))  # refuses a list of more layers
-    return [Run(*x) for seed in args.seeds for x in product(models, [seed], args.lrs)]
+    return ComparePlan(
+        text=args.text,
+        family=args.family,
+        variants=models,
+        seeds=args.seeds,
+        lrs=args.lrs,
+        updates=args.updates,
+        vocab_size=args.vocab_size,
+        options=passed,
+    )
 
 
-def build_training(args: argparse.Namespace, run: Run, out: Path) -> trainings.Training:
+def build_training(plan: ComparePlan, run: Run, out: Path, user_dir: Path) -> trainings.Training:
     """Build the training of a run, in a folder of its own."""
     folder = out / "models" / run.variant.folder / f"lr-{run.lr}-seed-{run.seed}"
-    defaults = (*TRAIN_OPTIONS[args.family], *run.variant.options)
-    words = ("--user-dir", str(args.user_dir), *defaults, *args.after_dashes, "--lr", run.lr)
-    command = trainings.train_command(out / "data" / BINARY, folder, args.updates, run.seed, words)
+    defaults = (*TRAIN_OPTIONS[plan.family], *run.variant.options)
+    words = ("--user-dir", str(user_dir), *defaults, *plan.options, "--lr", run.lr)
+    command = trainings.train_command(out / "data" / BINARY, folder, plan.updates, run.seed, words)
     label = f"{run.variant.name}, learning rate {run.lr}, seed {run.seed}"
-    return trainings.Training(label, folder, args.updates, command)
+    return trainings.Training(label, folder, plan.updates, command)
 
 
 def _parse_rates(text: str) -> tuple[str, ...]:

@@ -2,10 +2,10 @@
 
 import base64
 import io
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import jinja2
 from tqdm import tqdm
@@ -16,6 +16,7 @@ from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.compare import outcomes
 from fairseq_posenc.workbench.experiments.data_bin import DataFacts
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
+from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.markdown import align
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
@@ -24,24 +25,38 @@ RECORD, PAGE = "compare.json", "report.html"
 _SCREEN_COLUMNS = ("encoding", "validation perplexity", "each seed", "position parameters", "time")
 
 
+class ComparePlan(NamedTuple):
+    """What a comparison trains, and on what."""
+
+    text: Path | None  # the user's text; None for Python's documentation
+    family: str
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+    lrs: tuple[str, ...]  # learning rates, as the user wrote them
+    updates: int
+    vocab_size: int
+    options: tuple[str, ...] = ()  # of `fairseq-train`, the user's
+
+    @property
+    def runs(self) -> list[outcomes.Run]:
+        """The trainings, seed by seed, so that an interruption leaves complete seeds."""
+        pairs = [(variant, lr) for variant in self.variants for lr in self.lrs]
+        return [outcomes.Run(variant, seed, lr) for seed in self.seeds for variant, lr in pairs]
+
+
 def write_page(
-    args: Namespace,
-    runs: Sequence[outcomes.Run],
-    facts: DataFacts,
-    ends: Mapping[outcomes.Run, TrainingEnd],
-    path: Path,
+    plan: ComparePlan, facts: DataFacts, ends: Mapping[outcomes.Run, TrainingEnd], path: Path
 ) -> None:
-    """Write the page with those of the ``runs`` that are finished; ``args`` are the options."""
+    """Write the page with the trainings that are finished."""
     models = outcomes.rank_models(ends)
-    missing = len(runs) - len(ends)
+    missing = len(plan.runs) - len(ends)
     conclusions = ["Differences are judged when all trainings are finished."]
     if not missing:
         conclusions = outcomes.conclude(models, facts.unigram_perplexity)
-    used = {x.name for run in runs for x in parse(run.variant.position_encoding).items}
+    used = {item.name for v in plan.variants for item in parse(v.position_encoding).items}
     template = (Path(__file__).parent / "page.html").read_text("utf-8")
     page = jinja2.Template(template, autoescape=True).render(
-        args=args,
-        total=len(runs),
+        plan=plan,
         facts=facts,
         missing=missing,
         rows=[_format_row(model) for model in models],
@@ -91,7 +106,7 @@ def draw(models: Sequence[outcomes.ModelOutcome]) -> bytes:
 
 
 def build_record(
-    updates: int, facts: DataFacts, ends: Mapping[outcomes.Run, TrainingEnd], data: Row
+    plan: ComparePlan, facts: DataFacts, ends: Mapping[outcomes.Run, TrainingEnd], data: Row
 ) -> Record:
     """Build the record of all models on the same ``data``, their differences, and all trainings."""
     ranked = outcomes.rank_models(ends)
@@ -100,7 +115,7 @@ def build_record(
             "model": model.variant.name,
             "position_encoding": model.variant.position_encoding,
             "attention_directions": model.variant.directions,
-            "updates": updates,
+            "updates": plan.updates,
             "position_parameters": next((x.position_parameters for x in model.undiverged), None),
             "lr": model.lr,
             "seeds": len(model.ends),

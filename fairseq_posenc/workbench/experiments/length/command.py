@@ -5,7 +5,6 @@ request, so the same command does not compute it again.
 """
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -14,14 +13,15 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import Request, checksum, lock_folder, read_result, write_result
-from fairseq_posenc.hf.own_positions import read_positions, read_trained_length
+from fairseq_posenc.hf.own_positions import read_limit, read_positions, read_trained_length
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.experiments.length import hf_model, report, scoring
 from fairseq_posenc.workbench.experiments.length.hf_model import NamedModel
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
-from fairseq_posenc.workbench.results.record import Record, Row, own_command
-from fairseq_posenc.workbench.running import devices, options
+from fairseq_posenc.workbench.results.record import Row
+from fairseq_posenc.workbench.running import options
+from fairseq_posenc.workbench.running.devices import choose_dtype
 from fairseq_posenc.workbench.running.progress import bar, say
 
 FIGURES, PICTURE = "lm-length.json", "lm-length.png"
@@ -59,12 +59,12 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         UserError: wrong input.
     """
-    dtype = devices.choose_dtype(args.fp16, args.bf16)
+    dtype = choose_dtype(args.fp16, args.bf16)
     models = hf_model.parse_models(args.models)
     raw = read_text(args.text)
     rows: list[Row] = []
     texts: list[Tensor] = []  # the text's tokens, for each model
-    for named in models:  # a mistake in the last shows before the first is scored, and writes none
+    for named in models:  # a mistake in the last shows before anything is scored or written
         model = hf_model.load(named, dtype, args.lengths[-1])  # for the longest: sorted
         texts.append(hf_model.tokenize_text(raw, named.path, model))
         del model  # frees the memory for the next one
@@ -87,11 +87,10 @@ def run(args: argparse.Namespace) -> None:
                 "position_encoding": read_positions(model),
                 "trained_length": read_trained_length(model),
             }
-            rows += ({**facts, **figures} for figures in _score_model(named, model, text, args))
+            for score in _score_model(named, model, text, args):
+                rows.append({**facts, **report.score_figures(score, bool(args.windows))})
             del model  # frees the memory for the next one
-        versions = {"fairseq_posenc": __version__, "torch": str(torch.__version__)}
-        data = {"text": str(args.text), "tokens": total, **versions}
-        record = Record("lm-length", {"perplexity": rows}, data, command=own_command())
+        record = report.build_record(rows, str(args.text), total)
         record.write(args.out / FIGURES)
         drawn = report.draw(record, args.out / PICTURE)
     print(report.format_results(record))
@@ -100,11 +99,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _score_model(
     named: NamedModel, model: PreTrainedModel, text: Tensor, args: argparse.Namespace
-) -> Iterator[Row]:
-    """Yield the figures of a model for each length; read those that are finished from their files.
-
-    With ``--windows``, they include the perplexity of each window.
-    """
+) -> list[scoring.Score]:
+    """Compute the scores of a model by length; read those that are finished from their files."""
+    scores = []
     shared = _collect_request(named, args)
     total, longest = len(text) - 1, args.lengths[-1]  # lengths are sorted
     (args.out / named.name).mkdir(exist_ok=True)
@@ -119,19 +116,18 @@ def _score_model(
                 else scoring.cut_windows(total, length, stride)
             )
             label = f"{named.name}, {length:,} tokens"
+            limit = read_limit(model)  # None for positions without a learned table
             predicted = sum(w.end - w.scored for w in windows)
             with bar(desc=label, total=predicted, unit=" tokens") as shown:
                 score = scoring.score_windows(
-                    model, text, windows, length, args.max_tokens, shown.update
+                    model, limit, text, windows, length, stride, args.max_tokens, shown.update
                 )
-            figure = score.refusal if score.loss is None else f"perplexity {2.0**score.loss:,.2f}"
+            figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # refusal: why none
             say(f"{label}: {figure} ({score.seconds:.0f} s)")
-            figures = {"length": length, "stride": stride, **score._asdict()}
+            figures = score._asdict()
             write_result(path, request, figures)
-        values, loss = figures.pop("windows"), figures["loss"]
-        by_window = {f"window_{number}": value for number, value in enumerate(values, start=1)}
-        figures["perplexity"] = None if loss is None else 2.0**loss
-        yield figures | (by_window if args.windows else {})
+        scores.append(scoring.Score(**figures))
+    return scores
 
 
 def _collect_request(named: NamedModel, args: argparse.Namespace) -> Request:

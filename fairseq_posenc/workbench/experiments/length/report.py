@@ -5,10 +5,35 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 
-from fairseq_posenc.workbench.results import intervals, pictures
-from fairseq_posenc.workbench.results.intervals import LEVEL, interval
+import torch
+
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.experiments.length.scoring import Score
+from fairseq_posenc.workbench.results import pictures
+from fairseq_posenc.workbench.results.intervals import (
+    LEVEL,
+    compare,
+    interval,
+    interval_of_perplexity,
+)
 from fairseq_posenc.workbench.results.markdown import align
-from fairseq_posenc.workbench.results.record import Record, Row, group_by
+from fairseq_posenc.workbench.results.record import Record, Row, group_by, own_command
+
+
+def score_figures(score: Score, has_windows: bool) -> Row:
+    """Collect the figures of a score by column; ``has_windows``: one for each window, too."""
+    figures = {**score._asdict(), "perplexity": score.perplexity}
+    windows = figures.pop("windows")
+    if has_windows:
+        figures |= {f"window_{number}": value for number, value in enumerate(windows, start=1)}
+    return figures
+
+
+def build_record(rows: Sequence[Row], text: str, tokens: int) -> Record:
+    """Build the record of all scores, a row for each model and context length."""
+    versions = {"fairseq_posenc": __version__, "torch": str(torch.__version__)}
+    data = {"text": text, "tokens": tokens, **versions}
+    return Record("lm-length", {"perplexity": rows}, data, command=own_command())
 
 
 def _read_windows(row: Row) -> dict[int, float]:
@@ -43,7 +68,7 @@ def _compare_with_first(groups: Mapping[str, Sequence[Row]]) -> list[str]:
     for model, rows in others:
         ratios = []
         for row, first_row in zip(rows, first_rows, strict=True):  # one for each length
-            log_ratio = intervals.compare(_read_windows(row), _read_windows(first_row)).interval
+            log_ratio = compare(_read_windows(row), _read_windows(first_row)).interval
             if log_ratio.is_bounded:  # there were enough windows
                 low, high = math.exp(log_ratio.low), math.exp(log_ratio.high)
                 ratios.append(f"{row['length']:,}: {low:.3f} to {high:.3f}")
@@ -59,7 +84,7 @@ def _format_cell(row: Row) -> str:
     if row["perplexity"] is None:
         return "-"
     if windows := _read_windows(row):
-        return intervals.interval_of_perplexity(windows.values()).show(2)  # of the mean loss
+        return interval_of_perplexity(windows.values()).show(2)  # of the mean loss
     return f"{row['perplexity']:,.2f}"
 
 

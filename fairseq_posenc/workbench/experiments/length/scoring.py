@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.own_positions import read_limit
 
 _MAX_BITS = 1000.0  # 2 to this power is still a number
 _TOKENS_AT_A_TIME = 1024  # losses of so many are computed together, to save memory
@@ -72,19 +71,28 @@ def batch_windows(windows: Iterable[Piece], max_tokens: int) -> Iterator[list[Pi
 class Score(NamedTuple):
     """The loss of a model on a text, or the reason why it cannot read it."""
 
+    length: int  # context length: most tokens of a window
+    stride: int  # tokens of a window that are predicted
     tokens: int  # predicted tokens of all windows
     loss: float | None  # bits per token; None if there is no figure
     seconds: float  # time of scoring
     refusal: str  # reason why there is no figure; else empty
     windows: list[float]  # perplexity of each window
 
+    @property
+    def perplexity(self) -> float | None:
+        """Perplexity per token."""
+        return None if self.loss is None else 2.0**self.loss
+
 
 @torch.no_grad()
 def score_windows(
     model: PreTrainedModel,
+    limit: int | None,
     text: Tensor,
     windows: Iterable[Piece],
     length: int,
+    stride: int,
     max_tokens: int,
     on_tokens: Callable[[int], object],
 ) -> Score:
@@ -92,10 +100,12 @@ def score_windows(
 
     Args:
         model: the model.
+        limit: its longest input; None if its position encodings themselves refuse longer ones.
         text: ``(N + 1,)``, the token with which texts begin in training, then token i of the text
             at i + 1; so the first one is predicted like any other.
         windows: the windows of the text.
         length: most tokens that are read of a window.
+        stride: tokens that are predicted of a window.
         max_tokens: most tokens of a batch, unless a window alone has more.
         on_tokens: called with the number of tokens that a batch predicts.
     """
@@ -106,7 +116,6 @@ def score_windows(
     refusal = ""
     perplexities: list[float] = []
     try:
-        limit = read_limit(model)  # None for positions without a learned table
         if limit is not None and length > limit:
             raise UserError(f"{length} tokens are more than the model's limit of {limit}")
         for module in model.modules():  # encodings of `set_positions`; a stock model has none
@@ -126,7 +135,7 @@ def score_windows(
     if not refusal and not loss < _MAX_BITS:  # the comparison is false for NaN too
         refusal = "the model's probabilities are too small for a number"
     seconds = time.monotonic() - began
-    return Score(tokens, None if refusal else loss, seconds, refusal, perplexities)
+    return Score(length, stride, tokens, None if refusal else loss, seconds, refusal, perplexities)
 
 
 def _predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:

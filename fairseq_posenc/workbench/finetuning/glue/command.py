@@ -11,9 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from fairseq_posenc import folders
+from fairseq_posenc.tasks.glue.definitions import parse_tasks
 from fairseq_posenc.workbench.finetuning.glue import report, runs
 from fairseq_posenc.workbench.finetuning.glue.worker import fine_tune
 from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS
+from fairseq_posenc.workbench.finetuning.recipes import format_override
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running import devices, options, programs
 from fairseq_posenc.workbench.running.progress import say
@@ -48,7 +50,18 @@ def run(args: argparse.Namespace) -> None:
     # Absolute, because the runs' requests name it, and hydra changes the working folder.
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     out = (args.out or Path(f"glue-{report.name_model(pretrained.path)}-{args.protocol}")).resolve()
-    planned = runs.plan_runs(args, pretrained, out)
+    user_dir = format_override("common.user_dir", args.user_dir.resolve())  # `cli` adds --user-dir
+    request = runs.GlueRequest(
+        protocol=args.protocol,
+        tasks=parse_tasks(args.tasks),
+        data=args.data,
+        pretrained=pretrained,
+        out=out,
+        rates=args.learning_rates,
+        seeds=args.seeds or (),
+        overrides=[user_dir, *args.changes],  # the values of --set come last, so they win
+    )
+    planned = runs.plan_runs(request)
     if args.dry_run:
         for glue_run in planned:
             updates = f"{glue_run.max_update:,} updates"

@@ -49,9 +49,7 @@ def write_results(
     results = []
     for run in finished:
         folder = run.folder(out)
-        # Of MNLI, the metric on the matched development set is reported.
-        metric = f"{run.metric}_m" if len(TASKS[run.task].valid_splits) > 1 else run.metric
-        described = run.task, metric, run.learning_rate, run.seed, str(folder)
+        described = run.task, run.reported_metric, run.learning_rate, run.seed, str(folder)
         results.append(GlueResult(*described, **read_json(folder / RESULT)))  # the last 3 fields
     for group in group_by_task(results):
         for path in sorted(Path(find_best(group).folder).glob("submission/*.tsv")):  # predictions
@@ -86,26 +84,10 @@ def build_record(results: Sequence[GlueResult], spec: str, facts: Mapping[str, A
     """Build the record of all results; ``facts`` are about the model, whose spec is ``spec``."""
     figures: dict[str, list[Row]] = {"tasks": [], "runs": []}
     for group in group_by_task(results):
-        best = find_best(group)
-        selected = max(  # the results of the learning rate with the best mean over its seeds
-            group_by(group, lambda result: result.learning_rate).values(),
-            key=lambda seeds: statistics.fmean(x.metrics[x.metric] for x in seeds),
-        )
+        selected, best = _select_best_rate(group), find_best(group)
         for name in best.metrics:
-            values = [result.metrics[name] for result in selected]
-            figures["tasks"].append(
-                {
-                    "task": best.task,
-                    "metric": name,
-                    "reported": name == best.metric,
-                    "learning_rate": selected[0].learning_rate,
-                    "seeds": len(values),
-                    "best": best.metrics[name],  # of all runs; the others are of these seeds
-                    "mean": statistics.fmean(values),
-                    "median": statistics.median(values),
-                    "std": statistics.stdev(values) if len(values) > 1 else 0.0,  # of a sample
-                }
-            )
+            row = {"task": best.task, "metric": name, "reported": name == best.metric}
+            figures["tasks"].append({**row, **_summarise_seeds(selected, name, best)})
         for result in group:
             row = {**result._asdict(), **result.metrics}
             del row["metric"], row["metrics"]
@@ -118,30 +100,58 @@ def find_best(results: Sequence[GlueResult]) -> GlueResult:
     return max(results, key=lambda result: result.metrics[result.metric])
 
 
+def _select_best_rate(results: Sequence[GlueResult]) -> list[GlueResult]:
+    """Select a task's results of the learning rate with the best mean over its seeds."""
+    return max(
+        group_by(results, lambda result: result.learning_rate).values(),
+        key=lambda group: statistics.fmean(result.metrics[result.metric] for result in group),
+    )
+
+
+def _summarise_seeds(results: Sequence[GlueResult], metric: str, best: GlueResult) -> Row:
+    """Compute mean, median, sample deviation (0 for one run) of seeds; ``best`` is of all runs."""
+    values = [result.metrics[metric] for result in results]
+    return {
+        "learning_rate": results[0].learning_rate,
+        "seeds": len(values),
+        "best": best.metrics[metric],
+        "mean": statistics.fmean(values),
+        "median": statistics.median(values),
+        "std": statistics.stdev(values) if len(values) > 1 else 0.0,
+    }
+
+
 def format_report(record: Record) -> str:
     """Format the report in Markdown."""
     data = record.data
     figures = select_figures(record)  # by the columns of the paper's table, with the average
-    parts = [
+    lines = [
         f"# GLUE: {data['name']}",
+        "",
         f"Positions `{record.spec}`, protocol {data['protocol']}, checkpoint "
         f"`{data['checkpoint']}`. All figures are percentages of the development sets.",
+        "",
         table(
             [STATISTICS[data["protocol"]][1], *figures],  # the statistic in words, as `best run`
             [[f"**{data['name']}**", *(f"{figure:.2f}" for figure in figures.values())]],
         ),
+        "",
         "## Learning rates and seeds",
+        "",
         "The seeds are those of the learning rate with the best mean; `best` is over all runs.",
+        "",
         table(  # `record.rows` are those of its first table, `tasks`
             _SPREAD_COLUMNS, [_format_spread(row) for row in record.rows if row["reported"]], "l"
         ),
+        "",
     ]
-    if collapsed := [f"- `{run['folder']}`" for run in record.figures["runs"] if run["collapsed"]]:
+    if collapsed := [run["folder"] for run in record.figures["runs"] if run["collapsed"]]:
         text = "(they predict the same for everything, or no better than chance)"
-        parts += [f"Collapsed runs {text}, which the figures above include:", "\n".join(collapsed)]
+        lines += [f"Collapsed runs {text}, which the figures above include:", ""]
+        lines += [*(f"- `{folder}`" for folder in collapsed), ""]
     if data["unfinished"]:
-        parts.append(f"Not finished: {data['unfinished']}.")
-    return "\n\n".join(parts) + "\n"
+        lines += [f"Not finished: {data['unfinished']}.", ""]
+    return "\n".join(lines)
 
 
 def _format_spread(row: Row) -> list[str]:
@@ -151,6 +161,12 @@ def _format_spread(row: Row) -> list[str]:
     name, _, split = row["metric"].partition("_")  # only metrics of MNLI have a split, m or mm
     metric = f"{_METRIC_TITLES.get(name, name)} {split}".strip()
     return [row["task"], metric, f"{row['learning_rate']:g}", str(row["seeds"]), *values]
+
+
+def write_predictions(path: Path, ids: Sequence[str], predictions: Sequence[str]) -> None:
+    """Write a file of a submission, with the columns index and prediction."""
+    rows = "".join(f"{index}\t{prediction}\n" for index, prediction in zip(ids, predictions))
+    write_whole(path, "index\tprediction\n" + rows)
 
 
 def complete_submission(folder: Path, data: Path) -> list[str]:

@@ -4,7 +4,7 @@ The folder of a run, such as ``OUT/RTE/lr2e-05-seed1``, is bound to all fields o
 :class:`GlueRun` (:mod:`fairseq_posenc.folders`).
 """
 
-from argparse import Namespace
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fairseq_posenc import folders
 from fairseq_posenc.checkpoints.recovery import LAST, newest_checkpoint
 from fairseq_posenc.tasks.glue.data import find_training_data
-from fairseq_posenc.tasks.glue.definitions import parse_tasks
+from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 from fairseq_posenc.user_dir import find_shipped_folder
 from fairseq_posenc.workbench.finetuning import recipes
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
@@ -42,6 +42,11 @@ class GlueRun(NamedTuple):
         """Name of the run in messages."""
         return f"{self.task}, learning rate {self.learning_rate:g}, seed {self.seed}"
 
+    @property
+    def reported_metric(self) -> str:
+        """The metric that is reported; for MNLI, on the matched development set."""
+        return f"{self.metric}_m" if len(TASKS[self.task].valid_splits) > 1 else self.metric
+
     def folder(self, out: Path) -> Path:
         """Build the path of the run's folder."""
         return out / self.task / f"lr{self.learning_rate:g}-seed{self.seed}"
@@ -52,31 +57,38 @@ class GlueRun(NamedTuple):
         return (folder / RESULT).exists() and not (folder / LAST).exists()
 
 
-def plan_runs(args: Namespace, pretrained: Pretrained, out: Path) -> list[GlueRun]:
-    """Plan the runs of all tasks.
+class GlueRequest(NamedTuple):
+    """The user's choices for the fine-tunings of a model."""
 
-    Args:
-        args: the options; learning rates and seeds that they lack are those of the YAML files.
-        pretrained: the model to start from, its path absolute.
-        out: folder of the runs, absolute.
+    protocol: str  # `m4m` or `decbert`
+    tasks: Sequence[Task]
+    data: Path  # folder of their data-bins
+    pretrained: Pretrained  # the model to start from, its path absolute
+    out: Path  # folder of the runs, absolute
+    rates: Sequence[float]  # peak learning rates; empty for those of the YAML files
+    seeds: Sequence[int]  # random seeds; empty for those of the YAML files
+    overrides: Sequence[str]  # hydra overrides
+
+
+def plan_runs(request: GlueRequest) -> list[GlueRun]:
+    """Plan the runs of all tasks.
 
     Raises:
         UserError: a task has no data, its data have another dictionary, or an example is longer
             than the model's positions.
     """
-    # The values of --set come last, so they win.
-    overrides = [recipes.format_override("common.user_dir", args.user_dir.resolve()), *args.changes]
     runs = []
-    for task in parse_tasks(args.tasks):
-        data = find_training_data(args.data, task)
+    pretrained = request.pretrained
+    for task in request.tasks:
+        data = find_training_data(request.data, task)
         pretrained.check_dictionary(data.dictionary)
         data.check_lengths(pretrained.max_positions, pretrained.path)
-        path = CONFIGS / f"{task.config_name(args.protocol)}.yaml"
+        path = CONFIGS / f"{task.config_name(request.protocol)}.yaml"
         examples = data.splits["train"]["examples"]  # their number, from the data's manifest
-        cfg = recipes.compose_recipe(path, examples, overrides)
+        cfg = recipes.compose_recipe(path, examples, request.overrides)
         # The options come first, then the file's lists, then the values of a single training.
-        rates = args.learning_rates or cfg.task.learning_rates or cfg.optimization.lr[:1]
-        seeds = args.seeds or cfg.task.seeds or [cfg.common.seed]
+        rates = request.rates or cfg.task.learning_rates or cfg.optimization.lr[:1]
+        seeds = request.seeds or cfg.task.seeds or [cfg.common.seed]
         for rate, seed in product(rates, seeds):
             run = GlueRun(
                 task=task.name,
@@ -94,9 +106,9 @@ def plan_runs(args: Namespace, pretrained: Pretrained, out: Path) -> list[GlueRu
                 "optimization.lr": [rate],
                 "optimization.max_update": cfg.optimization.max_update,
                 "lr_scheduler.warmup_updates": cfg.lr_scheduler.warmup_updates,
-                "checkpoint.save_dir": run.folder(out),
+                "checkpoint.save_dir": run.folder(request.out),
             }
-            settings = recipes.build_settings(pretrained, values, overrides)
+            settings = recipes.build_settings(pretrained, values, request.overrides)
             runs.append(run._replace(settings=settings))
     return runs
 

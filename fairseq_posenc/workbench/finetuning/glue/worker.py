@@ -22,7 +22,7 @@ from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import Task
 from fairseq_posenc.user_dir import import_user_dir
-from fairseq_posenc.workbench.finetuning.glue.report import format_predictions
+from fairseq_posenc.workbench.finetuning.glue.report import format_predictions, write_predictions
 from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
 from fairseq_posenc.workbench.finetuning.recipes import train
 from fairseq_posenc.workbench.loading.checkpoints import read_updates, updates_done, write_state
@@ -53,21 +53,24 @@ def fine_tune(run: GlueRun, out: Path, environment: programs.Environment) -> Non
             # `run_logged` looks up a bare name in the folder of the running Python.
             evaluation = [Path(sys.executable).name, "-m", _MODULE, str(folder)]
             programs.run_logged(evaluation, folder / logs.TRAIN_LOG, lock, environment=environment)
-        # Not before the result: the training could not continue without its last checkpoint. The
-        # optimizer's state, two thirds, is dropped from the best one, which is replaced as a whole.
-        best = folder / BEST
-        write_state({**open_whole(best), "last_optimizer_state": None}, best)
-        (folder / LAST).unlink(missing_ok=True)
+        shrink_checkpoints(folder)  # not before the result: the training could not continue
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
     say(f"{run.label}: finished, {scores}")
+
+
+def shrink_checkpoints(folder: Path) -> None:
+    """Drop the optimizer's state, two thirds, from the best checkpoint; delete the last one."""
+    path = folder / BEST  # replaced as a whole: a kill leaves the old file or the new one
+    write_state({**open_whole(path), "last_optimizer_state": None}, path)
+    (folder / LAST).unlink(missing_ok=True)
 
 
 def evaluate(folder: Path) -> None:
     """Write ``submission/`` and ``result.json`` of a trained run, evaluated in float32."""
     path = folder / BEST
     import_user_dir(Path(open_whole(path)["cfg"]["common"]["user_dir"]))  # the user's encodings
-    opened = open_model(path, option="best checkpoint")
+    opened = open_model(path, option="best checkpoint")  # in evaluation mode
     model = opened.model.to(devices.choose_device())
     data = open_glue_data(opened.data)  # with its task, and the splits that it has
     splits = data.task.valid_splits
@@ -82,11 +85,10 @@ def evaluate(folder: Path) -> None:
     for name, split in zip(data.task.submission, data.task.test_splits):  # a file for each set
         if split in data.splits:  # some files of a task are optional
             outputs, _ = predict(model, opened.task, split)
-            rows = zip(data.test_ids(split), format_predictions(data.task, outputs))
+            predictions = format_predictions(data.task, outputs)
             file = folder / "submission" / f"{name}.tsv"
             file.parent.mkdir(exist_ok=True)
-            lines = ["index\tprediction", *map("\t".join, rows)]  # as GLUE's site accepts them
-            write_whole(file, "\n".join(lines) + "\n")
+            write_predictions(file, data.test_ids(split), predictions)
     result = {"update": read_updates(opened.state), "metrics": figures, "collapsed": collapsed}
     write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
 

@@ -88,11 +88,14 @@ def _train(args: argparse.Namespace) -> None:
     pretrained = read_pretrained(args.checkpoint)
     cfg, command = compose_training(pretrained, open_data_bin(args.data), out, changes)
     updates = cfg.optimization.max_update
+    request = cast("dict[str, Any]", OmegaConf.to_container(cfg, enum_to_str=True))
     with folders.lock_folder(out) as lock:
         ensure_last_checkpoint(out)
         if (out / folders.REQUEST).exists() and not updates_done(out):
-            folders.empty(out)  # it failed before its first checkpoint
-        folders.claim(out, cast("dict[str, Any]", OmegaConf.to_container(cfg, enum_to_str=True)))
+            begun = folders.read_json(out / folders.REQUEST)
+            if isinstance(begun, dict) and begun.keys() == request.keys():  # a training
+                folders.empty(out)  # it failed before its first checkpoint
+        folders.claim(out, request)
         if updates_done(out) >= updates:
             say(f"{out}: the training is finished, and nothing was changed")
         else:
