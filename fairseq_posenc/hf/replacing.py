@@ -126,6 +126,7 @@ def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
 
 def _build_parts(spec: Spec, stack: Stack, settings: PositionSettings) -> Parts:
     """Build the new positions of a stack, with new weights: see :class:`HFStackPositions`."""
+    _refuse_unfit(spec, stack)
     weight = next(stack.module.parameters())
     # A model that is being loaded is on the device "meta", where constants cannot be computed.
     with torch.device("cpu" if weight.is_meta else weight.device):
@@ -137,6 +138,28 @@ def _build_parts(spec: Spec, stack: Stack, settings: PositionSettings) -> Parts:
         refuse_replaced_forward(owner)
         part.to(stack.module.dtype)
     return parts
+
+
+def _refuse_unfit(spec: Spec, stack: Stack) -> None:
+    """Refuse a spec that a stack cannot have."""
+    spec.check_length(len(stack.attentions))
+    config = stack.config
+    if stack.is_hybrid and any(item.name == "documents" for item in spec.items):
+        raise UserError(f"{spec}: layers of this model without attention would mix documents")
+    if spec.rotates_source:
+        raise UserError(
+            f"{spec}: rope(cross_attention=true) is not served here: attention to an encoder is "
+            "transformers' own"
+        )
+    # In some models of OPT, embeddings are projected to the width of the layers.
+    width = stack.module.get_input_embeddings().embedding_dim
+    if spec.input_items and width != config.hidden_size:
+        raise UserError(
+            f"{spec}: the embeddings of this model have {width} channels, and its layers "
+            f"{config.hidden_size}: use encodings of the scores or rotations"
+        )
+    if spec.input_items and getattr(config, "hidden_size_per_layer_input", None):
+        raise UserError(f"{spec}: this model finds tokens by their embeddings: add no vectors")
 
 
 def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:

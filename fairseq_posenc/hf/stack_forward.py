@@ -66,7 +66,6 @@ class HFStackPositions(StackPositions):
 
     def __init__(self, spec: Spec, stack: Stack, settings: PositionSettings) -> None:
         assert settings.max_positions is not None, "set_positions has found that of the model"
-        _refuse_unfit(spec, stack)
         sizes = (stack.config.hidden_size, stack.num_heads, settings.max_positions)
         super().__init__(spec, *sizes, stack.causal, head_dim=max(stack.head_widths))
         # Scalings and buckets depend on the length of the training, not on `max_positions`.
@@ -283,28 +282,6 @@ class HFStackPositions(StackPositions):
         ones = [torch.ones(1, 1, x, dtype=like.dtype, device=device) for x in self.cosine_widths]
         plain = {x.size(-1): (x, torch.zeros_like(x)) for x in ones}
         return PassState(cosines, plain)
-
-
-def _refuse_unfit(spec: Spec, stack: Stack) -> None:
-    """Refuse a spec that a stack cannot have."""
-    spec.check_length(len(stack.attentions))
-    config = stack.config
-    if stack.is_hybrid and any(item.name == "documents" for item in spec.items):
-        raise UserError(f"{spec}: layers of this model without attention would mix documents")
-    if spec.rotates_source:
-        raise UserError(
-            f"{spec}: rope(cross_attention=true) is not served here: attention to an encoder is "
-            "transformers' own"
-        )
-    # In some models of OPT, embeddings are projected to the width of the layers.
-    width = stack.module.get_input_embeddings().embedding_dim
-    if spec.input_items and width != config.hidden_size:
-        raise UserError(
-            f"{spec}: the embeddings of this model have {width} channels, and its layers "
-            f"{config.hidden_size}: use encodings of the scores or rotations"
-        )
-    if spec.input_items and getattr(config, "hidden_size_per_layer_input", None):
-        raise UserError(f"{spec}: this model finds tokens by their embeddings: add no vectors")
 
 
 def _read_directions(text: str, stack: Stack) -> str:
