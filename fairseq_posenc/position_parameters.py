@@ -102,7 +102,7 @@ def copy_parameter(
     if extended.shape == parameter.shape:
         parameter.copy_(extended)
         return ""
-    misfit = f"untrained, as the model's is {tuple(trained.shape)}"
+    misfit = f"untrained, as the trained one is {tuple(trained.shape)}"
     if not encoding.has_position_table or trained.shape[1:] != parameter.shape[1:]:
         return misfit
     axes = encoding.axes  # their tables, of equal length, follow one another in the rows

@@ -48,7 +48,7 @@ class Window(Encoding):
         """Limit the distance of keys. Padding is never one of the first keys."""
         if self.prefill and positions.tgt_len == 1 and positions.src_len > 1:
             return Mask()  # no limit: a generated token
-        limits = Mask(window=self.size, prefill=self.prefill)
+        limits = Mask(window=self.size, prefill=self.prefill)  # `prefill`: caches keep all keys
         if self.first is None:
             return limits
         first_keys = positions.ids < self.first  # [B or 1, S]
@@ -83,7 +83,7 @@ class Chunk(Encoding):
 
     def mask(self, positions: Positions) -> Mask:
         """Limit attention to the tokens of one chunk."""
-        longest = self.size if positions.counted else None  # None: unknown, a caller's may repeat
+        longest = self.size if positions.counted else None  # a caller's ids may repeat
         return Mask(segments=positions.common_ids() // self.size, longest=longest)
 
 

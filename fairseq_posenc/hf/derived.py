@@ -89,7 +89,7 @@ _pass = threading.local()  # has `cosines` in a pass; torch.compile traces no `C
 
 @contextmanager
 def begin_pass(cosines: tuple[Any, Any]) -> Iterator[None]:
-    """Let the stand-ins work inside; ``cosines`` and sines are Nones where layers differ."""
+    """Let the stand-ins work inside; give them cosines and sines, Nones where layers differ."""
     before = getattr(_pass, "cosines", None)
     _pass.cosines = cosines
     try:
@@ -99,7 +99,7 @@ def begin_pass(cosines: tuple[Any, Any]) -> Iterator[None]:
 
 
 class NoRotation(nn.Module):
-    """Replaces a model's rotary module; attentions take the stack's state, users read this."""
+    """Replaces a model's rotary module, which no attention reads any more; code around it may."""
 
     def forward(self, *args: Any, **named: Any) -> Any:
         """Return the cosines and sines of all layers; None, None where they differ."""

@@ -39,7 +39,7 @@ class PositionSettings(NamedTuple):
     @classmethod
     def read(cls, config: PretrainedConfig) -> "PositionSettings":
         """Read them from a configuration; refuse one that states no spec."""
-        if not hasattr(config, SPEC_FIELD):
+        if not hasattr(config, SPEC_FIELD):  # one of a stock folder, opened by a class of ours
             raise UserError("a stock folder is loaded by its stock class, or by an Auto class")
         return cls(**{x: getattr(config, k) for x, k in _FIELDS.items() if hasattr(config, k)})
 

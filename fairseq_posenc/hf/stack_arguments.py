@@ -31,7 +31,7 @@ class StackArguments:
 
     Raises:
         UserError: position ids have another shape, or are on axes that the encodings do not have;
-            or an argument is of this package's modules.
+            or ``document_ids`` are given, an argument of the library's modules alone.
     """
 
     def __init__(self, named: dict[str, Any], positions: StackPositions, stack: Stack) -> None:
@@ -228,7 +228,7 @@ class StackArguments:
                 "position_ids or documents do not count on from the tokens in a cache: pass all "
                 "tokens at once, without one (use_cache=False)",
             )
-        if boundary_id is not None:  # ids that are given never begin again at an end
+        if boundary_id is not None:  # a caller's ids, below, replace what this counts
             ends = self.inputs.eq(boundary_id) & mask.ne(0)
             positions = encodings.number(positions._replace(ends=ends))
         if ids is not None:

@@ -1,4 +1,4 @@
-"""Provides a layer's encodings to models that compute attention, and to inspect or test them."""
+"""Provides a layer's encodings to other attention modules, to inspection and to tests."""
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ class LayerPositions(AttentionCore, StackLayer):
         terms = draft_terms(spec, dims, backend="auto")[self.kind]  # of a single token
         widens = any(item.encoding.widens for item in spec.layer_kinds[self.kind])
         simple = (NumbersByDistance, NumbersByPair, Reset, ScaleFactor)
-        if widens or not all(isinstance(term, simple) for term in terms):  # widens queries, keys
+        if widens or not all(isinstance(term, simple) for term in terms):
             raise UserError(
                 f"{spec}: its scores are more than a rotated dot product, a factor and a bias for "
                 "each distance: use SelfAttention"
@@ -96,7 +96,7 @@ class LayerPositions(AttentionCore, StackLayer):
         """
         state = self.select_state(shared)
         terms = self.collect_terms(state)
-        if terms.gain is not None:
+        if terms.gain is not None:  # of `NumbersByDistance`, which multiply or are added
             raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
         return sum_biases(terms, state.positions.tgt_len, state.positions.src_len)
 
@@ -143,13 +143,14 @@ class PositionEncoding(AttentionCore, StackPositions):
         key_padding_mask: Tensor | None = None,
         inputs: Tensor | None = None,
     ) -> Tensor:
-        """Compute the scores before softmax, none masked; the mask counts keys for ``ssmax``.
+        """Compute the scores before masks and softmax; ``ssmax`` counts the keys without padding.
 
         Args:
             query: projected queries of the last tokens, unscaled, ``(batch, heads, tgt_len,
                 head_dim)``.
             key: projected keys of all tokens, ``(batch, heads, src_len, head_dim)``.
-            key_padding_mask: True for padding, ``(batch, src_len)``; it never shifts a position.
+            key_padding_mask: True for padding, ``(batch, src_len)``; it is not counted: the
+                first real token has position 0.
             inputs: the layer's input, ``(batch, src_len, embed_dim)``, which forget gates read; by
                 default zeros, so that a gate depends on its bias alone.
 

@@ -45,6 +45,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     has_directions = any(stack.identity.directions for stack in trained.stacks.values())
     is_plain = specs == {stock.own_positions} and not has_directions  # the class has them itself
     name = stock.classes[trained.head]
+    # A tokenizer has each symbol of its dictionary once, then the other pieces of its model.
     tokenizers = build_tokenizers(trained, tokens)
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
         if more := tokenizer.get_vocab_size() - len(dictionary):
@@ -62,7 +63,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
         # With `state_dict`, a model whose positions were set is saved as it is: no stock class that
         # computes the same is searched for.
         model.save_pretrained(folder, state_dict=model.state_dict())
-        for path in folder.glob("*.safetensors"):  # are saved readable by their owner alone
+        for path in folder.glob("*.safetensors"):  # transformers lets their owner alone read them
             path.chmod((folder / "config.json").stat().st_mode)
         written = load_model(folder).eval()
         difference = compare_with_transformers(trained.model, trained.head, written)
@@ -137,7 +138,7 @@ def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
     specs = [stack.spec for stack in stacks]
     names = {item.name for spec in specs for item in spec.items}
     reads_ends = names & {"documents", "sentence_learned"}  # of sentences: tokens `boundary_id`
-    with warnings.catch_warnings():  # of dropping the class's positions, which are untrained here
+    with warnings.catch_warnings():  # that the class's positions are removed: they are untrained
         warnings.simplefilter("ignore")
         set_positions(
             model,
@@ -165,7 +166,7 @@ def _build_generation_config(trained: OpenModel, config: PretrainedConfig) -> Ge
     )
 
 
-def _refusal(trained: OpenModel, lacking: str) -> UserError:  # which the caller raises
+def _refusal(trained: OpenModel, lacking: str) -> UserError:
     return UserError(f"{trained.path}: no class of transformers has {lacking}")
 
 
@@ -211,7 +212,7 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily) -> dict[str, Any
         if stock.classes["translation"] == "MarianMTModel":
             fields["decoder_vocab_size"] = target.num_embeddings
             fields["share_encoder_decoder_embeddings"] = ties_all
-        else:  # this field ties all three tables or none; tables that are not tied are copied
+        else:  # this field ties all three tables or none; two alone are copied
             fields["tie_word_embeddings"] = ties_all
         # fairseq's decoders begin with </s>. The field `langs` is ours, for `import`.
         fields["decoder_start_token_id"] = stacks[1].eos_idx

@@ -134,7 +134,6 @@ def train(training: Training, environment: Environment) -> None:
             except RunError as error:
                 if not parse_stop_update(str(error)):  # it did not diverge
                     raise
-            ensure_last_checkpoint(training.folder)
         if read_end(training) is None:
             raise RunError(f"{training.folder}: its log has no last validation; delete the folder")
 

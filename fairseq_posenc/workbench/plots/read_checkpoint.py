@@ -1,4 +1,4 @@
-"""Captures the attention of a fairseq model to a text; each token has a label for pictures."""
+"""Captures the attention of a fairseq model to a text, with a label for each token."""
 
 import re
 from collections.abc import Iterable, Iterator

@@ -65,7 +65,7 @@ def parse_line(text: str) -> Entry | None:
             kind=match[1],
             updates=int(float(figures.get("num_updates", 0))),
             loss=loss,
-            perplexity=2.0 ** (min(bits, 1000.0)),  # more would overflow
+            perplexity=2.0 ** min(bits, 1000.0),  # more would overflow
             accuracy=float(figures["accuracy"]) if "accuracy" in figures else None,
             speed=float(figures.get("wps", 0)),
             figures=figures,

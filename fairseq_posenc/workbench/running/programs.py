@@ -129,7 +129,8 @@ def _end_program(process: subprocess.Popen[str]) -> None:
 
 
 def _describe_failure(name: str, status: int, log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_QUOTED_LINES:]
+    text = "\n" + log.read_text(encoding="utf-8", errors="replace")
+    lines = text.rpartition("\n$ ")[2].splitlines()[1:][-_QUOTED_LINES:]  # after this command
     if message := find_error_line("\n".join(lines)):
         return f"{name}: {message} (its log: {log})"
     end = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
@@ -141,7 +142,7 @@ def _describe_failure(name: str, status: int, log: Path) -> str:
 def run_here(
     tasks: Mapping[str, Task], jobs: int, watch: Callable[[], object] = lambda: None
 ) -> None:
-    """Run tasks in threads, in their order; Ctrl-C ends all programs, a failed task no other.
+    """Run tasks in threads, in their order. Ctrl-C ends all programs; a failure ends only its own.
 
     Args:
         tasks: the tasks by their names in messages.

@@ -241,6 +241,11 @@ class TestPrograms:
         with pytest.raises(UserError) as caught:
             programs.run_logged(["fairseq-try"], tmp_path / "log", lock)
         assert str(caught.value) == f"fairseq-try: too wide (its log: {tmp_path / 'log'})"
+        self.script(
+            tmp_path, monkeypatch, "kill -9 $$"
+        )  # what an earlier try said is not its error
+        with pytest.raises(UserError, match="was ended by signal 9"):
+            programs.run_logged(["fairseq-try"], tmp_path / "log", lock)
 
     @pytest.mark.parametrize(
         ("output", "message"),

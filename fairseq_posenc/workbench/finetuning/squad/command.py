@@ -155,7 +155,8 @@ def _predict(args: argparse.Namespace) -> None:
             # Named by the folder: the file is always checkpoint_last.pt.
             facts = {"name": args.checkpoint.resolve().parent.name}
             facts |= {"checkpoint": str(args.checkpoint), "questions": str(squad.path)}
-            facts["squad"] = squad.version  # both versions' figures have the names of 2.0:
+            facts["squad"] = squad.version
+            # Figures of both versions have the names of those of 2.0.
             row = {name.replace("exact_match", "exact"): x for name, x in figures.items()}
             tables = {"scores": [{**row, "total": len(squad.questions)}]}
             record = Record("squad", tables, facts, predictor.spec, command=own_command())
