@@ -149,8 +149,7 @@ class PositionEncoding(AttentionCore, StackPositions):
             query: projected queries of the last tokens, unscaled, ``(batch, heads, tgt_len,
                 head_dim)``.
             key: projected keys of all tokens, ``(batch, heads, src_len, head_dim)``.
-            key_padding_mask: True for padding, ``(batch, src_len)``; it is not counted: the
-                first real token has position 0.
+            key_padding_mask: True for padding, ``(batch, src_len)``; it is not counted.
             inputs: the layer's input, ``(batch, src_len, embed_dim)``, which forget gates read; by
                 default zeros, so that a gate depends on its bias alone.
 
@@ -229,8 +228,7 @@ class PositionEncoding(AttentionCore, StackPositions):
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Split a table's rows ``(R, C)`` into queries' and keys', ``(H, R, D)``, for the core."""
-        heads = self._split_heads(rows)  # for queries and for keys
-        return heads, heads
+        return self._split_heads(rows), self._split_heads(rows)
 
     def _build_call(
         self,

@@ -1,9 +1,8 @@
 """Computes blocks of a call, each as a plain function that autograd differentiates.
 
-The function of a block is the equation; see :mod:`~fairseq_posenc.backends.equation`. Content and
-rows are combined here as in ``equation.score``, but in place and with rows that are shared. Either
-the graphs of all blocks are kept for the backward pass, or they are built again there, one by one.
-So scores exist for one block at a time.
+The function of a block is the equation, with content and rows combined in place; see
+:mod:`~fairseq_posenc.backends.equation`. The graphs of all blocks are kept for the backward pass,
+or built again there, one by one, so that scores exist for one block at a time.
 
 Shapes: k sentences and h heads of a block, M queries, W keys, D head size.
 """

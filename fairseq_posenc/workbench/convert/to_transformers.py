@@ -45,8 +45,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     has_directions = any(stack.identity.directions for stack in trained.stacks.values())
     is_plain = specs == {stock.own_positions} and not has_directions  # the class has them itself
     name = stock.classes[trained.head]
-    # A tokenizer has each symbol of its dictionary once, then the other pieces of its model.
-    tokenizers = build_tokenizers(trained, tokens)
+    tokenizers = build_tokenizers(trained, tokens)  # each has the dictionary's symbols, and others
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
         if more := tokenizer.get_vocab_size() - len(dictionary):
             fault = f"lacks {more:,} pieces of the tokenizer, which only fairseq reads as <unk>"

@@ -85,8 +85,7 @@ def run_logged(
         RunError: the command failed; the message ends with the last lines of the log.
     """
     # Only Linux can kill a program when the thread that started it ends; util-linux has this.
-    setpriv = shutil.which("setpriv")
-    die_with_parent = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
+    die_with_parent = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     with open(log, "a", encoding="utf-8", buffering=1) as output:  # a line at a time
         output.write(f"$ {shlex.join(command)}\n")
         process = subprocess.Popen(
@@ -130,7 +129,7 @@ def _end_program(process: subprocess.Popen[str]) -> None:
 
 def _describe_failure(name: str, status: int, log: Path) -> str:
     text = "\n" + log.read_text(encoding="utf-8", errors="replace")
-    lines = text.rpartition("\n$ ")[2].splitlines()[1:][-_QUOTED_LINES:]  # after this command
+    lines = text.rpartition("\n$ ")[2].splitlines()[1:][-_QUOTED_LINES:]  # of this command alone
     if message := find_error_line("\n".join(lines)):
         return f"{name}: {message} (its log: {log})"
     end = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
