@@ -77,7 +77,7 @@ def replace_positions(
         directions = settings.directions if stack is stacks[0] else ""  # a decoder has none
         new = _build_parts(new_spec, stack, settings._replace(directions=directions))
         notes += _copy_weights(stack, new, old_spec, old_length, extend)
-        if new_spec.items and not {item.name for item in new_spec.items} & {*names()}:  # not `none`
+        if not {item.name for item in new_spec.items} & {*names()}:  # not `none`
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
         parts |= new
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)
@@ -176,10 +176,13 @@ def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
         config: Any = vars(module).get("config")
         if isinstance(config, PretrainedConfig):
             module.config = copy.deepcopy(config, copies)
-    for module in (model, *(stack.module for stack in stacks)):
+    modules, before = (model, *(x.module for x in stacks)), stacks[0].config._attn_implementation
+    for module in modules:
         module.set_attn_implementation(attention)  # some classes only log that they refuse it
     if any(stack.config._attn_implementation != attention for stack in stacks):
-        raise UserError(f"{type(model).__name__} {OWN_CODE}")  # attends by code of its own
+        for module in modules:
+            module.set_attn_implementation(before)
+        raise UserError(f"{type(model).__name__} {OWN_CODE}")
     for stack in stacks:
         parts[stack.module].is_native = is_native
         stack.neutralize()  # removes the stack's own positions

@@ -29,9 +29,7 @@ PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
 MIN_QUERIES = 64  # the fewest queries of a block where a window or segments hide most keys
 KEYS_PER_QUERY = 8  # there, a block has a query for every 8 keys that a query sees on average
 FEW_QUERIES = 256  # the most queries of a block where a direction hides keys: fewer hide more
-NEAR_QUERIES = (
-    256  # the most queries of a block with far keys, in products: fewer have fewer near keys
-)
+NEAR_QUERIES = 256  # the most in a block of a product with far keys: fewer have fewer near keys
 MAX_NEAR = 0.75  # the largest share of all keys that are near ones
 
 # The first and the last key that each of T queries sees.

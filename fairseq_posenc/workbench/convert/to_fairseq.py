@@ -18,6 +18,7 @@ from fairseq_posenc.checkpoints.dictionary import DICTIONARY, Placeholders, load
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.folders import load_model
+from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.comparison import compare_with_transformers, refuse_difference
@@ -26,7 +27,6 @@ from fairseq_posenc.workbench.convert.stock_classes import (
     EPSILON,
     STOCK_FAMILIES,
     TOKEN_TYPES,
-    UNUSED_ROWS,
     StockFamily,
 )
 from fairseq_posenc.workbench.loading import checkpoints, open_model
@@ -93,9 +93,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
         weight.copy_(parameter)
     notes = []
     for name, stack in open_model.list_stacks(model).items():
-        trained_length = config.max_position_embeddings
-        trained_length -= UNUSED_ROWS if stock.family == "masked_lm" else 0  # RoBERTa counts them
-        identity = stack.identity._replace(trained_length=trained_length)
+        identity = stack.identity._replace(trained_length=read_trained_length(config))
         stack.set_extra_state(identity.to_tensor())  # its state dict then has this length
         notes.append(f"{name} {identity.describe()}")
     if head in _FINE_TUNING:

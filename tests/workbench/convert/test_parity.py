@@ -25,6 +25,8 @@ from fairseq_posenc import specs
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
+from fairseq_posenc.hf.saving import is_stock
+from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.convert import comparison, stock_classes
@@ -288,7 +290,12 @@ def test_a_model_that_was_made_longer_and_trained_in_transformers_comes_back(tar
     model.save_pretrained(folder)
     for dictionary in trained.data.iterdir():
         shutil.copy(dictionary, folder)
-    compare(open_checkpoint(import_from(folder)), model.eval(), longest=48)
+    imported = import_from(folder)
+    compare(open_checkpoint(imported), model.eval(), longest=48)
+    weights = load_state(imported, "it")["model"]
+    records = [Identity.from_tensor(weights[name]) for name in filter(is_identity, weights)]
+    length = 48 if is_stock(folder) else 24  # a stock folder states that of its table alone
+    assert {record.trained_length for record in records} == {length}
     assert len(find_changes(trained, folder)) > len(trained.model.state_dict()) / 2
 
 
