@@ -121,7 +121,8 @@ def claim(run: GlueRun, out: Path) -> None:
     """
     folder = run.folder(out)
     with folders.lock_folder(folder):
-        if newest_checkpoint(folder) is None and not (folder / RESULT).exists():
+        begun = (folder / folders.REQUEST).exists()  # by this command; `claim` refuses other files
+        if begun and newest_checkpoint(folder) is None and not (folder / RESULT).exists():
             folders.empty(folder)
         folders.claim(folder, run._asdict())
 
