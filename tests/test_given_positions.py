@@ -62,7 +62,7 @@ def scores_at(built, query: Tensor, key: Tensor, ids: Tensor) -> Tensor:
 
 
 def formula_at(built, spec: str, query: Tensor, key: Tensor, ids: Tensor) -> Tensor:
-    """Return the oracle's scores: of a sentence in which each token stands at its id."""
+    """Return the oracle's scores: of a sentence in which each token is at its id."""
     tgt_len, src_len = query.size(1), key.size(1)
     length = int(ids.max()) + 1
     scores = torch.zeros(2, tgt_len, src_len, dtype=torch.float64)

@@ -242,7 +242,7 @@ def _copy_weights(
     Returns:
         A note for the user about each weight that is lost, not copied, or only in part.
     """
-    had_ours = hasattr(stack.module, POSITIONS)  # else missing weights are no news
+    had_ours = hasattr(stack.module, POSITIONS)  # else it is usual that weights are missing
     new_spec, notes = parts[stack.module].spec, []
     for owner, part in parts.items():
         trained = stack.read_weights(owner)  # by the names that they have in `part`

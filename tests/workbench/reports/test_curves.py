@@ -179,7 +179,7 @@ def test_folders_that_train_names_are_read_alone_and_among_seeds(tmp_path):
     assert read(tmp_path / "out" / "curves.json").data == data
 
 
-# Validation losses -> first update that is no number, the table's best loss, the legend's end.
+# Validation losses -> first update that is not a number, the table's best loss, the legend's end.
 DIVERGED = {
     (5, 4, 3): (0, "3.000", "8.0"),
     (NAN, 4, 3): (100, "3.000", "8.0"),
