@@ -67,8 +67,7 @@ def describe_mistake(error: BaseException) -> str | None:
             "earlier checkpoints, are complete. Make room and start the same command again."
         )
     if code in _TOO_MANY_FILES:
-        limit = "raise the limit with `ulimit -n 4096`"
-        return f"{name} could not be opened: {os.strerror(code)}; {limit}"
+        return f"{name} could not be opened: {os.strerror(code)}; run `ulimit -n 4096` first"
     rank_error = _match_rank(error)
     return rank_error["message"] if rank_error else None
 

@@ -54,9 +54,10 @@ def acquire(path: Path, folder: str) -> int:
 
 
 def release(lock: int) -> None:
-    """Unlock a file that :func:`acquire` locked."""
-    _held.discard(lock)
-    os.close(lock)
+    """Unlock a file that :func:`acquire` locked, unless a fork has closed it in this process."""
+    if lock in _held:
+        _held.remove(lock)
+        os.close(lock)
 
 
 def _close_in_fork() -> None:

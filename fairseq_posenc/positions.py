@@ -246,14 +246,16 @@ class Positions(NamedTuple):
         """Select the queries' part of ``x``, ``(B or 1, S, ...)``: ``(B or 1, T, ...)``."""
         return x[:, x.size(1) - self.tgt_len :]
 
-    def common_ids(self) -> Tensor:
+    def common_ids(self, limit: int | None = None) -> Tensor:
         """Number the tokens by one row for all, ``(1, S)``, if possible, else by ``ids``.
 
-        One row suffices if ids are indices; padding, on the right, is then counted, too.
+        One row suffices if ids are indices; padding, on the right, is then counted, too, but stays
+        below ``limit``, the rows of a table. Other ids stay: one beyond the table must fail there.
         """
         if self.is_shifted or self.padding is None:
             return self.ids
-        return torch.arange(self.src_len, device=self.device).unsqueeze(0)
+        indices = torch.arange(self.src_len, device=self.device).unsqueeze(0)
+        return indices if limit is None else indices.clamp(max=limit - 1)
 
     def check_limit(self, limit: int, name: str) -> None:
         """Refuse positions beyond a table of ``limit`` rows."""

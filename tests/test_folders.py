@@ -4,14 +4,13 @@ import hashlib
 import multiprocessing
 import os
 import signal
-from pathlib import Path
+from contextlib import ExitStack
 
 import pytest
 
 from fairseq_posenc import folders
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.folders import (
-    LOCK,
     claim,
     is_made,
     lock_folder,
@@ -38,6 +37,17 @@ def test_a_second_command_is_refused(tmp_path):
         pass
     with lock_folder(tmp_path / "out"):
         pass
+
+
+def test_a_forked_process_leaves_the_lock_to_its_parent(tmp_path):
+    with ExitStack() as locked:
+        locked.enter_context(lock_folder(tmp_path))
+        process = multiprocessing.get_context("fork").Process(target=locked.close)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        with pytest.raises(UserError, match="is running there"), lock_folder(tmp_path):
+            pass
 
 
 def test_a_link_and_a_folder_that_cannot_be_made_are_refused(tmp_path):
@@ -131,9 +141,3 @@ def test_a_result_is_found_by_its_request_only(tmp_path):
     path.write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         read_result(path, REQUEST)
-
-
-def test_the_lock_is_no_part_of_a_whole_folder(tmp_path):
-    with whole_folder(Path(tmp_path / "out")):
-        pass
-    assert not (tmp_path / "out" / LOCK).exists()

@@ -313,8 +313,7 @@ def test_real_positions_have_distances(name):
             x = torch.log(1 + c * max(back, 0)) / furthest
             hidden = (given["hidden_weight"][:, 0] * x + given["hidden_bias"]).clamp(min=0)
             bias = given["output_weight"][h] @ hidden + given["output_bias"][h]
-        bias = bias.item() if isinstance(bias, Tensor) else bias
-        assert abs(float(ours[h, i, j]) - (content + bias)) < 1e-6
+        assert abs(float(ours[h, i, j]) - content - float(bias)) < 1e-6
 
 
 def test_real_positions_are_refused_where_rows_are_counted():
@@ -412,18 +411,23 @@ def test_a_graph_takes_ids(spec):
     torch._dynamo.reset()
     compiled = torch.compile(run, backend="eager", fullgraph=True)
     for length in (6, 5):
-        x = torch.randn(2, length, 16)
-        expected = run(x, IDS[:, :length])
-        torch.testing.assert_close(compiled(x, IDS[:, :length]), expected, rtol=1e-4, atol=1e-5)
+        given = torch.randn(2, length, 16), IDS[:, :length]
+        torch.testing.assert_close(compiled(*given), run(*given), rtol=1e-4, atol=1e-5)
 
 
-def test_a_graph_of_transformer_xl_refuses_ids():
-    positions, layer = build("transformer_xl", torch.float32)
-    compiled = torch.compile(
-        lambda x, ids: layer(*positions(x, position_ids=ids))[0], backend="eager"
-    )
-    with pytest.raises(Exception, match="a row for each distance between position_ids"):
-        compiled(torch.randn(2, 6, 16), IDS)
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("transformer_xl", "a row for each distance between position_ids"),
+        *((spec, "out of bounds") for spec in ("tupe", "tupe_shared")),  # of tables of 24 rows
+    ],
+)
+def test_a_graph_refuses_ids_without_a_row(spec, message):
+    positions, layer = build(spec, torch.float32)
+    torch._dynamo.reset()
+    run = torch.compile(lambda x, ids: layer(*positions(x, position_ids=ids))[0], backend="eager")
+    with pytest.raises(Exception, match=message):
+        run(torch.randn(1, 30, 16), torch.arange(30)[None])
 
 
 @pytest.mark.parametrize("spec", ["shaw", "t5", "alibi", "m4m", "rope", "tupe"])
@@ -451,6 +455,7 @@ def test_gradients_add_up_over_the_pairs_of_a_row():
 
 @pytest.mark.parametrize("spec", ["alibi", "learned+m4m", "rope+t5", "sentence_learned+shaw"])
 @pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
+@torch.no_grad()
 def test_models_of_fairseq_take_ids(spec, family):
     model = make_model(family, position_encoding=spec).eval()
     for name, parameter in model.named_parameters():
@@ -461,8 +466,7 @@ def test_models_of_fairseq_take_ids(spec, family):
     padded = torch.cat([padding, tokens], 1)
 
     def run(tokens: Tensor, **given) -> Tensor:
-        with torch.no_grad():
-            return model(tokens, **given)[0]
+        return model(tokens, **given)[0]
 
     full = run(tokens, position_ids=IDS)
     assert not torch.allclose(full, run(tokens), atol=1e-4)

@@ -50,9 +50,7 @@ class Tupe(DistanceEncoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Add products of positions, scaled here, ``(B or 1, 1, T, S)``, and those by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
-        ids = positions.common_ids()  # (1, S) if one row of ids holds for the whole batch
-        if ids.size(1) > self.dims.max_positions:  # only padding lies beyond the table
-            ids = ids.clamp(max=self.dims.max_positions - 1)
+        ids = positions.common_ids(self.dims.max_positions)  # [B or 1, S]
         vectors = at_least_fp32(self.positions[ids])  # [B or 1, S, D]
         if self.has_reset:  # two numbers of the table by distance replace its products
             vectors = vectors.masked_fill(positions.is_first()[..., None], 0.0)
@@ -118,7 +116,7 @@ class TupeShared(Encoding):
         with no_autocast(self.positions.device):
             queries, keys = self._project(tokens + 1)
         scale = self.dims.scale(self.scale_factor)
-        rows = 1 + positions.common_ids().clamp(max=self.dims.max_positions - 1)  # beyond: padding
+        rows = 1 + positions.common_ids(self.dims.max_positions)  # row 0 is of a reset
         at_queries = queries[:, positions.queries(rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
         index, runs = self.bucket_rule.select(positions)  # R buckets, and the distances of each

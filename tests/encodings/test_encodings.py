@@ -97,8 +97,7 @@ def test_a_docstring_without_a_section_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("spec", encoding_specs("scores"))
 def test_initial_parameters_are_small_and_not_zero(spec):
-    dims = Dims(64, 2, 64, causal=needs_causal(spec))
-    encoding = build_encodings(specs.parse(spec), dims)
+    encoding = build_encodings(specs.parse(spec), Dims(64, 2, 64, causal=needs_causal(spec)))
     for name, parameter in encoding.named_parameters():
         assert parameter.abs().mean() < 2 or name == "fox.gate.bias"  # keeps nearly all
         assert parameter.abs().sum() > 0 or name.endswith("bias") or name == "cope.table"
@@ -127,8 +126,7 @@ def test_initial_parameters_are_spread_over_their_range(spec, name, low, high):
 )
 def test_half_precision_leaves_angles_exact(spec, dtype):
     """Beyond position 2000 an angle in half precision would be off by a radian."""
-    dims = Dims(16, 2, 4096, causal=needs_causal(spec))
-    built = build_encodings(specs.parse(spec), dims)
+    built = build_encodings(specs.parse(spec), Dims(16, 2, 4096, causal=needs_causal(spec)))
     query = torch.randn(1, 2, 3, 8, dtype=dtype)
     index = torch.arange(2001, 2004)[None]
     exact, _ = rotated(built, query.double(), query.double(), index)
@@ -165,14 +163,13 @@ def test_the_first_token_of_every_sentence_stands_at_1():
     assert torch.equal(left[:, 2:], ours)
     assert torch.equal(right[:, :8], ours)
     assert right.max() < 8  # no row of the table beyond those of the block
-    full = torch.full((1, 8), 5)
-    assert Positions.from_tokens(full, PAD, EOS, 8).sentence_ids().tolist() == [list(range(8))]
+    without_end = Positions.from_tokens(torch.full((1, 8), 5), PAD, EOS, 8)
+    assert without_end.sentence_ids().tolist() == [list(range(8))]
 
 
 def test_a_masked_end_ends_no_sentence():
     """Where its input is all that a model knows; the next end starts new positions."""
-    mask = 30
-    tokens = torch.tensor([[0, 5, mask, 6, EOS, 7]])
+    tokens = torch.tensor([[0, 5, 30, 6, EOS, 7]])  # 30: the mask
     ours = Positions.from_tokens(tokens, PAD, EOS, 6).sentence_ids()
     assert ours.tolist() == [[0, 1, 2, 3, 4, 1]]
 
@@ -210,8 +207,7 @@ def test_four_times_longer_than_trained(spec):
         return
     length = 4 * DIMS.max_positions
     query, key = torch.randn(2, 2, length, 8, dtype=torch.float64)
-    built = make(spec)
-    scores = our_scores(built, query, key)
+    scores = our_scores(make(spec), query, key)
     assert scores.shape == (2, length, length)
     assert scores.isfinite().all()
 
@@ -268,15 +264,13 @@ def test_terms_that_have_no_meaning_together_are_refused(left, right, message):
 
 
 def test_biases_of_two_encodings_add_up():
-    others = terms_of(bias=torch.ones(2, 3), pair_bias=torch.ones(1))
-    both = terms_of(bias=torch.ones(1, 3)) | others
+    both = terms_of(bias=torch.ones(1, 3)) | terms_of(bias=torch.ones(2, 3), pair_bias=ONE)
     torch.testing.assert_close(both.bias.table, torch.full((2, 3), 2.0))
     assert both.find(NumbersByPair) is not None
 
 
 def test_a_part_of_odd_heads_can_be_rotated():
-    dims = Dims(18, 2, 8)
-    built = build_encodings(specs.parse("rope(fraction=0.9)"), dims)
+    built = build_encodings(specs.parse("rope(fraction=0.9)"), Dims(18, 2, 8))
     heads = torch.randn(3, 5, 18).view(3, 5, 2, 9).permute(1, 2, 0, 3)
     query, _ = rotated(built, heads, heads, torch.arange(3)[None])
     torch.testing.assert_close(query[..., 8], heads[..., 8])
@@ -289,8 +283,7 @@ def test_values_by_distance_go_with_any_scale():
 
 
 def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():
-    dims = Dims(16, 2, 6500, causal=True)
-    built = build_encodings(specs.parse("xpos"), dims)
+    built = build_encodings(specs.parse("xpos"), Dims(16, 2, 6500, causal=True))
     states = torch.randn(1, 2, 6500, 8, dtype=torch.float16)
     for side in rotated(built, states, states, torch.arange(6500)[None]):
         assert side.isfinite().all()
@@ -324,8 +317,7 @@ def test_one_bias_serves_all_sentences_unless_one_is_padded_on_the_left(spec):
     for row, batch in (([5, 7, 2, PAD], 1), ([PAD, 5, 7, 2], 2)):
         tokens = torch.tensor([[5, 7, 8, 2], row])
         positions = Positions.from_tokens(tokens, PAD, EOS, 4)
-        terms = built.terms(positions)
-        assert terms.find(NumbersByPair).numbers.size(0) == batch
+        assert built.terms(positions).find(NumbersByPair).numbers.size(0) == batch
 
 
 def test_right_padding_beyond_the_table_is_no_position():
