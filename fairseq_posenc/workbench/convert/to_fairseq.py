@@ -4,12 +4,10 @@ The folder's class must be one of :mod:`stock_classes`. Its configuration become
 and its weights get fairseq's names. Dictionaries are read if the folder has them.
 """
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from fairseq.data import Dictionary
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
@@ -31,11 +29,14 @@ from fairseq_posenc.workbench.convert.stock_classes import (
 )
 from fairseq_posenc.workbench.loading import checkpoints, open_model
 
-_FINE_TUNING = {"classes": "glue", "spans": "squad"}  # head of a fine-tuned model -> fairseq's task
-# Beginnings of architectures' names, and options for the number of positions, by family.
-_STEMS = {"masked_lm": "roberta", "causal_lm": "transformer_lm", "translation": "transformer"}
-_LENGTHS = {"masked_lm": ["max_positions"], "causal_lm": ["max_target_positions"]}
-_LENGTHS["translation"] = ["max_source_positions", "max_target_positions"]
+# Head of a model -> fairseq's task, where its name is another.
+_TASKS = {"causal_lm": "language_modeling", "classes": "glue", "spans": "squad"}
+# By family: the beginning of architectures' names, and the options for the number of positions.
+_FAMILIES = {
+    "masked_lm": ("roberta", ["max_positions"]),
+    "causal_lm": ("transformer_lm", ["max_target_positions"]),
+    "translation": ("transformer", ["max_source_positions", "max_target_positions"]),
+}
 _PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned transformers models do not have it
 _STACK = "encoder.sentence_encoder"  # of masked LMs
 
@@ -56,8 +57,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
     """
     if not path.is_dir():
         raise UserError(f"--from {path}: no such folder")
-    transformers.logging.disable_progress_bar()
-    source = load_model(path)
+    source = load_model(path).eval()
     stock, head = _find_stock_family(source, path)
     if stock.family == "masked_lm" and source.config.layer_norm_eps != EPSILON:
         epsilon = source.config.layer_norm_eps
@@ -66,42 +66,37 @@ def import_folder(path: Path, out: Path) -> list[str]:
         set_positions(source, "own")  # its class's positions become ours, with our names
     config = source.config
     dictionaries = _load_dictionaries(path, config, stock.family)
-    _fold_token_types(source, stock)  # first: it replaces a parameter, which breaks its tie
-    parameters = dict(source.named_parameters(remove_duplicate=False))
-    options = {**_list_options(config, stock), **_list_ties(parameters, stock)}
-    pretraining = "language_modeling" if head == "causal_lm" else stock.family
-    task: dict[str, Any] = {"_name": _FINE_TUNING.get(head, pretraining), "data": str(path)}
+    _fold_token_types(source, stock)  # may untie the embeddings, so ties are listed after it
+    options = {**_list_options(config, stock), **_list_ties(source, stock)}
+    task: dict[str, Any] = {"_name": _TASKS.get(head, head), "data": str(path)}
     if stock.family == "translation":
         task["source_lang"], task["target_lang"] = getattr(config, "langs", None) or (None, None)
     if stock.family == "causal_lm":  # </s> begins texts, unless the model was trained with <s>
-        has_bos = config.bos_token_id != config.eos_token_id
-        task["add_bos_token"] = options["add_bos_token"] = has_bos  # both read it
-    settings = open_model.build_default_settings(options["_name"], task["_name"])
-    defaults = settings["model"]  # a dictionary for causal LMs, else a Namespace
-    options = {**(vars(defaults) if isinstance(defaults, Namespace) else defaults), **options}
+        task["add_bos_token"] = config.bos_token_id != config.eos_token_id
+    settings = open_model.build_settings(options, task)  # of a training
     with checkpoints.refuse_unusable_settings(str(path)):  # its errors name the folder
-        model = open_model.build_model(options, dictionaries, task)
+        model = open_model.build_model(settings, dictionaries)
         if head == "spans":
             model.register_span_head()
         elif head == "classes":
             model.register_classification_head(HEAD, num_classes=config.num_labels)
     weights = dict(model.named_parameters(remove_duplicate=False))
-    if head in _FINE_TUNING:  # the folder lacks this head, and random values could seem trained
+    is_fine_tuned = head != stock.family
+    if is_fine_tuned:  # the folder lacks the head of the pre-training; random values seem trained
         for name in [name for name in weights if name.startswith(_PRETRAINING_HEAD)]:
             weights.pop(name).zero_()  # also of the tied token embeddings, which are copied next
     for weight, parameter in stock.pair_weights(weights, source, path):
         weight.copy_(parameter)
     notes = []
     for name, stack in open_model.list_stacks(model).items():
+        # The state dict has the identity: what the weights were trained with, such as this length.
         identity = stack.identity._replace(trained_length=read_trained_length(config))
-        stack.set_extra_state(identity.to_tensor())  # its state dict then has this length
+        stack.set_extra_state(identity.to_tensor())
         notes.append(f"{name} {identity.describe()}")
-    if head in _FINE_TUNING:
+    if is_fine_tuned:
         notes.append("no head for masked tokens in the folder: zeros in the checkpoint")
-    difference = compare_with_transformers(model.eval(), head, source.eval())
+    difference = compare_with_transformers(model.eval(), head, source)
     refuse_difference(f"{path}: {stock.classes[head]} differs from fairseq's model", difference)
-    settings["model"] = type(defaults)(**options)  # a dictionary or a Namespace again
-    settings["task"] = {**settings["task"], **task}
     checkpoints.write_start_checkpoint(settings, model.state_dict(), out)
     return notes
 
@@ -122,14 +117,15 @@ def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily,
 def _list_options(config: PretrainedConfig, stock: StockFamily) -> dict[str, Any]:
     """List fairseq's options of the model, except those that tie embeddings."""
     positions = PositionSettings.read(config)
+    stem, lengths = _FAMILIES[stock.family]
     options = {
-        "_name": f"{_STEMS[stock.family]}_none",  # an architecture: `roberta_none`, ...
+        "_name": f"{stem}_none",  # an architecture: `roberta_none`, ...
         "position_encoding": positions.spec,  # it overrides the architecture's
         "position_encoding_decoder": positions.decoder_spec,
         "attention_directions": positions.directions,
         **stock.computes,  # options that have a fixed value in the class
         **{fairseq_name: getattr(config, name) for fairseq_name, name in stock.options.items()},
-        **dict.fromkeys(_LENGTHS[stock.family], positions.max_positions),
+        **dict.fromkeys(lengths, positions.max_positions),
         "no_scale_embedding": not getattr(config, "scale_embedding", False),
     }
     fairseq_names = {name: fairseq_name for fairseq_name, name in ACTIVATIONS.items()}
@@ -140,8 +136,9 @@ def _list_options(config: PretrainedConfig, stock: StockFamily) -> dict[str, Any
     return options
 
 
-def _list_ties(parameters: dict[str, nn.Parameter], stock: StockFamily) -> dict[str, bool]:
+def _list_ties(model: PreTrainedModel, stock: StockFamily) -> dict[str, bool]:
     """List the options that tie embeddings, by which tables of a model are equal."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def are_equal(name: str, other_name: str) -> bool:
         table, other = parameters[stock.find_name(name)], parameters[stock.find_name(other_name)]
@@ -173,10 +170,11 @@ def _load_dictionaries(path: Path, config: PretrainedConfig, family: str) -> lis
         if not (path / name).is_file():
             dictionaries.append(Placeholders(size))
             continue
-        dictionaries.append(load_dictionary(path / name, mask=family == "masked_lm"))
-        if len(dictionaries[-1]) != size:
-            count = len(dictionaries[-1])
+        dictionary = load_dictionary(path / name, mask=family == "masked_lm")
+        if len(dictionary) != size:
+            count = len(dictionary)
             raise UserError(f"{path / name}: has {count:,} symbols, and the model {size:,}")
+        dictionaries.append(dictionary)
     return dictionaries
 
 

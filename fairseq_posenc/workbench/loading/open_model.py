@@ -54,38 +54,38 @@ def list_stacks(model: Any) -> dict[str, Any]:
     }
 
 
-def build_default_settings(arch: str, task: str) -> dict[str, Any]:
-    """Build fairseq's default configuration of a training, as a dictionary of sections.
+def build_settings(model_options: dict[str, Any], task_options: dict[str, Any]) -> dict[str, Any]:
+    """Build fairseq's configuration of a training, as a dictionary of sections.
 
-    The section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
+    Options that are not given have their defaults. ``_name`` is the architecture, or the task. The
+    section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
     """
-    words = [".", "--task", task, "--arch", arch]  # the folder of the data is not read
-    if task == "translation":
-        words += ["--source-lang", "src", "--target-lang", "tgt"]
+    task = task_options["_name"]
+    words = [".", "--task", task, "--arch", model_options["_name"]]  # `.`: data, which is not read
     args = options.parse_args_and_arch(options.get_training_parser(task), words)
+    vars(args).update({**model_options, **task_options})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
         config = convert_namespace_to_omegaconf(args)
     return dict(OmegaConf.to_container(config, resolve=True, enum_to_str=True))  # type: ignore
 
 
-def build_model(
-    values: dict[str, Any], dictionaries: Sequence[Dictionary], task_options: Mapping[str, Any]
-) -> Any:
+def build_model(settings: Mapping[str, Any], dictionaries: Sequence[Dictionary]) -> Any:
     """Build a model with new parameters, without data.
 
     Args:
-        values: all options of the model; ``_name`` is its architecture.
+        settings: result of :func:`build_settings`.
         dictionaries: those of its text, the source's first.
-        task_options: options of its task.
     """
     task = SimpleNamespace(  # all that models read of a task while they are built
         source_dictionary=dictionaries[0],
         target_dictionary=dictionaries[-1],  # the source's where there is only one
-        cfg=Namespace(**task_options),
+        cfg=Namespace(**settings["task"]),
     )
-    args = Namespace(**deepcopy(values))  # a copy, because fairseq changes it
-    return ARCH_MODEL_REGISTRY[values["_name"]].build_model(args, task)
+    section = settings["model"]
+    # A copy, because fairseq changes it.
+    args = Namespace(**deepcopy(section if isinstance(section, dict) else vars(section)))
+    return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
 
 
 class TrainedDictionary(NamedTuple):

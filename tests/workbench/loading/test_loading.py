@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 import pytest
 import torch
 
@@ -26,11 +24,9 @@ def test_families_are_found_by_the_class_of_an_architecture(family):
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_a_model_of_default_options_is_built_and_has_its_stacks(family):
     task = "language_modeling" if family == "causal_lm" else family
-    settings = open_model.build_default_settings(ARCHITECTURES[family], task)
-    values = settings["model"]
-    values = dict(vars(values) if isinstance(values, Namespace) else values)
-    values |= {"_name": ARCHITECTURES[family], "tokens_per_sample": 16, "max_positions": 16}
-    model = open_model.build_model(values, [Placeholders(40)], {})
+    options = {"_name": ARCHITECTURES[family], "tokens_per_sample": 16, "max_positions": 16}
+    settings = open_model.build_settings(options, {"_name": task})
+    model = open_model.build_model(settings, [Placeholders(40)])
     assert isinstance(model, STOCK_CLASSES[family])
     stacks = open_model.list_stacks(model)
     sides = {"masked_lm": {"encoder"}, "causal_lm": {"decoder"}}
