@@ -43,9 +43,9 @@ _STAGES = {
 _SEEDS = {name: _BEST[name] for name in ("perplexity", "loss_at_the_end_nats")}
 _SEEDS |= {name: _STAGES[name] for name in ("plateau_ends", "plateau")}
 _STAGES_NOTE = (
-    "The dive is the steepest line segment after one at least "
-    f"{loss_stages.SLOPE_RATIO} times flatter (the plateau), which follows one as much steeper; it "
-    f"is at least {loss_stages.MIN_FALL:.0%} of the fall."
+    "The dive is the steepest line segment that follows one at least "
+    f"{loss_stages.SLOPE_RATIO} times flatter (the plateau), which follows one at least as much "
+    f"steeper; the loss falls in it by at least {loss_stages.MIN_FALL:.0%} of its whole fall."
 )
 
 
@@ -85,12 +85,12 @@ def collect_figures(trainings: Trainings) -> Tables:
         for number, row in enumerate(rows, start=1):
             name = {"training": f"{training} {number}" if len(curves) > 1 else training}
             tables["best"].append({**name, **{key: row[key] for key in (*_BEST, "diverged_at")}})
-            if row["plateau"] is not None:
+            if "plateau" in row:
                 tables["stages"].append({**name, **{key: row[key] for key in _STAGES}})
         if len(curves) > 1:
             means: dict[str, Any] = {"training": training, "seeds": len(curves)}
             for key in _SEEDS:
-                values = [row[key] for row in rows]
+                values: list[Any] = [row.get(key) for row in rows]
                 if None not in values:  # a mean only if all seeds have the figure
                     is_perplexity = key == "perplexity"
                     mean = intervals.interval_of_perplexity if is_perplexity else intervals.interval
@@ -100,10 +100,9 @@ def collect_figures(trainings: Trainings) -> Tables:
 
 
 def _describe_curve(curve: Curve) -> dict[str, Any]:
-    """Compute the figures of a curve; None for those that it does not have."""
-    best, stages = curve.best, loss_stages.find_stages(curve)
-    ends = (*stages, stages.plateau - stages.start) if stages else [None] * len(_STAGES)
-    return {
+    """Compute the figures of a curve; those of stages only if it has them, None if unknown."""
+    best = curve.best
+    figures = {
         "updates": curve.entries[-1].updates,
         "best_at": best.updates if best.is_finite else None,
         "loss_bits": best.loss if best.is_finite else None,
@@ -112,9 +111,12 @@ def _describe_curve(curve: Curve) -> dict[str, Any]:
         "accuracy": best.accuracy,
         "tokens_per_second": curve.speed or None,  # 0 if the log does not say
         "loss_at_the_end_nats": loss_stages.last_loss(curve),
-        **dict(zip(_STAGES, ends)),  # both have the three stages, then the length of the plateau
         "diverged_at": next((x.updates for x in curve.entries if not x.is_finite), None),
     }
+    if ends := loss_stages.find_stages(curve):  # the updates at which the stages end
+        figures |= {"start_ends": ends.start, "plateau_ends": ends.plateau, "dive_ends": ends.dive}
+        figures["plateau"] = ends.plateau - ends.start
+    return figures
 
 
 def format_tables(tables: Tables) -> str:
@@ -156,18 +158,17 @@ def _format_cell(row: Row, name: str, digits: int) -> str:
 def _draw_pictures(trainings: Trainings, updates: tuple[float, float], out: Path) -> dict[str, str]:
     """Draw validations and training losses between two updates; return the titles by file."""
     first, last = updates
-    points = {name: [x.points for x in curves] for name, curves in trainings.items()}
-    losses = {name: [*map(loss_stages.smooth_losses, x)] for name, x in trainings.items()}
     drawn = {}
-    for file, title, seeds, average in (
-        ("curves.png", "Validation perplexity", points, intervals.interval_of_perplexity),
-        ("training.png", "Training loss in nats", losses, intervals.interval),
+    for file, title, is_perplexity, list_points in (  # of a curve: updates and values
+        ("curves.png", "Validation perplexity", True, lambda curve: curve.points),
+        ("training.png", "Training loss in nats", False, loss_stages.smooth_losses),
     ):
+        average = intervals.interval_of_perplexity if is_perplexity else intervals.interval
         lines = {}
-        for name, found in seeds.items():
-            shown = [[x for x in line if first <= x[0] <= last] for line in found]
-            lines[name] = intervals.average_lines(shown, average)
-        if figure := pictures.draw_curves(lines, title, log=seeds is points):  # perplexities
+        for name, curves in trainings.items():
+            seeds = [[x for x in list_points(curve) if first <= x[0] <= last] for curve in curves]
+            lines[name] = intervals.average_lines(seeds, average)
+        if figure := pictures.draw_curves(lines, title, log=is_perplexity):
             pictures.save(figure, out / file)
             drawn[file] = title
     return drawn

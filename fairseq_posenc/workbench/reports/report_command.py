@@ -56,9 +56,7 @@ def run(args: argparse.Namespace) -> None:
     for path in args.results:
         found = list(_find_results(path))
         if not found:
-            raise UserError(
-                f"{path}: no results yet: repeat its glue, squad predict or bleu command"
-            )
+            raise UserError(f"{path}: no results yet: run its glue, squad predict or bleu command")
         results |= {(result.table, result.path, result.model): result for result in found}
     rows = results.values()
     print(json.dumps([x._asdict() for x in rows], indent=1) if args.json else format_report(rows))
@@ -91,7 +89,8 @@ def _read_glue(record: Record, path: Path) -> Iterator[Result]:
     if unfinished := record.data["unfinished"]:  # the labels of fine-tunings, in one text
         say(f"{path}: not finished: {unfinished}; the same glue command finishes them")
     protocol = record.data["protocol"]
-    title = f"GLUE, development sets, protocol {protocol} ({STATISTICS[protocol][1]})"
+    _, statistic = STATISTICS[protocol]  # "best run", or "mean of the seeds"
+    title = f"GLUE, development sets, protocol {protocol} ({statistic})"
     yield Result(title, str(record.data["name"]), record.spec or "-", figures, str(path))
 
 
