@@ -75,12 +75,6 @@ def _find_positions(model: Any) -> StackPositions | None:
     return next((part for part in parts if isinstance(part, StackPositions)), None)
 
 
-def read_limit(model: Any) -> int | None:
-    """Count the positions of a model that has a trained row for each; None for all other models."""
-    names = {item.name for item in read_spec(model).items}
-    return count_positions(model) if "learned" in names else None
-
-
 def read_trained_length(model: Any) -> int:
     """Read the length that a model was trained at: its limit, or the rows of its table."""
     config = getattr(model, "config", model).get_text_config()

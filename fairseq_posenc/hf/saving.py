@@ -82,11 +82,6 @@ def make_saveable(model: PreTrainedModel) -> None:
     model.name_or_path = ""  # which PEFT writes to adapters: their base model is in no folder
 
 
-def is_stock(folder: Path) -> bool:
-    """Check whether a saved folder needs nothing of this package."""
-    return f'"model_type": "{MODEL_TYPE}"' not in (folder / "config.json").read_text("utf-8")
-
-
 @cache
 def _derive_and_register(stock: Any) -> Any:
     """Derive a configuration class with positions from a stock class, and register its models."""

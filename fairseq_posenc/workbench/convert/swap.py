@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 
 from fairseq_posenc.folders import whole_folder
-from fairseq_posenc.hf import folders, read_positions, record, saving, set_positions
-from fairseq_posenc.hf.saving import AUTO_CLASSES
+from fairseq_posenc.hf import read_positions, record, set_positions
+from fairseq_posenc.hf.saving import AUTO_CLASSES, CLASS_PREFIX
 from fairseq_posenc.position_parameters import LengthRule
+from fairseq_posenc.workbench.hf_folders import is_stock, load_model
 
 # Names of the only files that are copied: those of a tokenizer, and a licence.
 _COPIED = re.compile(
@@ -46,7 +47,7 @@ def swap_folder(
     """
     with whole_folder(out) as folder:
         torch.manual_seed(seed)
-        model = folders.load_model(source)
+        model = load_model(source)
         old_positions = read_positions(model)
         old = dict(model.named_parameters())
         set_positions(model, spec, max_positions, extend)
@@ -55,7 +56,7 @@ def swap_folder(
         for file in source.iterdir():  # `load_model` has refused links to files elsewhere
             if file.is_file() and _COPIED.fullmatch(file.name):
                 shutil.copy2(file, folder / file.name)
-        stock = saving.is_stock(folder)  # whether transformers loads it without this package
+        stock = is_stock(folder)  # whether transformers loads it without this package
         class_name = json.loads((folder / "config.json").read_bytes())["architectures"][0]
     both = [name for name in new if name in old and record.is_of_positions(name)]  # in both models
     # Model class -> the first Auto class that loads it: reversed, as the last entry stays.
@@ -68,7 +69,7 @@ def swap_folder(
         *(f"in the new model alone: {x} {tuple(new[x].shape)}" for x in new if x not in old),
         *(f"in the old model alone: {x} {tuple(old[x].shape)}" for x in old if x not in new),
         f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'} "
-        f"({class_name.removeprefix(saving.CLASS_PREFIX)}): positions: {read_positions(model)} "
+        f"({class_name.removeprefix(CLASS_PREFIX)}): positions: {read_positions(model)} "
         f"(max_positions {model.config.position_encoding_max_positions:,})",
         f"load it by {auto}.from_pretrained" + ("" if stock else _IMPORTS),
     ]

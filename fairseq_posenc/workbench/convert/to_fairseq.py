@@ -15,7 +15,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, Placeholders, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.hf.folders import load_model
 from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.tasks.glue.criterion import HEAD
@@ -27,6 +26,7 @@ from fairseq_posenc.workbench.convert.stock_classes import (
     TOKEN_TYPES,
     StockFamily,
 )
+from fairseq_posenc.workbench.hf_folders import load_model
 from fairseq_posenc.workbench.loading import checkpoints, open_model
 
 # Head of a model -> fairseq's task, where its name is another.

@@ -19,12 +19,12 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.hf.folders import load_model
 from fairseq_posenc.workbench.convert import stock_classes
 from fairseq_posenc.workbench.convert.card import LONGEST_TRANSLATION, format_usage, write_card
 from fairseq_posenc.workbench.convert.comparison import compare_with_transformers, refuse_difference
 from fairseq_posenc.workbench.convert.stock_classes import UNUSED_ROWS, StockFamily
 from fairseq_posenc.workbench.convert.tokenizer import build_tokenizers, write_tokenizers
+from fairseq_posenc.workbench.hf_folders import load_model
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 

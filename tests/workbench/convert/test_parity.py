@@ -25,12 +25,12 @@ from fairseq_posenc import specs
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
-from fairseq_posenc.hf.saving import is_stock
 from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.convert import comparison, stock_classes
 from fairseq_posenc.workbench.finetuning.glue.worker import predict
+from fairseq_posenc.workbench.hf_folders import is_stock
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from tests.helpers.commands import new_directory, refused
 from tests.helpers.exchanged import (

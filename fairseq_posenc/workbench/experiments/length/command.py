@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import Request, checksum, lock_folder, read_result, write_result
-from fairseq_posenc.hf.own_positions import read_limit, read_positions, read_trained_length
+from fairseq_posenc.hf.own_positions import read_positions, read_trained_length
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.experiments.length import hf_model, report, scoring
 from fairseq_posenc.workbench.experiments.length.hf_model import NamedModel
+from fairseq_posenc.workbench.hf_folders import read_limit
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running import options
@@ -117,8 +118,9 @@ def _score_model(
             )
             label = f"{named.name}, {length:,} tokens"
             limit = read_limit(model)  # None for positions without a learned table
-            predicted = sum(w.end - w.scored for w in windows)
-            with bar(desc=label, total=predicted, unit=" tokens") as shown:
+            with bar(
+                desc=label, total=sum(w.end - w.scored for w in windows), unit=" tokens"
+            ) as shown:
                 score = scoring.score_windows(
                     model, limit, text, windows, length, stride, args.max_tokens, shown.update
                 )

@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf import record, saving
 from fairseq_posenc.hf.derived import derive
+from fairseq_posenc.hf.own_positions import count_positions, read_spec
 from fairseq_posenc.hf.settings import SPEC_FIELD
 
 # Heads of other tasks, which a class of models leaves out.
@@ -149,3 +150,14 @@ def check_ids(folder: Path, ids: Tensor, model: PreTrainedModel) -> None:
     largest, rows = int(ids.max()), model.get_input_embeddings().weight.size(0)
     if largest >= rows:
         raise UserError(f"{folder}: its tokenizer has the id {largest}, its model {rows} tokens")
+
+
+def is_stock(folder: Path) -> bool:
+    """Check whether a saved folder needs nothing of this package."""
+    return f'"model_type": "{saving.MODEL_TYPE}"' not in (folder / "config.json").read_text("utf-8")
+
+
+def read_limit(model: Any) -> int | None:
+    """Count the positions of a model that has a trained row for each; None for all other models."""
+    names = {item.name for item in read_spec(model).items}
+    return count_positions(model) if "learned" in names else None
