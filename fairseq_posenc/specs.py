@@ -66,10 +66,15 @@ class Item(NamedTuple):
         """The class of the encoding."""
         return registry.get(self.name)
 
+    @property
+    def all_options(self) -> dict[str, Any]:
+        """The options by name, also those that were not set, with their defaults."""
+        known = registry.options(self.name)  # parameters of the constructor, by name
+        return {key: option.default for key, option in known.items()} | dict(self.options)
+
     def fill_defaults(self) -> "Item":
         """Add the options that were not set, with their defaults."""
-        known = registry.options(self.name)  # parameters of the constructor, by name
-        values = {key: option.default for key, option in known.items()} | dict(self.options)
+        values = self.all_options
         for key, value in values.items():
             if isinstance(value, Scaling):
                 values[key] = value.write(with_defaults=True)

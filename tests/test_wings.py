@@ -245,7 +245,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27873, 27500),
+    "fairseq_posenc": (27865, 27500),
     "fairseq_posenc/encodings": (3679, 3800),
     "fairseq_posenc/backends": (3577, 3600),
     "fairseq_posenc/backends/triton": (1195, 1200),
@@ -256,13 +256,13 @@ LINES = {
     "fairseq_posenc/tasks": (812, 820),
     "fairseq_posenc/checkpoints": (795, 800),
     "fairseq_posenc/host": (685, 700),
-    "fairseq_posenc/hf": (3184, 2700),
-    "fairseq_posenc/workbench": (8820, 10000),
+    "fairseq_posenc/hf": (3009, 2700),
+    "fairseq_posenc/workbench": (8982, 10000),
     "fairseq_posenc/tokens": (783, 800),
     "fairseq_posenc/workbench/running": (681, 700),
     "fairseq_posenc/workbench/loading": (507, 520),
     "fairseq_posenc/workbench/results": (483, 500),
-    "fairseq_posenc/workbench/experiments": (1612, 1700),
+    "fairseq_posenc/workbench/experiments": (1611, 1700),
     "fairseq_posenc/workbench/training": (74, 400),
     "fairseq_posenc/workbench/finetuning": (1303, 1350),
     "fairseq_posenc/workbench/translation": (588, 650),
@@ -272,7 +272,7 @@ LINES = {
     "preprocess": (2588, 2600),
     "docs/generate": (434, 750),
     "benchmarks": (3001, 3600),
-    "tests": (30699, 32000),
+    "tests": (30698, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -18,7 +18,7 @@ from fairseq_posenc.hf.families import Family, find_family
 from fairseq_posenc.hf.settings import LENGTH_FIELD, SPEC_FIELD
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.registry import options as options_of
-from fairseq_posenc.specs import Item, Items, Spec, parse, split_spec
+from fairseq_posenc.specs import Item, Spec, parse, split_spec
 
 # Field of a configuration with the length of the training, after `write_length` wrote another.
 TRAINED_LENGTH_FIELD = "position_encoding_trained_length"
@@ -297,10 +297,3 @@ def _change_options(item: Item, changes: Mapping[str, str]) -> str:
         )
     options = dict(item.options) | {k: v for k, v in changes.items() if k in known}
     return str(item._replace(options=tuple(options.items())))
-
-
-def find_options(layer: Items, name: str) -> dict[str, Any]:
-    """Find the options of an encoding in a layer, with defaults; empty if the layer lacks it."""
-    item = next((item for item in layer if item.name == name), None)
-    defaults = {key: option.default for key, option in options_of(name).items()}
-    return {} if item is None else defaults | dict(item.options)

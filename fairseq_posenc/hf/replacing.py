@@ -30,7 +30,6 @@ from fairseq_posenc.hf.own_positions import (
     count_positions,
     expand_own,
     explain_unservable,
-    find_options,
     names_own,
     read_spec,
     write_length,
@@ -207,9 +206,9 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     masks_by_type = "layer_types" in stated  # it makes a mask for each of its types of layers
     if masks_by_type and not stated & {"sliding_window", "local_attention"}:
         return  # a hybrid: no field for a window, and types that say which layers attend
-    windows = [find_options(layer, "window") for layer in spec.layers]  # {} for no window
+    options = [{x.name: x.all_options for x in layer}.get("window") for layer in spec.layers]
     # Where later tokens see the first keys, or all, the cache must have all: a size of 0.
-    sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else 0 for x in windows]
+    sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else 0 for x in options]
     if masks_by_type and getattr(config, "is_heterogeneous", False):  # Gemma 4: widths by type
         sliding = [x for x, kind in zip(cycle(sizes), config.layer_types) if "sliding" in kind]
         config.sliding_window = max(sliding) if min(sliding, default=0) else 2**31 - 1  # all keys

@@ -23,12 +23,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH, Ntk
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.families import Stack, find_family
-from fairseq_posenc.hf.own_positions import (
-    ATTENTION_TYPES,
-    find_options,
-    read_head_share,
-    read_spec,
-)
+from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_head_share, read_spec
 from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.modules.stack_positions import StackPositions
@@ -267,7 +262,7 @@ def _list_options(spec: Spec, dims: Dims, count: int) -> list[dict[str, dict[str
     layers = []
     for index in range(count):
         items = (*spec.whole_stack, *spec.layers[index % len(spec.layers)])
-        layer = {item.name: find_options(items, item.name) for item in items}
+        layer = {item.name: item.all_options for item in items}
         if rope := layer.get("rope"):
             scaling = rope["scaling"]
             if type(scaling) is Ntk:  # not `Dynamic`, which is one

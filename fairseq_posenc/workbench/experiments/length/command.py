@@ -18,7 +18,6 @@ from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.experiments.length import hf_model, report, scoring
 from fairseq_posenc.workbench.experiments.length.hf_model import NamedModel
-from fairseq_posenc.workbench.hf_folders import read_limit
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running import options
@@ -117,12 +116,10 @@ def _score_model(
                 else scoring.cut_windows(total, length, stride)
             )
             label = f"{named.name}, {length:,} tokens"
-            limit = read_limit(model)  # None for positions without a learned table
-            with bar(
-                desc=label, total=sum(w.end - w.scored for w in windows), unit=" tokens"
-            ) as shown:
+            predicted = sum(w.end - w.scored for w in windows)
+            with bar(desc=label, total=predicted, unit=" tokens") as shown:
                 score = scoring.score_windows(
-                    model, limit, text, windows, length, stride, args.max_tokens, shown.update
+                    model, text, windows, length, stride, args.max_tokens, shown.update
                 )
             figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # refusal: why none
             say(f"{label}: {figure} ({score.seconds:.0f} s)")

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.hf_folders import read_limit
 
 _MAX_BITS = 1000.0  # 2 to this power is still a number
 _TOKENS_AT_A_TIME = 1024  # losses of so many are computed together, to save memory
@@ -88,7 +89,6 @@ class Score(NamedTuple):
 @torch.no_grad()
 def score_windows(
     model: PreTrainedModel,
-    limit: int | None,
     text: Tensor,
     windows: Iterable[Piece],
     length: int,
@@ -100,7 +100,6 @@ def score_windows(
 
     Args:
         model: the model.
-        limit: its longest input; None if its position encodings themselves refuse longer ones.
         text: ``(N + 1,)``, the token with which texts begin in training, then token i of the text
             at i + 1; so the first one is predicted like any other.
         windows: the windows of the text.
@@ -116,6 +115,7 @@ def score_windows(
     refusal = ""
     perplexities: list[float] = []
     try:
+        limit = read_limit(model)  # None if its position encodings themselves refuse longer ones
         if limit is not None and length > limit:
             raise UserError(f"{length} tokens are more than the model's limit of {limit}")
         for module in model.modules():  # encodings of `set_positions`; a stock model has none
