@@ -16,6 +16,7 @@ _ERRNO_TEXTS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILE
 _ERROR_OF_RANK = re.compile(
     r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+)$", re.MULTILINE
 )
+_OF_FAIRSEQ = ("fairseq_cli", "hydra", "omegaconf")  # come with fairseq, which messages name
 # Optional modules -> the extra in pyproject.toml that installs them.
 _OPTIONAL = {
     **dict.fromkeys(("argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown"), "fairseq"),
@@ -52,7 +53,8 @@ def describe_mistake(error: BaseException) -> str | None:
         return str(error)
     module = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if module in _OPTIONAL:
-        return f"needs {module}: {how_to_install(_OPTIONAL[module])}"
+        name = "fairseq" if module in _OF_FAIRSEQ else module
+        return f"needs {name}: {how_to_install(_OPTIONAL[module])}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
     if isinstance(error, FileNotFoundError) and error.errno and not error.filename:

@@ -89,10 +89,10 @@ def run_swap(options: argparse.Namespace) -> None:
     if options.position_encoding is None and options.max_positions is None:
         raise UserError("nothing to swap: give --position-encoding or --max-positions")
     source = options.checkpoint
-    if not source.is_dir():
+    if not (source / "config.json").is_file():
         raise UserError(
-            f"--checkpoint {source}: is not a folder; for a model of the hub give $(hf download "
-            "NAME -q); for fairseq's, use fairseq-train --finetune-from-model FILE --init-positions"
+            f"--checkpoint {source}: is not a folder of transformers: give $(hf download NAME "
+            "-q); for fairseq's, use fairseq-train --finetune-from-model FILE --init-positions"
         )
     from fairseq_posenc.workbench.convert.swap import swap_folder
 

@@ -55,8 +55,8 @@ def import_folder(path: Path, out: Path) -> list[str]:
     Raises:
         UserError: the folder cannot be read, or fairseq has no such model.
     """
-    if not path.is_dir():
-        raise UserError(f"--from {path}: no such folder")
+    if not (path / "config.json").is_file():
+        raise UserError(f"--from {path}: is not a folder of transformers")
     source = load_model(path).eval()
     stock, head = _find_stock_family(source, path)
     if stock.family == "masked_lm" and source.config.layer_norm_eps != EPSILON:

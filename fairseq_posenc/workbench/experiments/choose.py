@@ -24,7 +24,7 @@ class Advice(NamedTuple):
     models: str  # the measured models: size, text, updates and seeds
     figure: str  # what was measured
     up_to: float  # longest text, as a multiple of the length in training
-    measured: int  # number of encodings
+    encodings: int  # how many were measured; of trained models, without the kept one
     best: dict[str, str]  # the encoding with the best figure; of trained models, the kept one
     others: dict[str, str]  # those that are not significantly worse; or better than the kept one
     fast: dict[str, str]  # the best one whose layer takes at most 1.1 times that without positions
@@ -72,11 +72,11 @@ def find_answers(key: str, family: str, wanted: float) -> list[Advice]:
 def describe(answer: Advice, wanted: float, from_trained: bool) -> str:
     """Describe which encoding to use for new models, or which positions to give trained ones."""
     best, others, fast = map(_join, (answer.best, answer.others, answer.fast))
-    parts = [f"Use {best}: the best {answer.figure} of {answer.measured} encodings."]
+    parts = [f"Use {best}: the best {answer.figure} of {answer.encodings} encodings."]
     if from_trained and others:
         parts = [f"Change {best} to {others}: significantly better ({answer.figure})."]
     elif from_trained:
-        parts = [f"Keep {best}: none of {answer.measured} others is better ({answer.figure})."]
+        parts = [f"Keep {best}: none of {answer.encodings} others is better ({answer.figure})."]
     elif others:
         parts.append(f"Not significantly worse: {others}.")
     else:

@@ -70,10 +70,8 @@ def read_pretrained(path: Path) -> Pretrained:
             # fairseq's RoBERTa: translate its position options to ours, and name our architecture.
             args.position_encoding = "learned" if args.encoder_learned_pos else STOCK_SPEC
             if args.no_token_positional_embeddings:
-                args.position_encoding, args.no_token_positional_embeddings = (
-                    "none",
-                    False,
-                )  # True is refused
+                args.position_encoding = "none"
+                args.no_token_positional_embeddings = False  # our RoBERTa refuses True
             args._name = f"roberta_{args.position_encoding.partition('(')[0]}"
         spec = resolve_positions(args).encoder
         # The table of fairseq's learned positions wins over the options; its first 2 rows are for

@@ -105,11 +105,11 @@ def run(args: argparse.Namespace) -> None:
     pairs = [(x.task.cfg.source_lang, x.task.cfg.target_lang) for x in opened]
     if len(set(pairs)) > 1:
         raise UserError("the systems translate between different languages; evaluate them apart")
-    source, target = (
-        path or opened[0].data / f"{args.split}.raw.{language}"
-        for path, language in zip((args.source, args.reference), pairs[0])
-    )
-    sources, references = read_lines(source, "--source"), read_lines(target, "--reference")
+    source, target = (opened[0].data / f"{args.split}.raw.{language}" for language in pairs[0])
+    source, target = args.source or source, args.reference or target
+    split = f"--split {args.split}:"  # in messages
+    sources = read_lines(source, "--source" if args.source else split)
+    references = read_lines(target, "--reference" if args.reference else split)
     if len(sources) != len(references):
         raise UserError(
             f"--source {source} has {len(sources)} sentences, but {target} has {len(references)}"

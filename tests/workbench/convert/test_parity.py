@@ -424,7 +424,7 @@ def test_a_roberta_of_transformers_computes_the_same_in_fairseq(kind, types):
         ({"num_hidden_layers": 3}, "the weights lack"),
         ("x 1\n", "dict.txt: has 6 symbols, and the model 60"),
         ("llama", "a LlamaForCausalLM cannot be imported, only RoBERTa"),
-        ("nowhere", "no such folder"),
+        ("nowhere", "nowhere: is not a folder of transformers"),
     ],
 )
 def test_what_fairseq_does_not_have_is_refused(changes, message, capsys):

@@ -16,14 +16,7 @@ from fairseq_posenc.tasks.squad.criterion import SquadCriterion
 from fairseq_posenc.tasks.squad.databin import Limits
 from fairseq_posenc.tokens.squad_windows import make_windows
 from fairseq_posenc.tokens.tokenizer import TextTokens
-from fairseq_posenc.workbench.finetuning.squad.predict import (
-    MAX_ANSWER,
-    NBEST,
-    Guess,
-    WindowSpans,
-    combine_windows,
-    find_best_spans,
-)
+from fairseq_posenc.workbench.finetuning.squad import predict
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from tests.helpers.tiny_models import make_model
 
@@ -101,11 +94,11 @@ def test_best_spans_are_the_best_of_all(seed):
         sums = {
             (window.first + first, window.first + last): start[at + first] + end[at + last]
             for first in range(size)
-            for last in range(first, min(first + MAX_ANSWER, size))
+            for last in range(first, min(first + predict.MAX_ANSWER, size))
             if window.has_max_context[first]
         }
-        expected = sorted(sums.items(), key=lambda item: -item[1])[:NBEST]
-        found = find_best_spans(window, start, end)
+        expected = sorted(sums.items(), key=lambda item: -item[1])[: predict.NBEST]
+        found = predict.find_best_spans(window, start, end)
         assert [((first, last), score) for first, last, score in found.spans] == expected
         assert found.null == start[0] + end[0]
 
@@ -114,13 +107,17 @@ def test_windows_together_give_the_best_text_and_the_surest_that_there_is_one():
     context = "  the cat, the\n cat "
     spans = [(2, 5), (6, 9), (9, 10), (11, 14), (14, 15), (16, 19)]
     tokens = TextTokens(np.arange(6), *(np.array(side) for side in zip(*spans)))
-    scored = [
-        WindowSpans([Guess(0, 1, 5.0), Guess(1, 1, 3.0)], null=2.0),
-        WindowSpans([Guess(3, 5, 6.0), Guess(5, 5, 4.0), Guess(4, 4, 9.0)], null=7.0),
-    ]
-    found = combine_windows("q", context, tokens, scored)
+    first = [predict.Guess(0, 1, 5.0), predict.Guess(1, 1, 3.0)]
+    second = [predict.Guess(3, 5, 6.0), predict.Guess(5, 5, 4.0), predict.Guess(4, 4, 9.0)]
+    scored = [predict.WindowSpans(first, null=2.0), predict.WindowSpans(second, null=7.0)]
+    found = predict.combine_windows("q", context, tokens, scored)
     assert found == ("q", "the\n cat", 2.0 - 6.0)  # the span with 9.0 has no text
-    assert combine_windows("q", "", tokens, [WindowSpans([], null=1.0)]) == ("q", "", 0.0)
+    empty = predict.WindowSpans([], null=1.0)
+    assert predict.combine_windows("q", "", tokens, [empty]) == ("q", "", 0.0)
+
+
+def test_no_questions_have_no_predictions():
+    assert predict.Predictor(with_head(), None, "learned").predict([], max_tokens=64) == []
 
 
 OF_TABLES = "learned+m4m(max_distance=5)"

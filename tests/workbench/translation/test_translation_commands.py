@@ -399,14 +399,13 @@ def test_texts_of_other_lengths_or_without_text_are_refused(capsys, tmp_path, mo
     Path("empty").write_text("")
     Path("bytes").write_bytes(b"a\nb\xff\n")
     bleu = ["bleu", f"rope={checkpoint()}"]
-    test = f"{data()}/test.raw"
     message = refused(capsys, *bleu, "--reference", "short")
-    assert message == f"--source {test}.fr has 12 sentences, but short has 1"
+    assert message == f"--source {data()}/test.raw.fr has 12 sentences, but short has 1"
     assert "--source empty: the file is empty" in refused(capsys, *bleu, "--source", "empty")
     message = refused(capsys, *bleu, "--reference", "bytes")
     assert message.startswith("--reference bytes, line 2: byte 0xff is not UTF-8")
     message = refused(capsys, *bleu, "--split", "other")
-    assert message.startswith(f"--source {data()}/other.raw.fr: cannot be read")
+    assert message.startswith(f"--split other: {data()}/other.raw.fr: cannot be read")
 
 
 @slow
