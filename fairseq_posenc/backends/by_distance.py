@@ -63,7 +63,8 @@ def expand_numbers(
     if term.ids is not None:  # distances are differences of these, not of indices
         index = row_index(term, first, tgt_len, src_len, mask)
         return at_least_fp32(term.table)[:, index].transpose(0, 1)  # [1 or B, G, T, S]
-    return expand_by_distance(at_least_fp32(term.expand()), tgt_len, src_len, first)
+    numbers = at_least_fp32(term.expand())  # one for each distance, also where runs share one
+    return expand_by_distance(numbers, tgt_len, src_len, first)
 
 
 def sum_biases(terms: Terms, tgt_len: int, src_len: int, mask: Mask = NO_MASK) -> Tensor | None:
@@ -126,7 +127,7 @@ def row_index(
         mask: has the forward pass's cache, which keeps the index for all layers.
     """
     runs, device = term.runs, term.table.device
-    # All tables without runs have one index.
+    # The cache holds one value of each name. All tables without runs have the same index.
     name, of_runs = ("rows", ()) if runs is None else (f"rows of {term.name}", runs)
     compute = partial(_compute_row_index, runs, first, tgt_len, src_len, device)
     return mask.cached(name, (*of_runs, first, tgt_len, src_len, device), compute)

@@ -30,7 +30,7 @@ BACKENDS: dict[str, Backend] = {
 SHORT = 48  # number of keys below which setting up blocks takes too long on a CPU
 # Keys up to which the reference is faster than blocks on an H100, and needs no more memory.
 SHORT_ON_GPU = 512
-_logged: set[str] = set()
+_logged: set[str] = set()  # the lines of `_log_once`
 
 
 def available() -> dict[str, str]:
@@ -43,9 +43,10 @@ def check(requested: str, terms: Terms, head_dim: int, mask: Mask = NO_MASK) -> 
 
     Args:
         requested: ``auto`` or the name of a backend.
-        terms: of a single token, as only their kinds count; those of DeBERTa's table projected.
+        terms: of any length, as only their kinds count. Rows that layers project (DeBERTa's) must
+            have been projected.
         head_dim: D.
-        mask: the spec's limits of the keys; a call's segments are not known yet.
+        mask: what the position encodings hide (windows); the tokens' segments are not known yet.
 
     Raises:
         UserError: it cannot, cannot run on this machine, or is unknown.
@@ -53,7 +54,7 @@ def check(requested: str, terms: Terms, head_dim: int, mask: Mask = NO_MASK) -> 
     if requested == "auto":
         return
     backend = _find_backend(requested)
-    x = torch.empty(1, 1, SHORT, head_dim, device="meta")  # long enough for every backend
+    x = torch.empty(1, 1, SHORT, head_dim, device="meta")  # stands for any GPU and any length
     call = AttentionCall(x, x, x, terms, mask)
     _refuse_if(backend.unavailable() or backend.refuses(call), requested)
 

@@ -6,6 +6,8 @@ query, as in a step of decoding, it is also the fastest: the table rows that are
 the order of the keys.
 
 B batch, H heads, T queries, S keys, D head size; tables have R rows, and are of G = 1 or H heads.
+With a *reset*, the pairs of each sentence's first token have two rows of their own, the last ones,
+and ``first``, ``(B or 1, S)`` of bool, marks that token; else it is None.
 """
 
 from collections.abc import Iterator
@@ -152,9 +154,9 @@ def _multiply_pairs(
     Args:
         x: the keys for rows of keys, else queries or their states.
         rows: the table; without ``runs``, it has a row for each distance.
-        first: see :func:`row_index`.
+        first: marks the token of a reset.
         sizes: T and S.
-        mask: see :func:`row_index`.
+        mask: has the cache of the forward pass, which keeps indices for all layers.
     """
     is_of_keys = rows.of == "key"
     if first is None and rows.runs is None and x.size(2) == 1:  # rows are in the order of keys

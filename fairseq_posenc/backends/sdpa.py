@@ -68,14 +68,17 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     is_exact = _has_bias(terms) or decay is not None  # autocast would round a bias again
     if is_exact:
         query, key, value = (x.to(_choose_bias_dtype(query, value)) for x in (query, key, value))
-    # torch aligns its causal mask with the first key, so it serves square scores only.
-    plain = not (_has_bias(terms) or mask.may_hide_all or mask.limits)  # window
-    causal = plain and mask.direction == "lr" and bool(tgt_len == src_len)  # no SymBool
+    # torch's own causal mask aligns the first query with the first key: it serves square scores
+    # only, and nothing else may be hidden. While torch compiles, lengths compare to a SymBool.
+    hides_more = mask.may_hide_all or mask.limits  # padding or pairs; a window or segments
+    is_square = bool(tgt_len == src_len)
+    causal = mask.direction == "lr" and is_square and not (_has_bias(terms) or hides_more)
     bias = None
     if not causal:
         total = sum_biases(terms, tgt_len, src_len, mask)
+        # Layers of a forward pass share the result, as long as all that it depends on is the same.
         deps = (total, *mask.cache_deps, tgt_len, src_len, device, query.dtype)
-        bias = mask.cached("sdpa", deps, lambda: _build_bias(total, query, mask, src_len))  # once
+        bias = mask.cached("sdpa", deps, lambda: _build_bias(total, query, mask, src_len))
     kernels = _choose_kernels(device.type, bias, src_len)
     with (
         no_autocast(device) if is_exact else nullcontext(),

@@ -74,21 +74,6 @@ def sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
     return by_row.scatter_add(3, _view_index(index, weights.shape, 3), weights) @ rows
 
 
-class SlidingView(torch.autograd.Function):
-    """Views numbers by distance as those of pairs, with a faster gradient than autograd's."""
-
-    @staticmethod
-    def forward(ctx: Any, numbers: Tensor, queries: int) -> Tensor:
-        """View ``(G, M + W - 1)`` as ``(1, G, M, W)``."""
-        return numbers.unfold(1, numbers.size(1) - queries + 1, 1)[None]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Sum within tiles of queries first: skewed at once, the whole would be mostly zeros."""
-        tiles = grad[0].unflatten(1, (-1, math.gcd(grad.size(2), MAX_TILE)))
-        return _sum_skewed(_sum_skewed(tiles, 1), tiles.size(2)), None
-
-
 class Band(torch.autograd.Function):
     """Multiplies each token with the table rows of its pairs, all of which are distinct.
 
@@ -184,13 +169,6 @@ def _split(pairs: Tensor, products: Tensor, ctx: Any) -> Iterator[tuple[Tensor, 
     for place, part, of_part in zip(("before", "near", "after"), pairs.split(ctx.widths, 3), parts):
         rows = {"before": slice(1), "near": slice(None), "after": slice(-1, None)}[place]
         yield part, of_part[:, :, rows] if ctx.dim == 2 else of_part[..., rows], place == "near"
-
-
-def _sum_skewed(x: Tensor, step: int) -> Tensor:
-    """Sum the n rows of ``(..., n, W)``, each ``step`` columns right of the one before."""
-    rows, width = x.size(-2), x.size(-1) + (x.size(-2) - 1) * step
-    skewed = F.pad(x, (0, rows * step)).flatten(-2)[..., : rows * width]
-    return skewed.unflatten(-1, (rows, width)).sum(-2)
 
 
 def _view_index(index: Tensor, shape: torch.Size, dim: int) -> Tensor:

@@ -211,11 +211,6 @@ class Blocks(torch.autograd.Function):
         call = Operands._make(tensors)
         learns = [x is not None and x.requires_grad for x in tensors]
         totals = [torch.zeros_like(x) if y else None for x, y in zip(tensors, learns)]
-        of_keys = {}  # by index, transposed: the products for them are faster
-        for index, name in enumerate(call._fields):
-            if name.endswith(("key", "value")) and learns[index]:
-                of_keys[index] = tensors[index].new_zeros(tensors[index].mT.shape)
-                totals[index] = of_keys[index].mT
         graphs, ctx.graphs = ctx.graphs[::-1], []  # a second backward pass computes them again
         for block, hidden in work.list_blocks(grad.device, are_saved=bool(graphs)):
             with no_autocast(grad.device):
@@ -230,25 +225,12 @@ class Blocks(torch.autograd.Function):
             for total in block.select_all(totals, work.axes):
                 if total is not None:
                     total += next(grads)  # in place: these are views of the totals
-        for index, total in of_keys.items():
-            totals[index] = _transpose(total)
         return None, *totals
-
-
-def _transpose(x: Tensor) -> Tensor:
-    """Transpose ``(B, H, D, n)`` to ``(B, H, n, D)``.
-
-    As one matrix for each sentence, which torch transposes several times faster than its heads.
-    """
-    out = x.new_empty(x.size(0), x.size(3), x.size(1) * x.size(2))  # [B, n, H * D]
-    for target, source in zip(out, x.flatten(1, 2)):  # [n, H * D], [H * D, n]
-        target.copy_(source.t())
-    return out.unflatten(2, (x.size(1), -1)).transpose(1, 2)  # [B, H, n, D]
 
 
 def _view_numbers(x: Operands, numbers: Tensor, reset: Tensor | None) -> Tensor:
     """View numbers by distance as those of pairs, ``(1 or k, G, M, W)``."""
-    pairs: Tensor = bands.SlidingView.apply(numbers, x.query.size(2))
+    pairs = numbers.unfold(1, numbers.size(1) - x.query.size(2) + 1, 1)[None]
     return pairs if reset is None else _insert_reset(x, pairs, *reset[..., None, None].unbind(1))
 
 

@@ -87,6 +87,8 @@ def build_score_mod(
         if term is None:
             return []
         table, distances = at_least_fp32(term.table), torch.arange(low, high + 1, device=device)
+        # Rows differ from pair to pair by position ids, or by a reset: two rows of their own for
+        # the pairs of the first token of each sentence, which `first` marks.
         if term.ids is not None or terms.first is not None:
             rows = F.pad(row_index(term, terms.first, tgt_len, src_len, mask), missing)
             mark_batch_dynamic(rows)
@@ -133,8 +135,9 @@ def build_score_mod(
 
 def _find_visible_distances(tgt_len: int, src_len: int, mask: Mask) -> tuple[int, int]:
     """Find the lowest and the highest distance that a mask leaves visible."""
-    reach = mask.reach if mask.first_keys is None else None
-    reach = src_len if reach is None else reach
+    reach = mask.reach
+    if reach is None or mask.first_keys is not None:  # first keys are seen from any distance
+        reach = src_len
     lowest = 0 if mask.direction == "rl" else max(-reach, 1 - src_len)
     highest = 0 if mask.direction == "lr" else min(reach, tgt_len - 1)
     return lowest, highest

@@ -172,15 +172,15 @@ class Attention(torch.autograd.Function):
         memory = iter(problem.query.new_empty(sum(is_stored), sequences * math.prod(lengths)))
         tiles = Tiles(*(next(memory) if needed else None for needed in is_stored))  # type: ignore[arg-type]
         sizes = [2 * sequences * count * problem.CLIPPED.value for count in lengths]  # of ends
-        of_query, of_key = shifts.new_empty(sum(sizes)).split(sizes)
+        query_ends, key_ends = shifts.new_empty(sum(sizes)).split(sizes)
         by_query, by_key = tl.constexpr(1), tl.constexpr(-1)
         query_term = tiles.content if tiles.query_term is None else tiles.query_term
         bias = tiles.content if tiles.bias is None else tiles.bias
         tables = list(zip(problem.tables, table_grads))  # of queries, of keys, gain, bias
         factor = problem.scale * problem.kept_factor
         sides = [
-            Side(*tables[0], problem.query, grad_query, query_term, of_query, factor, by_query),
-            Side(*tables[1], problem.key, grad_key, tiles.key_term, of_key, factor, by_key),
+            Side(*tables[0], problem.query, grad_query, query_term, query_ends, factor, by_query),
+            Side(*tables[1], problem.key, grad_key, tiles.key_term, key_ends, factor, by_key),
             Side(*tables[2], None, None, tiles.gain, None, factor, by_query),
             Side(*tables[3], None, None, bias, None, problem.kept_factor, by_query),  # not scaled
         ]
