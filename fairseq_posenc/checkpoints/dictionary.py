@@ -29,9 +29,8 @@ def fingerprint(dictionary: Dictionary) -> str | None:
     """Hash a dictionary's symbols, in their order, to 16 hex digits; None if they are unknown."""
     if isinstance(dictionary, Placeholders):
         return None
-    return hashlib.sha256(
-        "\n".join(dictionary.symbols).encode("utf-8", "surrogatepass")  # symbols may be surrogates
-    ).hexdigest()[:16]
+    symbols = "\n".join(dictionary.symbols).encode("utf-8", "surrogatepass")  # may be surrogates
+    return hashlib.sha256(symbols).hexdigest()[:16]
 
 
 def load_dictionary(path: Path, *, mask: bool = True) -> Dictionary:

@@ -52,19 +52,15 @@ def newest_checkpoint(folder: Path) -> WholeCheckpoint | None:
     return max(filter(None, map(read_if_whole, files)), default=None)
 
 
-def ensure_last_checkpoint(folder: Path) -> None:
-    """Replace ``checkpoint_last.pt`` by the newest whole checkpoint if it is torn or missing."""
-    last = folder / LAST
-    if not last.exists() or is_torn(last):
-        restore_last(last)
+def ensure_last_checkpoint(folder: Path) -> bool:
+    """Replace ``checkpoint_last.pt`` by the newest whole checkpoint if it is torn or missing.
 
-
-def restore_last(last: Path) -> bool:
-    """Replace a torn or missing ``checkpoint_last.pt`` by the newest whole checkpoint beside it.
-
-    Return False if its folder has no whole checkpoint.
+    Return False if the folder has no whole checkpoint.
     """
-    newest = newest_checkpoint(last.parent)
+    last = folder / LAST
+    if last.exists() and not is_torn(last):
+        return True
+    newest = newest_checkpoint(folder)
     if newest is None:
         return False
     fault = "was not written to its end" if last.exists() else "is missing"
@@ -93,7 +89,7 @@ class Resumption(NamedTuple):
 
     updates: int  # number of updates before the checkpoint was written
     loads_optimizer: bool  # whether the optimizer's state is loaded
-    extra_state: dict[str, Any]  # fairseq's, as of its iterator, and that of the task
+    extra_state: dict[str, Any]  # what fairseq's iterator, meters and task save with the weights
 
 
 def find_start(checkpoint: Any) -> Path | None:
@@ -125,8 +121,8 @@ def restore_if_torn(path: Path, checkpoint: Any) -> None:
     """Restore a run's last checkpoint if it was not written to its end; refuse other such files."""
     if not is_torn(path):
         return
-    is_named = checkpoint.restore_file != LAST  # by --restore-file
-    if is_named or path != Path(checkpoint.save_dir, LAST) or not restore_last(path):
+    is_last = checkpoint.restore_file == LAST and path == Path(checkpoint.save_dir, LAST)
+    if not (is_last and ensure_last_checkpoint(path.parent)):
         raise UserError(
             f"{path} was not written to its end, and no complete checkpoint can replace it: name "
             "another one, or remove it to start from scratch"

@@ -95,8 +95,7 @@ def open_checkpoint(path: Path, prefix: str = "") -> Iterator[dict[str, Any]]:
     try:
         yield open_whole(path)
     except Exception as error:  # its type in torch and fairseq depends on the file
-        label = f"{prefix} {path}".lstrip()
-        raise UserError(f"{label}: {describe_damage(error)}") from error
+        raise UserError(f"{prefix} {path}: {describe_damage(error)}".lstrip()) from error
 
 
 def allow_safe_classes() -> None:

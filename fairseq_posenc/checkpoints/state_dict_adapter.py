@@ -8,7 +8,7 @@ place.
 import logging
 import re
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -35,20 +35,21 @@ def is_copy(name: str) -> bool:
     return _COPY_NAME.search(name) is not None
 
 
+@runtime_checkable
 class IdentifiedStack(Protocol):
     """An encoder or decoder that knows what its weights were trained with."""
 
     identity: Identity  # positions and settings of its weights
     weight_settings: WeightSettings
     layers_kept: list[int] | None  # indices of the trained layers that it has; None for all
+    init_positions: bool  # value of --init-positions
 
 
 class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
-    init_positions: bool = False  # value of --init-positions; set by `PositionalModel.use_stacks`
     num_updates: int = 0  # of the training so far
-    optimizer_source: Path | None = None  # to load the optimizer's state from; set by preparation
+    optimizer_source: Path | None = None  # checkpoint whose optimizer's state is loaded as well
 
     def set_num_updates(self, num_updates: int) -> None:
         """Keep the number of updates, which fairseq's trainer gives before each update."""
@@ -81,16 +82,19 @@ class PositionCheckpoints(nn.Module):
         model_state = self.state_dict(prefix=prefix)
         refuse_broken_weights(state_dict, model_state)
         _refuse_other_dictionary(state_dict, model_state)
-        changes = self._match_identities(state_dict, prefix)
-        extended_tables = extend_tables(self, state_dict, prefix)  # in place; first: no row is lost
-        replaced_parameters = fit_positions(state_dict, model_state)  # in place, what did not fit
+        stacks = {name: x for name, x in self.named_modules() if isinstance(x, IdentifiedStack)}
+        changes = _match_identities(stacks, state_dict, prefix)
+        # Both change the state dict. Tables are extended first, which keeps all of their rows.
+        extended_tables = extend_tables(self, state_dict, prefix)
+        replaced_parameters = fit_positions(state_dict, model_state)
         changes += replaced_parameters
-        theirs, ours = (sum(".fc1.weight" in x for x in y) for y in (state_dict, model_state))
+        theirs = sum(".fc1.weight" in name for name in state_dict)  # one in each layer
+        ours = sum(".fc1.weight" in name for name in model_state)
         if changes and theirs != ours:
             raise UserError(
                 f"the checkpoint has {theirs} layers, the model {ours}: build it with as many"
             )
-        if changes and not self.init_positions:
+        if changes and not all(stack.init_positions for stack in stacks.values()):
             raise UserError(
                 "the checkpoint's positions are not the model's (--init-positions, in hydra "
                 f"+model.init_positions=true, starts the model's own fresh): {'; '.join(changes)}"
@@ -106,49 +110,51 @@ class PositionCheckpoints(nn.Module):
             logger.warning("--init-positions: %s", change)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def _match_identities(self, state_dict: dict[str, Tensor], prefix: str) -> list[str]:
-        """Compare the identity of each stack with the checkpoint's; return how positions differ.
 
-        If they do, the state dict gets the model's identity, as it will get its parameters.
+def _match_identities(
+    stacks: dict[str, IdentifiedStack], state_dict: dict[str, Tensor], prefix: str
+) -> list[str]:
+    """Compare the identity of each stack with the checkpoint's; return how positions differ.
 
-        Raises:
-            UserError: settings other than positions differ.
-        """
-        changes, mismatches = [], []
-        for name, module in self.named_modules():
-            if not hasattr(module, "weight_settings"):  # true of encoders and decoders alone
-                continue
-            stack = cast("IdentifiedStack", module)
-            trained = _read_identity(state_dict, f"{prefix}{name}.", stack.identity)
-            ours, theirs = stack.weight_settings, trained.weight_settings
-            mismatches += [f"{name}: {difference}" for difference in theirs.differences(ours)]
-            if unknown := theirs.list_unknown(ours):
-                logger.info("%s: the checkpoint does not record its %s", name, ", ".join(unknown))
-            differences = trained.position_differences(stack.identity, layers=stack.layers_kept)
-            changes += [f"{name}: {difference}" for difference in differences]
-            # The weights keep their settings; the model fills in those that the file lacks.
-            loaded = stack.identity if differences else trained
-            loaded = loaded._replace(weight_settings=theirs.fill_from(ours))
-            state_dict[f"{prefix}{name}.{STATE_KEY}"] = loaded.to_tensor()
-        if mismatches:
-            raise UserError(
-                "the checkpoint's weights mean something else in this model: "
-                f"{'; '.join(mismatches)}; give it the settings and the dict.txt of its training"
-            )
-        return changes
+    If they do, the state dict gets the model's identity, as it will get its parameters.
+
+    Raises:
+        UserError: settings other than positions differ.
+    """
+    changes, mismatches = [], []
+    for name, stack in stacks.items():
+        trained = _read_identity(state_dict, f"{prefix}{name}.", stack.identity)
+        ours, theirs = stack.weight_settings, trained.weight_settings
+        mismatches += [f"{name}: {difference}" for difference in theirs.differences(ours)]
+        if unknown := theirs.list_unknown(ours):
+            logger.info("%s: the checkpoint does not record its %s", name, ", ".join(unknown))
+        differences = trained.position_differences(stack.identity, layers=stack.layers_kept)
+        changes += [f"{name}: {difference}" for difference in differences]
+        # The weights keep their settings; the model fills in those that the file lacks.
+        loaded = stack.identity if differences else trained
+        loaded = loaded._replace(weight_settings=theirs.fill_from(ours))
+        state_dict[f"{prefix}{name}.{STATE_KEY}"] = loaded.to_tensor()
+    if mismatches:
+        raise UserError(
+            "the checkpoint's weights mean something else in this model: "
+            f"{'; '.join(mismatches)}; give it the settings and the dict.txt of its training"
+        )
+    return changes
 
 
 def _read_identity(state_dict: dict[str, Tensor], prefix: str, ours: Identity) -> Identity:
     """Read the identity of a stack, whose parameters' names begin with ``prefix``.
 
-    Checkpoints of fairseq's own models have none, but a table of learned positions, or a marker of
-    sinusoids, which is removed.
+    Checkpoints of fairseq's own models have none, but a table of learned positions, or markers of
+    sinusoids, which are removed.
     """
     if prefix + STATE_KEY in state_dict:
         return Identity.from_tensor(state_dict[prefix + STATE_KEY])
-    if any([state_dict.pop(prefix + name, None) is not None for name in STOCK_SINUSOIDS]):  # all
+    if markers := [key for name in STOCK_SINUSOIDS if (key := prefix + name) in state_dict]:
+        for key in markers:
+            del state_dict[key]
         return ours._replace(positions=parse(STOCK_SPEC))
-    if str(ours.positions) != "learned" or prefix + LEARNED_TABLE not in state_dict:  # no mark
+    if str(ours.positions) != "learned" or prefix + LEARNED_TABLE not in state_dict:
         text = "%s: the checkpoint did not record positions; assuming %s"
         logger.warning(text, prefix.removesuffix("."), ours.positions)
     return ours

@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import checks
 from fairseq_posenc.host.explanations import FAMILIES, watch
 from fairseq_posenc.host.startup import take_command
-from fairseq_posenc.specs import Spec
 
 _LOCK = ".fairseq-train"  # lock file in a --save-dir
 _CROSS_ENTROPIES = ("cross_entropy", "label_smoothed_cross_entropy")
@@ -36,17 +34,19 @@ logger = logging.getLogger(__name__)
 _held: dict[Path, int] = {}  # locks by folder, open until the process ends
 
 
-def prepare_command(model: Any, task: Any, specs: Sequence[Spec]) -> None:
-    """Prepare the command that has built a model with stacks of ``specs``, and the model's task.
+def prepare_command(model: Any, task: Any, **stacks: Any) -> None:
+    """Prepare the command that has built a model, whose ``encoder`` and ``decoder`` are ``stacks``.
 
-    A model that is only loaded from a checkpoint belongs to no command.
+    Every model logs its encodings, and checks its data. One that is only loaded from a checkpoint
+    belongs to no command.
     """
     command, settings = take_command()  # "" for all models but the first that a command builds
     if command:
         checks.check_precision(settings.common)
     checks.check_data_bins(task)
-    for spec in specs:
-        checks.check_document_ends(spec, task)
+    for name, stack in stacks.items():
+        logger.info("%s position encoding: %s", name, stack.describe())
+        checks.check_document_ends(stack.spec, task)
     if command == "eval_lm":
         if isinstance(model, FairseqEncoderDecoderModel):
             raise UserError("this is a translation model: use fairseq-generate or translate")

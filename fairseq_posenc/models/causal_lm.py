@@ -18,9 +18,10 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from torch import Tensor
 
 from fairseq_posenc import registry
+from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.checks import forget_tpu
-from fairseq_posenc.models.positional_model import PositionalModel
+from fairseq_posenc.host.preparation import prepare_command
 from fairseq_posenc.specs import parse
 from fairseq_posenc.transformer.options import PositionConfig, build_stack_config, read_task_options
 from fairseq_posenc.transformer.stacks import PositionalDecoder
@@ -51,7 +52,7 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
     )
 
 
-class PositionalLM(PositionalModel, TransformerLanguageModel):
+class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
     """fairseq's causal language model with chosen position encodings."""
 
     @classmethod
@@ -111,10 +112,8 @@ class PositionalLM(PositionalModel, TransformerLanguageModel):
         # Checkpoints record whether samples begin with `<s>`: weights trained without it do not fit
         # samples with it, and fairseq-eval-lm takes this option from its own command line.
         adds_bos = getattr(read_task_options(task), "add_bos_token", args.add_bos_token)
-        decoder.weight_settings = decoder.weight_settings._replace(
-            add_bos_token="on" if adds_bos else "off"
-        )
-        model.use_stacks(task, decoder=decoder)  # logs, and checks data, lock and resumption
+        decoder.record(add_bos_token="on" if adds_bos else "off")
+        prepare_command(model, task, decoder=decoder)
         return model
 
     def forward(

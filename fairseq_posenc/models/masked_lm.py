@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc import registry
-from fairseq_posenc.models.positional_model import Architecture, PositionalModel, make_architecture
+from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
+from fairseq_posenc.host.preparation import prepare_command
+from fairseq_posenc.models.architectures import Architecture, make_architecture
 from fairseq_posenc.transformer.options import add_position_args, build_stack_config
 from fairseq_posenc.transformer.stacks import PositionalEncoder
 from fairseq_posenc.user_dir import DECBERT
@@ -59,7 +61,7 @@ class SpanHead(nn.Module):
 
 
 @register_model("positional_roberta")
-class PositionalRoberta(PositionalModel, RobertaModel):
+class PositionalRoberta(PositionCheckpoints, RobertaModel):
     """fairseq's RoBERTa with chosen position encodings and attention directions."""
 
     def __init__(self, args: Any, encoder: PositionalRobertaEncoder) -> None:
@@ -97,17 +99,14 @@ class PositionalRoberta(PositionalModel, RobertaModel):
             with open_dict(settings):
                 settings.reuse_dataloader = settings.persistent_workers = False
         model = cls(args, encoder)
-        model.use_stacks(task, encoder=encoder.sentence_encoder)
+        prepare_command(model, task, encoder=encoder.sentence_encoder)
         return model
 
     def register_classification_head(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Add a classification head, and record its activation in checkpoints."""
         super().register_classification_head(name, *args, **kwargs)
         model: Any = self
-        stack = model.encoder.sentence_encoder
-        stack.weight_settings = stack.weight_settings._replace(
-            pooler=model.args.pooler_activation_fn
-        )
+        model.encoder.sentence_encoder.record(pooler=model.args.pooler_activation_fn)
 
     def register_span_head(self) -> None:
         """Add the head that the task squad trains: it scores where an answer begins and ends."""

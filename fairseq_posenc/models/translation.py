@@ -11,13 +11,15 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 from torch import nn
 
 from fairseq_posenc import registry
-from fairseq_posenc.models.positional_model import PositionalModel, make_architecture
+from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
+from fairseq_posenc.host.preparation import prepare_command
+from fairseq_posenc.models.architectures import make_architecture
 from fairseq_posenc.transformer import options
 from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncoder
 
 
 @register_model("positional_transformer")
-class PositionalTransformer(PositionalModel, TransformerModel):
+class PositionalTransformer(PositionCheckpoints, TransformerModel):
     """fairseq's Transformer with chosen position encodings in encoder and decoder."""
 
     @classmethod
@@ -32,11 +34,10 @@ class PositionalTransformer(PositionalModel, TransformerModel):
         model: Any = super().build_model(options.as_namespace(args), task)
         # Checkpoints record the languages, which only the task knows: weights trained on other
         # languages are refused.
-        languages = {"source_lang": model.encoder, "target_lang": model.decoder}
-        for option, stack in languages.items():
-            language = getattr(options.read_task_options(task), option, None)
-            stack.weight_settings = stack.weight_settings._replace(language=language)
-        model.use_stacks(task, encoder=model.encoder, decoder=model.decoder)
+        settings = options.read_task_options(task)
+        model.encoder.record(language=getattr(settings, "source_lang", None))
+        model.decoder.record(language=getattr(settings, "target_lang", None))
+        prepare_command(model, task, encoder=model.encoder, decoder=model.decoder)
         return cast(PositionalTransformer, model)
 
     @classmethod

@@ -18,11 +18,14 @@ _NO_TORCHSCRIPT = "TorchScript is not supported: encodings and backends are chos
 
 
 def _read_kept(buffer: dict[str, Tensor | None]) -> Kept | None:
-    """Read the keys of earlier tokens from fairseq's format, so that beams are reordered there."""
+    """Read the kept keys and values from fairseq's cache, whose rows beam search reorders.
+
+    ``prev_places``, the indices of the kept keys among all tokens, has equal rows; without it, the
+    keys are those of the last tokens.
+    """
     key, value, places = (buffer.get(f"prev_{name}") for name in ("key", "value", "places"))
     if key is None or value is None:
         return None
-    # Places have a row for each beam, all of them equal, as fairseq reorders rows.
     return Kept(key, value, None if places is None else places[0].cpu())
 
 
@@ -39,7 +42,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         encodings: the encodings of this layer, without those of the input.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         backend: ``auto`` or the name of a backend.
-        kind: index of this layer's encodings among the different layers (``Spec.layer_kinds``).
+        kind: index of this layer's encodings among those of different layers; 0 if all are equal.
         **kwargs: passed on to fairseq's class.
     """
 
@@ -101,7 +104,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
         shared = current_layer()  # the layer's forward has set it; refuses a call from elsewhere
         positions = shared.positions
-        buffer = self._get_input_buffer(incremental_state)  # past keys and values; {} if none
+        buffer = self._get_input_buffer(incremental_state)  # of earlier steps; {} without any
         # fairseq gives the padding of the new tokens, None if none is padding. A mask is needed if
         # they or earlier tokens have padding; the positions have that of all S tokens.
         is_padded = key_padding_mask is not None or buffer.get("prev_key_padding_mask") is not None
@@ -112,7 +115,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             values: dict[str, Any] = incremental_state
             key_of_rows = self._get_full_incremental_state_key("rows")
             rows = values.setdefault(key_of_rows, ProjectedRows())  # `compute_terms` adds new ones
-        inputs = query.transpose(0, 1)  # [B, T, C]; forget gates and states are computed from it
+        inputs = query.transpose(0, 1)  # [B, T, C]
+        # What the forget gates of all S tokens sum up to; None for encodings without gates.
         decay = self.encodings.decay(inputs, positions, buffer.get("prev_decay"))
         drops = self.dropout_module.training or self.dropout_module.apply_during_inference
         call, kept = self.make_call(
@@ -131,12 +135,13 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             keeps=incremental_state is not None,
         )
         if kept is not None:
-            past_key, past_value, places = kept.select(shared.needed_keys(), positions.src_len)
-            if places is not None:  # in each row, see `_read_kept`
+            needed = kept.select(shared.needed_keys(), positions.src_len)  # by later queries
+            places = needed.places
+            if places is not None:  # a row for each of B, see `_read_kept`
                 places = places.to(query.device).expand(query.size(1), -1)
             buffer = {
-                "prev_key": past_key,
-                "prev_value": past_value,
+                "prev_key": needed.key,
+                "prev_value": needed.value,
                 "prev_key_padding_mask": padding,  # of all tokens, also those without a key
                 "prev_places": places,
                 "prev_decay": decay,

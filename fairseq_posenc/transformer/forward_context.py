@@ -21,7 +21,7 @@ from fairseq_posenc.shared import Shared
 class _Context(threading.local):
     """The position state of the forward pass that this thread is in."""
 
-    stack: tuple[Shared, ...] | None = None  # of the stack that runs, for each kind of layer
+    stack: tuple[Shared, ...] | None = None  # of the stack that runs, for each kind of its layers
     layer: Shared | None = None  # of the layer that runs
 
 
@@ -67,17 +67,19 @@ def inject_context(
     tensors = {f"shared_{name}": tensor for name, tensor in shared.terms.tensors().items()}
     if isinstance(shared.rotation, PairRotation) and shared.rotation.phases.requires_grad:
         tensors["shared_phases"] = shared.rotation.phases  # other rotations have no gradients
-    # From its encodings a layer would compute the terms again, without the arguments' gradients.
+    # With its encodings, it would compute the terms again when a layer is recomputed, and the
+    # arguments would get no gradients.
     shared = shared._replace(encodings=())
     return args, {**kwargs, "shared": shared, **tensors}
 
 
-def pop_context(shared: Shared, kwargs: dict[str, Any]) -> Shared:
-    """Undo :func:`inject_context` in a layer; remove the tensors from ``kwargs``, in place."""
-    tensors = [kwargs.pop(f"shared_{name}") for name in shared.terms.tensors()]
+def extract_context(shared: Shared, kwargs: dict[str, Any]) -> tuple[Shared, dict[str, Any]]:
+    """Undo :func:`inject_context` in a layer: return the state, and the layer's own arguments."""
+    own = {name: value for name, value in kwargs.items() if not name.startswith("shared_")}
+    tensors = [kwargs[f"shared_{name}"] for name in shared.terms.tensors()]
     shared = shared._replace(terms=shared.terms.with_tensors(tensors))  # in their order above
-    phases = kwargs.pop("shared_phases", None)
-    if phases is None:
-        return shared
-    assert isinstance(shared.rotation, PairRotation)
-    return shared._replace(rotation=shared.rotation._replace(phases=phases))
+    if "shared_phases" in kwargs:
+        assert isinstance(shared.rotation, PairRotation)
+        rotation = shared.rotation._replace(phases=kwargs["shared_phases"])
+        shared = shared._replace(rotation=rotation)
+    return shared, own

@@ -16,7 +16,7 @@ from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.forward_context import current_layer, pop_context, set_context
+from fairseq_posenc.transformer.forward_context import current_layer, extract_context, set_context
 
 
 class _PositionalLayer:
@@ -27,31 +27,28 @@ class _PositionalLayer:
     ``index`` counts the layers from 0; ``cfg.position`` has our options.
     """
 
-    # fairseq's, set by its constructor
-    embed_dim: int
-    quant_noise: float
-    quant_noise_block_size: int
-
     def __init__(self, cfg: Any, index: int = 0, **kwargs: Any) -> None:
         self.index = index  # first, because fairseq's constructor builds the attention
         super().__init__(cfg, **kwargs)  # type: ignore[call-arg]
 
     def forward(self, *args: Any, shared: Shared, **kwargs: Any) -> Any:
         """Run fairseq's layer; ``shared``, and its tensors in ``kwargs``, are for the attention."""
-        with set_context(layer=pop_context(shared, kwargs)):
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        state, own = extract_context(shared, kwargs)
+        with set_context(layer=state):
+            return super().forward(*args, **own)  # type: ignore[misc]
 
-    def _build_attention(self, cfg: Any, options: Any, **kwargs: Any) -> PositionalAttention:
-        """Build self-attention with this layer's encodings, by ``cfg.encoder`` or ``decoder``."""
+    def build_self_attention(self, embed_dim: int, cfg: Any, **kwargs: Any) -> PositionalAttention:
+        """Build self-attention with this layer's encodings; the arguments are fairseq's."""
+        options = cfg.decoder if cfg.dims.causal else cfg.encoder
         return PositionalAttention(
-            self.embed_dim,
+            embed_dim,
             options.attention_heads,
             encodings=build_layer(cfg.spec, cfg.dims, self.index),
             backend=cfg.position.backend,
             kind=cfg.spec.layer_kind(self.index),  # index of its state: equal encodings share one
             dropout=cfg.attention_dropout,
-            q_noise=self.quant_noise,
-            qn_block_size=self.quant_noise_block_size,
+            q_noise=cfg.quant_noise.pq,
+            qn_block_size=cfg.quant_noise.pq_block_size,
             xformers_att_config=options.xformers_att_config,
             **kwargs,
         )
@@ -72,10 +69,6 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
         """Load as any module does: the method of fairseq 0.12.2 would restore the copies."""
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
-    def build_self_attention(self, embed_dim: int, cfg: Any) -> PositionalAttention:
-        """Build self-attention with this layer's encodings; the arguments are fairseq's."""
-        return self._build_attention(cfg, cfg.encoder)
-
 
 class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
     """fairseq's decoder layer with our self-attention.
@@ -83,20 +76,11 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
     Cross-attention is fairseq's, whose queries and keys an encoding may rotate.
     """
 
-    def build_self_attention(self, embed_dim: int, cfg: Any, **kwargs: Any) -> PositionalAttention:
-        """Build self-attention with this layer's encodings; the arguments are fairseq's."""
-        if cfg.cross_self_attention:
-            raise UserError(
-                "--cross-self-attention mixes two sequences, so positions have no meaning: train "
-                "without it"
-            )
-        return self._build_attention(cfg, cfg.decoder, **kwargs)
-
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         """Build fairseq's cross-attention; let it rotate if rope(cross_attention=true) says so."""
         attention = super().build_encoder_attention(embed_dim, cfg)
         if cfg.spec.select_layers([self.index]).rotates_source:
-            if self.quant_noise > 0:
+            if cfg.quant_noise.pq > 0:
                 raise UserError(
                     "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
                     "projections would not rotate"

@@ -3,11 +3,9 @@
 Without ``from __future__ import annotations``: fairseq makes options from the fields' types.
 """
 
-import logging
 import sys
 from argparse import ArgumentParser, Namespace
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Optional
 
 from fairseq.dataclass import FairseqDataclass
@@ -20,10 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from fairseq_posenc.checkpoints.dictionary import fingerprint
 from fairseq_posenc.errors import UserError, suggest
 from fairseq_posenc.identity import WeightSettings, parse_directions
-from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.specs import Spec, parse
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -80,7 +75,8 @@ def add_position_args(parser: ArgumentParser) -> None:
 def refuse_unknown_settings(settings: DictConfig) -> None:
     """Refuse a model, or settings of it, that do not exist, in hydra's section ``model``.
 
-    ``+`` adds any name to a model without a dataclass. It exits: hydra only warns of errors here.
+    ``+`` adds any name to a model without a dataclass. A callback of hydra calls this function,
+    which exits, as hydra would only warn of an exception there.
     """
     name = settings.get("_name", "")
     if name not in ARCH_MODEL_REGISTRY:
@@ -94,7 +90,7 @@ def refuse_unknown_settings(settings: DictConfig) -> None:
 
 
 def list_settings(name: str | None) -> set[str]:
-    """List the settings of one of our models, by its architecture; empty for all others."""
+    """List the settings of one of our models by its architecture; none if hydra checks them."""
     if name not in ARCH_MODEL_REGISTRY or name in MODEL_DATACLASS_REGISTRY:
         return set()
     parser = ArgumentParser()
@@ -114,9 +110,9 @@ def resolve_positions(args: Any) -> PositionOptions:
         raise UserError(
             "--no-token-positional-embeddings does not work here: write --position-encoding none"
         )
-    given = PositionConfig()
-    for name, default in list(vars(given).items()):
-        setattr(given, name, safe_getattr(args, name, default))
+    given = PositionConfig(
+        **{x.name: safe_getattr(args, x.name, x.default) for x in fields(PositionConfig)}
+    )
     # hydra also accepts null, numbers and lists instead of a text; `parse` refuses them as texts.
     encoder, decoder = parse(str(given.position_encoding)), given.position_encoding_decoder
     directions = parse_directions(str(given.attention_directions or ""), "--attention-directions")
@@ -159,18 +155,3 @@ def read_weight_settings(cfg: TransformerConfig, layers: Any, dictionary: Any) -
 def read_task_options(task: Any) -> Any:
     """Read the options of a task: ``task.cfg`` or, in fairseq's older tasks, ``task.args``."""
     return getattr(task, "cfg", None) or getattr(task, "args", None)
-
-
-def log_encodings(**stacks: Any) -> None:
-    """Log the positions of each stack, a ``PositionalEncoder`` or ``PositionalDecoder``."""
-    for name, stack in stacks.items():
-        runs = [f"{direction} x{len(list(run))}" for direction, run in groupby(stack.directions)]
-        parameters = sum(
-            value.numel()
-            for key, value in stack.named_parameters()
-            if is_position_parameter(f".{key}")  # with a dot, as in the names of a whole model
-        )
-        logger.info(
-            f"{name} position encoding: {stack.spec} | directions: {' '.join(runs)} | "
-            f"backend: {stack.backend} | position parameters: {parameters:,}"
-        )

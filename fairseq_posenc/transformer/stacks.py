@@ -7,6 +7,7 @@ B batch, S all tokens, T queries (one in a step of decoding), C width of the mod
 
 from contextlib import AbstractContextManager
 from copy import copy
+from itertools import groupby
 from typing import Any, cast
 
 import torch
@@ -19,6 +20,7 @@ from fairseq_posenc.encodings.term import Reset
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, format_directions
 from fairseq_posenc.modules.input_checks import read_position_ids
+from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared, compute_shared
 from fairseq_posenc.transformer.attention import IncrementalState
@@ -53,12 +55,13 @@ class InputPositions(nn.Module):
         """
         if (shared := current_context()) is None:
             raise UserError("embed_positions was called outside its stack, which counts the tokens")
-        vectors = self.encodings.as_list()[0].embed(shared[0].positions)
+        positions = shared[0].positions  # the same for all kinds of layers
+        vectors = self.encodings.as_list()[0].embed(positions)
         assert vectors is not None, "an input encoding adds vectors"
         return vectors.type_as(self.like)
 
 
-class _PositionalStack:
+class _PositionalStack(nn.Module):
     """Base of encoder and decoder: installs encodings, and computes the position state."""
 
     layers: nn.ModuleList
@@ -67,6 +70,7 @@ class _PositionalStack:
     layers_kept: list[int] | None = None  # indices in the trained stack, read on loading; None: all
     layers_built = 0  # so far; fairseq's constructor builds them in order
     weight_settings: WeightSettings
+    init_positions: bool  # value of --init-positions, for loading
 
     def install(self, cfg: Any, options: Any, dictionary: Any, directions: tuple[str, ...]) -> None:
         """Build the encodings, and set the directions of the layers, which fairseq has built.
@@ -83,6 +87,7 @@ class _PositionalStack:
             )
         self.layers_kept = cfg.layers_kept
         self.weight_settings = read_weight_settings(cfg, options, dictionary)
+        self.init_positions = cfg.position.init_positions
         spec, dims = self.spec, self.dims = cfg.spec, cfg.dims
         self.id_readers = assembly.find_id_readers(spec, dims)  # which a caller's ids must fit
         self.backend = cfg.position.backend
@@ -103,6 +108,20 @@ class _PositionalStack:
         self.layers_built += 1
         return self.layers_built - 1
 
+    def describe(self) -> str:
+        """Describe positions, directions and backend, for the log."""
+        runs = [f"{direction} x{len(list(run))}" for direction, run in groupby(self.directions)]
+        named = {f".{name}": x for name, x in self.named_parameters()}  # as in a whole model
+        count = sum(x.numel() for name, x in named.items() if is_position_parameter(name))
+        return (
+            f"{self.spec} | directions: {' '.join(runs)} | backend: {self.backend} | "
+            f"position parameters: {count:,}"
+        )
+
+    def record(self, **settings: Any) -> None:
+        """Record fields of ``WeightSettings`` that only the model knows, for checkpoints."""
+        self.weight_settings = self.weight_settings._replace(**settings)
+
     @property
     def identity(self) -> Identity:
         """Positions and settings that the weights of this stack belong to."""
@@ -117,10 +136,10 @@ class _PositionalStack:
     def set_extra_state(self, state: Tensor) -> None:
         """Adopt the identity of loaded weights; :class:`PositionCheckpoints` has checked it."""
         loaded = Identity.from_tensor(state)
-        length = loaded.trained_length
+        length = loaded.trained_length  # may not be this model's number of positions
         self.weight_settings = self.weight_settings.fill_from(loaded.weight_settings)
         self.dims = self.dims._replace(trained_on=length)
-        for module in cast(nn.Module, self).modules():
+        for module in self.modules():
             if isinstance(module, Encoding):
                 module.set_dims(module.dims._replace(trained_on=length))
 
@@ -153,10 +172,9 @@ class _PositionalStack:
         """
         tgt_len = 1 if decoding else tokens.size(1)
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len)
-        # Twice: documents are found by counted tokens, random positions drawn for a caller's ids.
-        positions = self.encodings.number(positions)
-        if ids is not None:
-            positions = self.encodings.number(positions.replace_ids(ids))
+        if ids is not None:  # but documents are found by counted tokens
+            positions = self.encodings.number(positions).replace_ids(ids)
+        positions = self.encodings.number(positions)  # restarts in documents, or draws at random
         if self.has_reset:
             positions = positions._replace(first=positions.is_first())  # kept for all layers
         return compute_shared(self.encodings, positions)
@@ -194,7 +212,6 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         cfg = _assemble(cfg, "decoder")
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn)
         self.install(cfg, cfg.decoder, dictionary, directions=("lr",) * len(self.layers))
-        self.rotates_source = self.spec.rotates_source
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
@@ -234,9 +251,9 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             shared = self.compute_shared(prev_output_tokens, decoding)
         # Later steps of decoding find rotated keys in their caches.
         is_first = not decoding or prev_output_tokens.size(1) == 1
-        if is_first and encoder_out is not None and self.rotates_source:
+        if is_first and encoder_out is not None and self.spec.rotates_source:
             (padding,) = encoder_out["encoder_padding_mask"]  # [B, S]
-            source = Positions.from_padding(padding, tgt_len=0)
+            source = Positions.from_padding(padding, tgt_len=0)  # keys alone, no queries
             shared = tuple(state.with_source(source.ids) for state in shared)
         with set_context(shared):
             decoded = super().extract_features(
@@ -266,6 +283,11 @@ def _assemble(cfg: Any, side: str) -> Any:
     else:
         spec = spec.select_layers(kept)
     causal = side == "decoder"
+    if causal and cfg.cross_self_attention:
+        raise UserError(
+            "--cross-self-attention mixes two sequences, so positions have no meaning: train "
+            "without it"
+        )
     if causal and any(dict(item.options).get("prefill") for item in spec.items):
         raise UserError("window(prefill=true) is for models of transformers: export this one first")
     length = cfg.max_target_positions if causal else cfg.max_source_positions
