@@ -122,10 +122,7 @@ def test_decoding_is_compiled_in_its_first_steps_alone(spec):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
-    some_of(
-        [WINDOWS[3]],
-        ["rope", "t5", "learned+m4m", "deberta_v2", "rope+ssmax", *WINDOWS],
-    ),
+    some_of([WINDOWS[3]], ["rope", "t5", "learned+m4m", "deberta_v2", "rope+ssmax", *WINDOWS]),
 )
 def test_a_layer_becomes_an_onnx_graph(spec, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'fairseq-posenc[onnx]'")
