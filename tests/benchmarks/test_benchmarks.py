@@ -34,7 +34,6 @@ from measuring.scopes import SCOPES, layer, operation
 # fairseq's of hydra, and torch's of FlexAttention that is not compiled.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CPU, SIZE = torch.device("cpu"), families.Size(32, 4, 48, 3)
 TINY = families.Case(16, 2, 0.1, torch.float32, CPU, size=SIZE, vocabulary=50)
 QUICKLY = 3, 60.0  # rounds and seconds
@@ -189,7 +188,7 @@ def test_the_page_is_up_to_date():
 
 
 def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / name), *arguments]
+    command = [sys.executable, str(Path(attention.__file__).with_name(name)), *arguments]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 

@@ -22,7 +22,6 @@ from tests.helpers.exchanged import checkpoint, ctranslate2, data_bin, export_to
 from tests.helpers.preprocess import write_pieces
 from tests.workbench.convert.test_parity import let_sentences_end
 
-ROOT = Path(__file__).resolve().parents[3]
 IMPORTED = {
     "transformers": {"transformers", "fairseq_posenc"},
     "ctranslate2": {"ctranslate2", "tokenizers"},
@@ -103,7 +102,7 @@ def test_weights_are_quantized():
 def test_the_page_lists_the_encodings_that_have_a_place_in_ctranslate2():
     ctranslate2()
     module = importlib.import_module("fairseq_posenc.workbench.convert.to_ctranslate2")
-    text = (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs/exchange.md").read_text(encoding="utf-8")
     families = {"translation": module.FOR_TRANSLATION, "causal_lm": module.FOR_CAUSAL_LMS}
     for family, names in families.items():
         assert f"\n| {family} | `{'`, `'.join(sorted(names))}` |\n" in text

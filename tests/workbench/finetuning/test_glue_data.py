@@ -51,6 +51,7 @@ def test_quotes_separators_of_other_kinds_and_compression_change_nothing(tmp_pat
         ("QQP", "train", "short", None),
         ("RTE", "valid", "maybe", "line 7: the label 'maybe' is not one of entailment, not_entail"),
         ("STS-B", "valid", "5.1", "line 7: the score '5.1' is not between 0 and 5; mend the file"),
+        ("STS-B", "valid", "-1", "line 7: the score '-1' is not between 0 and 5; mend the file"),
         ("STS-B", "valid", "nan", "line 7: the score 'nan' is not between 0 and 5; mend the file"),
         ("SST-2", "train", "renamed", "line 1: no column is called 'label' (sentence, labels)"),
     ],
@@ -71,15 +72,12 @@ def test_a_wrong_row_is_shown_with_its_place(tmp_path, task, split, what, messag
         assert (len(found.ids), found.broken) == (9, 1)
 
 
-def cut_slowly(first: int, second: int, room: int) -> tuple[int, int]:
-    while first + second > room:
-        first, second = (first - 1, second) if first > second else (first, second - 1)
-    return first, second
-
-
 def test_the_longer_sentence_is_cut_first():
     for room, *pair in itertools.product(range(14), range(12), range(12)):
-        assert truncate_lengths(pair, room) == list(cut_slowly(*pair, room))
+        first, second = pair
+        while first + second > room:
+            first, second = (first - 1, second) if first > second else (first, second - 1)
+        assert truncate_lengths(pair, room) == [first, second]
     assert (truncate_lengths([3], 5), truncate_lengths([9], 5)) == ([3], [5])
 
 
