@@ -241,7 +241,6 @@ _ODD_PARTS = {
     "adaptive_softmax": "an adaptive softmax",
     "project_in_dim": "projections of embeddings",
     "project_out_dim": "projections of embeddings",
-    "rotates_source": "rope(cross_attention=true)",
 }
 
 
@@ -251,5 +250,6 @@ def refuse_odd_parts(trained: OpenModel, target: str) -> None:
         parts = [part for name, part in _ODD_PARTS.items() if getattr(stack, name, None)]
         if type(stack.embed_tokens) is not nn.Embedding:  # such as AdaptiveInput
             parts.append(f"{type(stack.embed_tokens).__name__} as token embeddings")
+        parts += ["rope(cross_attention=true)"] if stack.spec.rotates_source else []
         if parts:
             raise UserError(f"{trained.path}: {target} has no model with {parts[0]}")
