@@ -24,7 +24,7 @@ PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
 PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
     *("api", "assembly", "position_parameters", "positions", "registry", "shared"),
-    *("specs", "identity", "files", "folders", "locks", "errors", "error_messages"),
+    *("specs", "own_specs", "identity", "files", "folders", "locks", "errors", "error_messages"),
     *("user_dir", "version", "__init__", "option_values", "mask", "torch_modes"),
     *("encodings", "backends", "modules", "analysis"),
 }

@@ -28,14 +28,13 @@ from fairseq_posenc.hf.derived import OWN_CODE, add_mixin, refuse_replaced_forwa
 from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
 from fairseq_posenc.hf.own_positions import (
     count_positions,
-    expand_own,
     explain_unservable,
-    names_own,
     read_spec,
     write_length,
 )
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
+from fairseq_posenc.own_specs import expand_own, names_own
 from fairseq_posenc.position_parameters import (
     LENGTH_RULES,
     LengthRule,

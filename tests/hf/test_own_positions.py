@@ -12,6 +12,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import own_positions, read_positions, set_positions
+from fairseq_posenc.own_specs import expand_own
 from fairseq_posenc.specs import parse
 
 LONG = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
@@ -203,7 +204,7 @@ OWN = [
 def test_own_stands_for_the_positions_of_a_model(
     spec: str, theirs: str, layers: int, expanded: str
 ) -> None:
-    assert str(own_positions.expand_own(spec, parse(theirs), layers)) == expanded
+    assert str(expand_own(spec, parse(theirs), layers)) == expanded
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_own_stands_for_the_positions_of_a_model(
 )
 def test_own_that_cannot_be_read_is_refused(spec: str, theirs: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        own_positions.expand_own(spec, parse(theirs), 4)
+        expand_own(spec, parse(theirs), 4)
     assert "\n" not in str(error.value)
 
 

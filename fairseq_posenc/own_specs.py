@@ -1,0 +1,86 @@
+"""Replaces ``own`` in a spec, which stands for the positions that a model has.
+
+In ``3*own+window(size=512),none`` three layers of four keep theirs, with a window.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from fairseq_posenc.errors import UserError, shortened, suggest
+from fairseq_posenc.registry import options as options_of
+from fairseq_posenc.specs import Item, Spec, parse, split_spec
+
+_OWN = re.compile(r"\s*own\s*(?:\((.*)\)\s*)?")
+
+
+def names_own(spec: str) -> bool:
+    """Check whether a spec has the word ``own``."""
+    return any(_OWN.fullmatch(item) for layer in split_spec(spec) for item in layer)
+
+
+def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
+    """Replace ``own`` in a spec by the positions that the model has.
+
+    In layer i, ``own`` stands for the positions of the model's layer i. Options in brackets change
+    those of the model, wherever an encoding has an option of that name.
+
+    >>> print(expand_own("2*own,own(base=500)+alibi", parse("rope,none,rope(layout=half)"), 3))
+    rope,none,rope(base=500,layout=half)+alibi
+
+    Args:
+        spec: as a user writes it.
+        own: the positions of the model.
+        num_layers: number of layers of the model.
+
+    Raises:
+        UserError: the spec cannot be read, or the model's positions lack an option.
+    """
+    layers = split_spec(spec)
+    # A spec of more layers than the model has keeps them all, so that the model refuses it.
+    count = max(num_layers, len(layers))
+    own_layers = [own.select_layers([index]).items for index in range(count)]  # of the model
+    expanded = []
+    for index, own_items in enumerate(own_layers):
+        place = index % len(layers)  # the layers of a spec are repeated over the stack
+        items = []
+        for item in layers[place]:
+            if (match := _OWN.fullmatch(item)) is None:
+                items.append(item)
+                continue
+            pairs = [part.partition("=") for part in (match[1] or "").split(",") if part.strip()]
+            changes = {name.strip(): value.strip() for name, _, value in pairs}
+            replaced = chain(*own_layers[place :: len(layers)])  # by this item, in all layers
+            known = {name for x in replaced for name in options_of(x.name)}
+            for unknown in sorted(changes.keys() - known):
+                raise UserError(
+                    f"{shortened(item)}: the model's positions there have no option {unknown!r}; "
+                    f"{suggest(unknown, known)}they are {shortened(str(own))}"
+                )
+            items += [_change_options(own_item, changes) for own_item in own_items]
+        expanded.append("+".join(items))
+    try:
+        return parse(written := join_layers(expanded))
+    except UserError as error:
+        raise UserError(f"{shortened(spec)}, in this model {shortened(written)}: {error}") from None
+
+
+def join_layers(layers: Sequence[str]) -> str:
+    """Join the specs of all layers to the shortest list whose repetition begins with them."""
+    # A list with this period equals itself when it is shifted by the period.
+    period = next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])
+    return ",".join(layers[:period])
+
+
+def _change_options(item: Item, changes: Mapping[str, str]) -> str:
+    """Write an item of the model's spec, with the changes of options that its encoding has."""
+    known = options_of(item.name)
+    scaled = dict(item.options).get("scaling")
+    if scaled is not None and changes.get("scaling", "none") != "none":
+        raise UserError(
+            f"own(scaling={shortened(changes['scaling'])}): the model's rotations are scaled "
+            f"already, by {shortened(str(scaled))}; to replace that, write the encoding itself: "
+            f"{shortened(str(item))} with another scaling"
+        )
+    options = dict(item.options) | {k: v for k, v in changes.items() if k in known}
+    return str(item._replace(options=tuple(options.items())))
