@@ -2,8 +2,8 @@
 
 Loading a state dict first extends the tables that can be extended without loss
 (:func:`extend_tables`), then replaces what still does not fit (:func:`fit_positions`). A model that
-is given other positions keeps the parameters whose meaning stays (:func:`list_changed_options`),
-fitted to its length (:func:`copy_parameter`).
+is given other positions keeps the parameters whose meaning stays, fitted to its length
+(:func:`copy_parameters`).
 """
 
 import logging
@@ -62,14 +62,42 @@ def extend_tables(model: nn.Module, state_dict: dict[str, Tensor], prefix: str) 
     return changes
 
 
-def list_changed_options(encoding: str, old: Spec, new: Spec) -> str:
-    """List the options that change the meaning of an encoding's parameters, as ``name=value``.
+def copy_parameters(
+    new: nn.Module,
+    trained: dict[str, Tensor],
+    specs: tuple[Spec | None, Spec],
+    length: int,
+    rule: LengthRule | None,
+) -> list[str]:
+    """Copy trained parameters to new encodings that have parameters of the same names.
 
     Args:
-        encoding: name of the encoding, which both specs have.
-        old: the spec that the parameters were trained with.
-        new: the spec of the model that gets them.
+        new: the new encodings, which are changed.
+        trained: the trained values, by the names that they have in ``new``.
+        specs: the spec that they were trained with, None if no spec describes it, and the new one.
+        length: number of positions of a trained table by position.
+        rule: how such a table becomes longer; None leaves the rows beyond untrained.
+
+    Returns:
+        A note about each trained parameter that is not copied, or only in part.
     """
+    notes, (old_spec, new_spec) = [], specs
+    for name, encoding in new.named_modules():
+        if not isinstance(encoding, Encoding):
+            continue
+        for parameter_name, _ in encoding.named_parameters():
+            if (values := trained.get(key := f"{name}.{parameter_name}")) is None:
+                continue
+            if old_spec and (changed := _list_changes(encoding.name, old_spec, new_spec)):
+                note = f"untrained, as the model's has other options: {changed}"
+            else:
+                note = _copy_parameter(encoding, parameter_name, values, length, rule)
+            notes += [f"{key}: {note}"] if note else []
+    return notes
+
+
+def _list_changes(encoding: str, old: Spec, new: Spec) -> str:
+    """List options that change the meaning of parameters of an encoding, which both specs have."""
     old_options, new_options = (
         {option for item in spec.items if item.name == encoding for option in item.options}
         for spec in (old, new)
@@ -79,23 +107,14 @@ def list_changed_options(encoding: str, old: Spec, new: Spec) -> str:
 
 
 @torch.no_grad()
-def copy_parameter(
+def _copy_parameter(
     encoding: Encoding, name: str, trained: Tensor, length: int, rule: LengthRule | None
 ) -> str:
-    """Copy a trained parameter to an encoding whose tables may be longer or shorter.
+    """Copy a trained parameter to an encoding: see :func:`copy_parameters`.
 
     A table with a row per distance can only become longer. One with a row per position loses its
-    last rows, or gets more: by a rule, else they stay as they are.
-
-    Args:
-        encoding: the new module, whose parameter is changed.
-        name: of the parameter in the module.
-        trained: the trained values.
-        length: number of positions of a trained table by position.
-        rule: how such a table becomes longer, or None.
-
-    Returns:
-        What is untrained, as a message; empty if nothing is.
+    last rows, or gets more: by a rule, else they stay as they are. The result says what is
+    untrained; it is empty if nothing is.
     """
     parameter = encoding.get_parameter(name)
     extended = encoding.extend(name, trained)

@@ -6,6 +6,7 @@ counted from 0: ``<pad> <s> a </s>`` is 0 0 1 2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,6 +43,40 @@ def may_sync(device: torch.device, decoding: bool = False) -> bool:
     if torch.compiler.is_compiling() or device.type == "meta":
         return False
     return not (decoding and reading_waits(device))
+
+
+def refuse_if(is_wrong: Tensor, message: str) -> None:
+    """Refuse a call if a bool is true; in a graph or on a GPU by torch's error, without a wait."""
+    if torch.compiler.is_compiling() or reading_waits(is_wrong.device):
+        torch._assert_async(~is_wrong, message)
+    elif is_wrong:
+        raise UserError(message)
+
+
+def find_changes(numbers: Tensor) -> Tensor:
+    """Mark the elements of ``(B, S)`` that differ from the one before them."""
+    return numbers.diff(dim=1, prepend=numbers[:, :1]).ne(0)
+
+
+def find_documents(mask: Tensor, numbers: Sequence[Tensor], ids: Tensor | None) -> Tensor:
+    """Mark the tokens that begin a document, other than the first one of a row, ``(B, S)``.
+
+    Args:
+        mask: 0 for padding, else 1 or the number of the token's document, ``(B, S)``.
+        numbers: further numbers of documents, of the last tokens alone, each ``(B, T)``.
+        ids: positions of all tokens, ``(B or 1, S)``, which do not grow by one where a document
+            begins; None if they are not known.
+    """
+    tokens = mask.ne(0)
+    # Padding takes the number before it: 1 1 0 2 2 as 1 1 1 2 2.
+    places = torch.arange(mask.size(1), device=mask.device)
+    last = torch.where(tokens, places, 0).cummax(1).values
+    found = find_changes(mask.gather(1, last))
+    for others in numbers:
+        found[:, -others.size(1) :] |= find_changes(others)
+    if ids is not None:
+        found |= ids.diff(dim=1, prepend=ids[:, :1] - 1).ne(1)
+    return found & tokens & (tokens.cumsum(1) > 1)
 
 
 class Positions(NamedTuple):

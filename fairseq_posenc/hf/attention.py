@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -167,13 +168,14 @@ class AttentionWithPositions(Derived):
         if state is None:
             raise UserError(CALLED_BY_ITSELF)
         positions: Any = getattr(self, POSITIONS)  # or PEFT's wrapper around a trained copy
-        if width := positions.cosine_width:
-            kind = positions.kind
-            cosines = state.cosines[kind] if positions.is_rotated else state.plain[width]
-            named["position_embeddings"] = cosines  # `plain`: of 1, and sines of 0
+        inputs: Tensor = args[0] if args else named["hidden_states"]
+        if positions.is_rotated:
+            named["position_embeddings"] = state.cosines[positions.kind]
+        elif width := positions.cosine_width:  # cosines of 1 and sines of 0 rotate nothing
+            ones = torch.ones(1, 1, width, dtype=inputs.dtype, device=inputs.device)
+            named["position_embeddings"] = (ones, torch.zeros_like(ones))
         if state.shared is None:  # the model's own attention is used
             return forward(self, *args, **named)
-        inputs = args[0] if args else named["hidden_states"]
         cache = find_self_cache([*named.values(), *args])
         layer = LayerState(state.shared[positions.kind], inputs, cache, state.need_weights)
         output = forward(self, *args, **named, **{POSITION_STATE: layer})

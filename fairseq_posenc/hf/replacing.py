@@ -10,14 +10,13 @@ import copy
 import warnings
 from dataclasses import fields
 from itertools import cycle, islice
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
-from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import (
     WITHOUT_POSITIONS,
@@ -35,12 +34,7 @@ from fairseq_posenc.hf.own_positions import (
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
 from fairseq_posenc.own_specs import expand_own, names_own
-from fairseq_posenc.position_parameters import (
-    LENGTH_RULES,
-    LengthRule,
-    copy_parameter,
-    list_changed_options,
-)
+from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule, copy_parameters
 from fairseq_posenc.registry import names
 from fairseq_posenc.specs import Spec, parse
 
@@ -241,22 +235,14 @@ def _copy_weights(
         A note for the user about each weight that is lost, not copied, or only in part.
     """
     had_ours = hasattr(stack.module, POSITIONS)  # else it is usual that weights are missing
-    new_spec, notes = parts[stack.module].spec, []
+    notes, specs = [], (old_spec, parts[stack.module].spec)
     for owner, part in parts.items():
         trained = stack.read_weights(owner)  # by the names that they have in `part`
         trained = {name: x for name, x in trained.items() if not x.is_meta}  # else loaded later
         names_of_part = dict(part.named_parameters()).keys()  # such as `shared.t5.table`
-        for name in sorted(trained.keys() - names_of_part):
-            notes.append(f"{name}: removed; if it was trained, load the model again to get it back")
-        for full_name in names_of_part:
-            place, module, name = full_name.split(".", 2)
-            encoding = cast(Encoding, part.get_submodule(f"{place}.{module}"))
-            if full_name not in trained:
-                note = "untrained, as the previous positions lack it" if had_ours else ""
-            elif old_spec and (changed := list_changed_options(encoding.name, old_spec, new_spec)):
-                note = f"untrained, as the model's has other options: {changed}"
-            else:
-                note = copy_parameter(encoding, name, trained[full_name], old_length, extend)
-            if note:
-                notes.append(f"{full_name}: {note}")
+        lost = "removed; if it was trained, load the model again to get it back"
+        notes += [f"{name}: {lost}" for name in sorted(trained.keys() - names_of_part)]
+        lacking = sorted(names_of_part - trained.keys()) if had_ours else []
+        notes += [f"{x}: untrained, as the previous positions lack it" for x in lacking]
+        notes += copy_parameters(part, trained, specs, old_length, extend)
     return notes

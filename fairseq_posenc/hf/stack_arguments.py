@@ -16,7 +16,13 @@ from fairseq_posenc.hf.caches import MAKE_CACHES, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.modules.stack_positions import StackPositions
-from fairseq_posenc.positions import Positions, may_sync, reading_waits
+from fairseq_posenc.positions import (
+    Positions,
+    find_changes,
+    find_documents,
+    may_sync,
+    refuse_if,
+)
 
 _NO_DOCUMENTS = "position_ids on several axes do not separate documents"
 
@@ -91,7 +97,7 @@ class StackArguments:
         if self.real is not None and self.real.size(1) > begins.size(-1):
             real = self.real[:, -ids.size(-1) :]
             begins = begins & real[:, 1:] & real[:, :-1]  # padding has any ids
-        _refuse_if(begins.any(), _NO_DOCUMENTS)
+        refuse_if(begins.any(), _NO_DOCUMENTS)
 
     def _count_from_zero(
         self, ids: Tensor | None, first_id: int, is_decoder: bool
@@ -126,10 +132,10 @@ class StackArguments:
             return
         signs = [] if self.mask is None else [self.mask.gt(1).any()]  # a mask that counts documents
         if not separates_by_ids:
-            signs += [_find_changes(numbers).any() for numbers in self._list_numbers()]
+            signs += [find_changes(numbers).any() for numbers in self._list_numbers()]
             signs += [] if self.packs is None else [self.packs]
         for is_packed in signs:
-            _refuse_if(
+            refuse_if(
                 is_packed,
                 "a row holds several documents, as in a packed batch: add +documents to "
                 f"{self.spec}, so that attention stays inside each document",
@@ -141,28 +147,9 @@ class StackArguments:
         listed = [] if numbers is None else [numbers]
         if (offsets := self.named.get("cu_seq_lens_q")) is not None:  # 0, ends in the whole batch
             places = torch.arange(batch * tgt_len, device=offsets.device, dtype=offsets.dtype)
-            _refuse_if(offsets[-1].ne(len(places)), "cu_seq_lens_q has to count padding, too")
+            refuse_if(offsets[-1].ne(len(places)), "cu_seq_lens_q has to count padding, too")
             listed.append(torch.bucketize(places, offsets, right=True).view(batch, tgt_len))
         return listed
-
-    def _find_documents(self, mask: Tensor) -> Tensor:
-        """Mark the tokens, ``(B, S)``, that begin a document, other than the first one of a row.
-
-        There numbers in the mask or of :meth:`_list_numbers` change, or ids do not grow by one. The
-        ids of tokens after those in a cache must count on (see :meth:`read_positions`).
-        """
-        if self.ids is not None and self.ids.dim() == 3:
-            raise UserError(_NO_DOCUMENTS)
-        tokens = mask.ne(0)
-        # Padding takes the number before it: 1 1 0 2 2 as 1 1 1 2 2.
-        places = torch.arange(mask.size(1), device=mask.device)
-        last = torch.where(tokens, places, 0).cummax(1).values
-        found = _find_changes(mask.gather(1, last))
-        for numbers in self._list_numbers():
-            found[:, self.cached :] |= _find_changes(numbers)
-        if self.ids is not None and not self.cached:
-            found |= self.ids.diff(dim=1, prepend=self.ids[:, :1] - 1).ne(1)
-        return found & tokens & (tokens.cumsum(1) > 1)
 
     def _read_mask(self) -> Tensor:
         """Read the mask ``(B, S)``, 0 for padding, else 1 or a document's number; refuse others."""
@@ -209,7 +196,10 @@ class StackArguments:
         if past and (earlier := getattr(self.cache, UNCOUNTED, None)) is not None:
             differs.append(earlier)  # with which an earlier pass marked its cache
         if self.has_documents and boundary_id is None:  # else the ends below show them
-            starts = self._find_documents(mask.long())
+            if self.ids is not None and self.ids.dim() == 3:
+                raise UserError(_NO_DOCUMENTS)
+            ids = None if past else self.ids  # those after a cache must count on, see below
+            starts = find_documents(mask.long(), self._list_numbers(), ids)
             positions = positions.begin_documents(starts)
             differs.append(starts.any())
         ids = self.ids
@@ -223,7 +213,7 @@ class StackArguments:
                 ids = None
         is_uncounted = torch.stack(differs).any() if differs else None
         if past and is_uncounted is not None:
-            _refuse_if(
+            refuse_if(
                 is_uncounted,
                 "position_ids or documents do not count on from the tokens in a cache: pass all "
                 "tokens at once, without one (use_cache=False)",
@@ -236,21 +226,8 @@ class StackArguments:
         return positions, is_uncounted
 
 
-def _refuse_if(is_wrong: Tensor, message: str) -> None:
-    """Refuse a call if a bool is true; in a graph or on a GPU by torch's error, without a wait."""
-    if torch.compiler.is_compiling() or reading_waits(is_wrong.device):
-        torch._assert_async(~is_wrong, message)
-    elif is_wrong:
-        raise UserError(message)
-
-
 def _count_several(ids: Tensor) -> Tensor:
     """Check whether ids ``(B or 1, T)`` count several texts in a row, as a bool ``()``."""
     steps = ids.diff(dim=1)
     counts_or_starts = (steps.eq(1) | ids[:, 1:].eq(0)).all(dim=1)
     return (counts_or_starts & (steps < 0).any(dim=1)).any()
-
-
-def _find_changes(numbers: Tensor) -> Tensor:
-    """Mark the elements of ``(B, S)`` that differ from the one before them."""
-    return numbers.diff(dim=1, prepend=numbers[:, :1]).ne(0)

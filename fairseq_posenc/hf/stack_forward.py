@@ -45,7 +45,6 @@ class PassState(NamedTuple):
     """The position state of a forward pass, which a stack passes to its layers."""
 
     cosines: dict[int, Cosines]  # by kind of layer, those by which the model's own code rotates
-    plain: dict[int, Cosines]  # by width, cosines of 1 and sines of 0, which rotate nothing
     shared: tuple[Shared, ...] | None = None  # None if the model's own attention is used
     need_weights: bool = False  # whether attention weights are requested
     # A bool `()`, whether counting gives other positions; None: no ids, no documents.
@@ -88,7 +87,6 @@ class HFStackPositions(StackPositions):
             for index, attention in enumerate(stack.attentions)
         ]
         self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
-        self.cosine_widths = {*map(stack.find_cosine_width, stack.attentions)} - {0}
         rotates_alone = self.is_rotated == stack.list_rotated(spec)  # exactly the spec's layers
         drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind of layer
         places = {item.encoding.acts_on for item in spec.items}
@@ -161,7 +159,7 @@ class HFStackPositions(StackPositions):
         """
         named = {**dict(zip(self.parameter_names, args)), **named}
         if named.get("input_ids") is None and named.get("inputs_embeds") is None:
-            return named, PassState({}, {})  # the model's code refuses such a call
+            return named, PassState({})  # the model's code refuses such a call
         stack = Stack(self.family, module)
         arguments = StackArguments(named, self, stack)
         inputs = arguments.inputs
@@ -182,7 +180,7 @@ class HFStackPositions(StackPositions):
             places = arguments.ids
             if places is None:  # they are counted, from those in the cache on
                 places = torch.arange(inputs.size(1), device=inputs.device)[None] + arguments.cached
-            return named, self._make_state(module, inputs, self._rotations(places))
+            return named, PassState(self._make_cosines(module, self._rotations(places)))
         if getattr(arguments.cache, "is_compileable", False):  # transformers' static caches
             raise UserError(
                 f"{type(arguments.cache).__name__} has a fixed size, which works only with "
@@ -201,13 +199,11 @@ class HFStackPositions(StackPositions):
         if has_types and named.get("token_type_ids") is None:
             # Else its code reads zeros from a buffer that is as long as its own table of positions.
             named["token_type_ids"] = inputs.new_zeros(inputs.shape[:2], dtype=torch.long)
-        state = self._make_state(module, inputs, [layers.rotation for layers in shared])
-        state = state._replace(is_uncounted=is_uncounted)
-        if self.is_native:
-            return named, state
+        cosines = self._make_cosines(module, [layers.rotation for layers in shared])
         requested = named.get("output_attentions")
         needs_weights = stack.config.output_attentions if requested is None else requested
-        return named, state._replace(shared=shared, need_weights=needs_weights)
+        ours = None if self.is_native else shared  # what our attention function reads
+        return named, PassState(cosines, ours, needs_weights, is_uncounted)
 
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
@@ -274,14 +270,10 @@ class HFStackPositions(StackPositions):
         """Compute the rotation of each kind of layer at positions ``(B or 1, T)``, or None."""
         return [self.shared.rotation(ids, kind) for kind in range(len(self.shared.kinds))]
 
-    def _make_state(self, module: nn.Module, inputs: Tensor, rotations: list[Any]) -> PassState:
+    def _make_cosines(self, module: nn.Module, rotations: list[Any]) -> dict[int, Cosines]:
         """Convert the rotations by kind of layer to cosines, where the model's code rotates."""
-        like, form, device = next(module.parameters()), self.family.cosines, inputs.device
-        cosines = {kind: _make_cosines(rotations[kind], form, like) for kind in self.rotated_kinds}
-        # Not `like.new_ones`: `like` may be distributed (tensor parallelism), or offloaded (meta).
-        ones = [torch.ones(1, 1, x, dtype=like.dtype, device=device) for x in self.cosine_widths]
-        plain = {x.size(-1): (x, torch.zeros_like(x)) for x in ones}
-        return PassState(cosines, plain)
+        like, form = next(module.parameters()), self.family.cosines
+        return {kind: _make_cosines(rotations[kind], form, like) for kind in self.rotated_kinds}
 
 
 def _read_directions(text: str, stack: Stack) -> str:
