@@ -104,16 +104,14 @@ def _find_supported_family(model: PreTrainedModel) -> Family:
 
 def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
     """Read the present spec of a stack, None if no spec describes it, and parse the new one."""
-    old_spec, keeps_own = None, names_own(text)
-    try:
+    if names_own(text):
         old_spec = read_spec(stack.module)
-    except UserError:
-        if keeps_own:
-            raise
-    if old_spec is None or not keeps_own:
-        return old_spec, parse(text)
-    stack.refuse_other_layers(old_spec)
-    return old_spec, expand_own(text, old_spec, len(stack.attentions))
+        stack.refuse_other_layers(old_spec)
+        return old_spec, expand_own(text, old_spec, len(stack.attentions))
+    try:
+        return read_spec(stack.module), parse(text)
+    except UserError:  # no spec describes the present one, or the new one cannot be read
+        return None, parse(text)
 
 
 def _build_parts(spec: Spec, stack: Stack, settings: PositionSettings) -> Parts:
