@@ -165,14 +165,14 @@ def spell(sentences: Iterable[list[int]]) -> list[list[str]]:
     return [[SYMBOLS[number] for number in sentence] for sentence in sentences]
 
 
-def let_sentences_end(trained: Checkpoint, logit: float = 1.5) -> None:
-    """Give ends a logit, and padding no chance, as in fairseq's search; rewrite the file."""
+def let_sentences_end(trained: Checkpoint, logit: float = 1.5, padding: float = -30.0) -> None:
+    """Give logits to ends and to padding, which fairseq's search never writes; rewrite the file."""
     decoder = trained.model.decoder
     norm = decoder.layer_norm or decoder.layers[-1].final_layer_norm
     norm.weight.data[0], norm.bias.data[0] = 0.0, 1.0  # a channel that is 1 wherever it is read
     rows = decoder.output_projection.weight.data
     rows[1:3] = 0.0
-    rows[1, 0], rows[2, 0] = -30.0, logit
+    rows[1, 0], rows[2, 0] = padding, logit
     state = torch.load(trained.path, weights_only=False)
     torch.save({**state, "model": trained.model.state_dict()}, trained.path)
 
@@ -249,12 +249,14 @@ def compare_in_engine(trained: Checkpoint, name: str, start: int) -> None:
 @pytest.mark.parametrize(("target", "spec", "more"), CASES)
 def test_scores_are_those_of_fairseq_and_all_weights_come_back(target, spec, more):
     trained = make(target, spec, **more)
+    first = 0 if "add_bos_token" in more else 2  # token of a text
     if target in ENGINES:
-        compare_in_engine(trained, target, 0 if "add_bos_token" in more else 2)
+        compare_in_engine(trained, target, first)
         return
     folder = export_to(trained)
     model = load(folder)
     assert type(model).__name__ == target
+    assert target != "BioGptForCausalLM" or model.config.bos_token_id == first
     own = spec == CLASSES[target][2] and "attention_directions" not in more
     assert own == ("fairseq_posenc" not in (folder / "config.json").read_text())
     assert own == ("import fairseq_posenc" not in (folder / "README.md").read_text())
@@ -304,8 +306,8 @@ def test_translations_are_those_of_fairseq(target, spec, beam):
     """Up to the limit, where fairseq forces an end, and the others stop."""
     trained = make(target, spec, max_source_positions=60, max_target_positions=60)
     # Below a least length, the engine leaves ends out of its softmax, so it gets none.
-    least, logit = (6, 2.1) if target in CLASSES else (0, 1.5)
-    let_sentences_end(trained, logit)
+    least, *logits = (6, 2.1, 2.5) if target in CLASSES else (0, 1.5)
+    let_sentences_end(trained, *logits)
     tokens, real = padded("left", rows=25)
     settings = GenerationConfig(beam=beam, min_len=least)
     search = trained.task.build_generator([trained.model], settings)
@@ -327,6 +329,7 @@ def test_translations_are_those_of_fairseq(target, spec, beam):
     for n in ended if beam > 1 else range(25):
         expected = ours[n]["tokens"].tolist()
         assert theirs[n][:59] == expected[:59]
+        assert target == "Translator" or len(theirs[n]) == len(expected)
         if target == "Translator" and len(expected) < 60:
             assert found[n].scores[0] == pytest.approx(ours[n]["score"].item(), abs=1e-4)
 
