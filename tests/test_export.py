@@ -20,7 +20,6 @@ from tests.helpers.tiny_models import COMPANIONS, needs_causal
 
 # Of one token and two, and below and above what the planner takes other backends for.
 LENGTHS = (1, 2, 3, 7, 20, 56)
-BATCHES = (1, 3)
 WINDOWS = ["rope+window(size=4)", "alibi+window(size=20)", "3*rope+window(size=30),none"]
 WINDOWS += ["t5+window(size=20,first=3)", "cope+window(size=4,first=2,prefill=true)"]
 SPECS = [
@@ -64,7 +63,7 @@ def inputs(layer: Layer, length: int, batch: int = 2) -> tuple[torch.Tensor, ...
 
 
 @torch.no_grad()
-def check(layer: Layer, graph, lengths=LENGTHS, batches=BATCHES) -> None:
+def check(layer: Layer, graph, lengths=LENGTHS, batches=(1, 3)) -> None:
     for length, batch in product(lengths, batches):
         given = inputs(layer, length, batch)
         real = ~given[1]

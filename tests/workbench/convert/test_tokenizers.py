@@ -72,10 +72,6 @@ def as_characters(space):
     return "characters", cut, lambda lines: [x.replace("▁", " ") for x in cut(lines)]
 
 
-def as_words():
-    return "words", lambda lines: [line.split() for line in lines], joined
-
-
 FLAGS: list[dict[str, Any]] = [
     *({"normalization_rule_name": rule} for rule in ("identity", "nmt_nfkc")),
     {"add_dummy_prefix": False},
@@ -86,7 +82,8 @@ FLAGS: list[dict[str, Any]] = [
 TOKENIZATIONS = {
     **{f"bpe-{flags}": partial(as_sentencepiece, "bpe", 90, **flags) for flags in FLAGS},
     **{f"unigram-{flags}": partial(as_sentencepiece, "unigram", 50, **flags) for flags in FLAGS},
-    **{"gpt2": as_gpt2, "words": as_words, "characters": partial(as_characters, "")},
+    **{"gpt2": as_gpt2, "characters": partial(as_characters, "")},
+    "words": lambda: ("words", lambda lines: [line.split() for line in lines], joined),
     "characters and spaces": partial(as_characters, "▁"),
 }
 
