@@ -29,32 +29,19 @@ def format_files(root: Path) -> dict[Path, str]:
     }
 
 
-def check(root: Path) -> None:
-    """Check that no file is out of date.
-
-    Raises:
-        UserError: a file is out of date.
-    """
-    for path, text in format_files(root).items():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            raise UserError(f"{path} is out of date: run make docs")
-
-
-def write(root: Path) -> None:
-    """Write all files."""
-    for path, text in format_files(root).items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write, or with ``--check`` compare; return the exit code."""
+    """Write all files, or with ``--check`` compare them; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m docs.generate", description=__doc__)
     parser.add_argument("--root", type=Path, default=ROOT, help="folder of docs/")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
     args = parser.parse_args(argv)
     try:
-        (check if args.check else write)(args.root)
+        for path, text in format_files(args.root).items():
+            if not args.check:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, text)
+            elif not path.exists() or path.read_text(encoding="utf-8") != text:
+                raise UserError(f"{path} is out of date: run make docs")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

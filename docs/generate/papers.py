@@ -12,6 +12,8 @@ from fairseq_posenc.workbench.results import markdown
 
 Entry = Mapping[str, Any]
 
+# `sources` by key; `reported`: tables by name, whose rows have a spec and `values` by column;
+# `pictures`, each with its source and the command that draws it.
 FIGURES: Entry = json.loads(Path(__file__).parents[1].joinpath("papers.json").read_text("utf-8"))
 _LETTERS = {"m4m": "A", "decbert": "B", "fr_en": "C", "blog": "D"}
 _HEAD = """# The figures of the papers
@@ -41,11 +43,11 @@ def format_page() -> str:
 
 
 def _format_sources() -> str:
-    rows = [
-        (letter, f"{source['title']}{', arXiv:' + source['arxiv'] if source['arxiv'] else ''}")
-        for key, letter in _LETTERS.items()
-        for source in [FIGURES["sources"][key]]
-    ]
+    rows = []
+    for key, letter in _LETTERS.items():
+        source = FIGURES["sources"][key]
+        arxiv = f", arXiv:{source['arxiv']}" if source["arxiv"] else ""
+        rows.append((letter, source["title"] + arxiv))
     return markdown.table(("", "source"), rows, "l")
 
 

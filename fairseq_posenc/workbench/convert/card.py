@@ -64,6 +64,7 @@ def format_usage(trained: OpenModel, is_plain: bool, tokenizers: Sequence[str]) 
         lines.append(f'{name} = AutoTokenizer.from_pretrained("{Path(".", folder)}")')
     lines.append(f'model = {auto}.from_pretrained(".")')
     if names and trained.head in ("causal_lm", "translation"):
+        # The folder of a translation model has its limit, in generation_config.json.
         limit = "" if trained.head == "translation" else ", max_new_tokens=20"
         lines += [
             f'inputs = tokenizer(["{_PROMPT}"], return_tensors="pt")',
@@ -82,9 +83,9 @@ def format_serving_usage(trained: OpenModel, tokenizers: Sequence[str]) -> str:
     call = f'generate_batch([["{start}", *pieces]], max_length=50, sampling_topk=10)'
     if trained.head == "translation":
         engine, written = "Translator", "hypotheses"
+        # The decoder reads </s>, then the translation without its last token.
         longest = min(LONGEST_TRANSLATION, trained.stacks["decoder"].max_positions() - 1)
-        search = f"beam_size=5, max_decoding_length={longest}, return_end_token=True"
-        call = f"translate_batch([pieces], {search})"
+        call = f"translate_batch([pieces], beam_size=5, max_decoding_length={longest})"
     target = Path(tokenizers[-1], "tokenizer.json")
     return _SERVE.format(target=target, prompt=_PROMPT, engine=engine, call=call, written=written)
 

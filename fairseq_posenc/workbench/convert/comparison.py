@@ -44,7 +44,7 @@ def compute_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:
         tokens: ``(B, T)`` of each stack.
     """
     if head == "spans":
-        return torch.stack(model(tokens[0], span_scores=True), -1)
+        return torch.stack(model(tokens[0], span_scores=True), -1)  # of starts and of ends, (B, T)
     if head == "classes":
         (name,) = model.classification_heads
         return model(tokens[0], features_only=True, classification_head_name=name)[0]

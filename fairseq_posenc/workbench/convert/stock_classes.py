@@ -130,25 +130,6 @@ def _define_roberta(prefix: str, base: str, *, pre_norm: bool) -> StockFamily:
     attention_norm, feedforward_norm = "attention.output.LayerNorm", "output.LayerNorm"
     if pre_norm:
         attention_norm, feedforward_norm = "attention.LayerNorm", "intermediate.LayerNorm"
-    parts = {
-        **_name_positions(stack, base, f"{layer}.attention.self"),
-        f"{stack}.embed_tokens": f"{base}.embeddings.word_embeddings",
-        f"{stack}.layernorm_embedding": f"{base}.embeddings.LayerNorm",
-        f"{stack}.layer_norm": f"{base}.LayerNorm",  # only in pre-norm models
-        f"{stack}.layers.{{}}.self_attn.q_proj": f"{layer}.attention.self.query",
-        f"{stack}.layers.{{}}.self_attn.k_proj": f"{layer}.attention.self.key",
-        f"{stack}.layers.{{}}.self_attn.v_proj": f"{layer}.attention.self.value",
-        f"{stack}.layers.{{}}.self_attn.out_proj": f"{layer}.attention.output.dense",
-        f"{stack}.layers.{{}}.self_attn_layer_norm": f"{layer}.{attention_norm}",
-        f"{stack}.layers.{{}}.fc1": f"{layer}.intermediate.dense",
-        f"{stack}.layers.{{}}.fc2": f"{layer}.output.dense",
-        f"{stack}.layers.{{}}.final_layer_norm": f"{layer}.{feedforward_norm}",
-        "encoder.lm_head.weight": "lm_head.decoder.weight",
-        "encoder.lm_head.bias": "lm_head.decoder.bias",
-        "encoder.lm_head": "lm_head",
-        "classification_heads.sentence_classification_head": "classifier",
-        "span_head.scores": "qa_outputs",
-    }
     return StockFamily(
         family="masked_lm",
         classes={
@@ -161,7 +142,25 @@ def _define_roberta(prefix: str, base: str, *, pre_norm: bool) -> StockFamily:
             "layernorm_embedding": True,
             "activation_fn": "gelu",  # fixed in the class's head; fairseq's follows the option
         },
-        parts=parts,
+        parts={
+            **_name_positions(stack, base, f"{layer}.attention.self"),
+            f"{stack}.embed_tokens": f"{base}.embeddings.word_embeddings",
+            f"{stack}.layernorm_embedding": f"{base}.embeddings.LayerNorm",
+            f"{stack}.layer_norm": f"{base}.LayerNorm",  # only in pre-norm models
+            f"{stack}.layers.{{}}.self_attn.q_proj": f"{layer}.attention.self.query",
+            f"{stack}.layers.{{}}.self_attn.k_proj": f"{layer}.attention.self.key",
+            f"{stack}.layers.{{}}.self_attn.v_proj": f"{layer}.attention.self.value",
+            f"{stack}.layers.{{}}.self_attn.out_proj": f"{layer}.attention.output.dense",
+            f"{stack}.layers.{{}}.self_attn_layer_norm": f"{layer}.{attention_norm}",
+            f"{stack}.layers.{{}}.fc1": f"{layer}.intermediate.dense",
+            f"{stack}.layers.{{}}.fc2": f"{layer}.output.dense",
+            f"{stack}.layers.{{}}.final_layer_norm": f"{layer}.{feedforward_norm}",
+            "encoder.lm_head.weight": "lm_head.decoder.weight",
+            "encoder.lm_head.bias": "lm_head.decoder.bias",
+            "encoder.lm_head": "lm_head",
+            "classification_heads.sentence_classification_head": "classifier",
+            "span_head.scores": "qa_outputs",
+        },
         options=_name_bert_options("encoder"),
         own_positions="learned",
     )
@@ -237,17 +236,17 @@ STOCK_FAMILIES = (
     _define_translation("MBartForConditionalGeneration", pre_norm=True, embedding_norm=True),
 )
 # Attribute that is set in some stacks -> the part that these have, and that no class has.
-_ODD_PARTS = {
+_UNSUPPORTED_PARTS = {
     "adaptive_softmax": "an adaptive softmax",
     "project_in_dim": "projections of embeddings",
     "project_out_dim": "projections of embeddings",
 }
 
 
-def refuse_odd_parts(trained: OpenModel, target: str) -> None:
+def refuse_unsupported_parts(trained: OpenModel, target: str) -> None:
     """Refuse a model with parts that ``target`` lacks, which is transformers or CTranslate2."""
     for stack in trained.stacks.values():
-        parts = [part for name, part in _ODD_PARTS.items() if getattr(stack, name, None)]
+        parts = [part for name, part in _UNSUPPORTED_PARTS.items() if getattr(stack, name, None)]
         if type(stack.embed_tokens) is not nn.Embedding:  # such as AdaptiveInput
             parts.append(f"{type(stack.embed_tokens).__name__} as token embeddings")
         parts += ["rope(cross_attention=true)"] if stack.spec.rotates_source else []

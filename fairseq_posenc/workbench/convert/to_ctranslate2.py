@@ -23,7 +23,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.workbench.convert import comparison, tokenizer
 from fairseq_posenc.workbench.convert.card import format_serving_usage, write_card
-from fairseq_posenc.workbench.convert.stock_classes import refuse_odd_parts
+from fairseq_posenc.workbench.convert.stock_classes import refuse_unsupported_parts
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 FOR_CAUSAL_LMS = {"alibi", "learned", "lerope", "none", "rope", "shaw", "shaw_values", "sinusoidal"}
@@ -75,7 +75,7 @@ def _refuse_unsupported(trained: OpenModel) -> None:
     known = {"translation": FOR_TRANSLATION, "causal_lm": FOR_CAUSAL_LMS}.get(trained.head)
     if known is None:
         raise UserError(f"{lacks} a {trained.head} model, but translation models and causal LMs")
-    refuse_odd_parts(trained, "CTranslate2")
+    refuse_unsupported_parts(trained, "CTranslate2")
     for stack in trained.stacks.values():
         spec, activation = stack.spec, stack.cfg.activation_fn
         if activation not in _ACTIVATIONS:
@@ -146,7 +146,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     dims: Dims = stack.dims
     length = dims.max_positions
     tokens = torch.full((1, length), comparison.SPECIAL_SYMBOLS)  # any symbol that is not padding
-    shared = stack.compute_shared(tokens)  # by kind of layer; all have the same positions
+    shared = stack.compute_shared(tokens)  # what layers share, by kind; positions are the same
     attentions = [layer.self_attn for layer in stack.layers]
     # What each layer adds to the scores, in tables with a row for every distance.
     terms = [x.compute_terms(shared[x.kind]).expanded() for x in attentions]
@@ -159,8 +159,9 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     }
     # Without a table of vectors at the input, CTranslate2 would add sinusoids.
     vectors = torch.zeros(length, dims.embed_dim)  # nothing is added
-    if stack.embed_positions is not None:  # a spec has at most one encoding of the input
-        vectors = stack.embed_positions.encodings.as_list()[0].embed(shared[0].positions)[0]
+    if stack.embed_positions is not None:
+        (encoding,) = stack.embed_positions.encodings.as_list()  # specs with two are refused
+        vectors = encoding.embed(shared[0].positions)[0]  # [T, C], without the batch of one
     copied = copy.deepcopy(stack)  # quantization changes weights in place
     table = F.pad(vectors, (0, 0, 1, 0))  # a row for padding, and those of positions
     copied.embed_positions = nn.Embedding.from_pretrained(table, padding_idx=0)

@@ -171,8 +171,7 @@ def _load_dictionaries(path: Path, config: PretrainedConfig, family: str) -> lis
             dictionaries.append(Placeholders(size))
             continue
         dictionary = load_dictionary(path / name, mask=family == "masked_lm")
-        if len(dictionary) != size:
-            count = len(dictionary)
+        if (count := len(dictionary)) != size:
             raise UserError(f"{path / name}: has {count:,} symbols, and the model {size:,}")
         dictionaries.append(dictionary)
     return dictionaries

@@ -59,8 +59,8 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
             (folder / dictionary).parent.mkdir(exist_ok=True)
             shutil.copyfile(trained.data / dictionary, folder / dictionary)
         model = build_stock_model(trained, stock, is_plain=is_plain)
-        # With `state_dict`, a model whose positions were set is saved as it is: no stock class that
-        # computes the same is searched for.
+        # After `set_positions`, `save_pretrained` would look for another stock class that computes
+        # the same; with `state_dict` it saves the model as it is.
         model.save_pretrained(folder, state_dict=model.state_dict())
         for path in folder.glob("*.safetensors"):  # transformers lets their owner alone read them
             path.chmod((folder / "config.json").stat().st_mode)
@@ -76,13 +76,13 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
 
 def find_stock_family(trained: OpenModel) -> StockFamily:
     """Find the classes of transformers that compute a model; refuse a model that has none."""
-    stock_classes.refuse_odd_parts(trained, "transformers")
+    stock_classes.refuse_unsupported_parts(trained, "transformers")
     candidates = [stock for stock in stock_classes.STOCK_FAMILIES if stock.family == trained.family]
     for stock in candidates:  # `computes`: fairseq's options with the values that the class needs
         if all(_read_option(trained, option) == value for option, value in stock.computes.items()):
             return stock
     values = ", ".join(f"{x}={_read_option(trained, x)}" for x in candidates[0].computes)
-    raise _refusal(trained, f"a {trained.title} with {values}")
+    raise UserError(f"{trained.path}: no class of transformers has a {trained.title} with {values}")
 
 
 @torch.no_grad()
@@ -98,7 +98,7 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
         UserError: the class lacks a part of the model.
     """
     model_class = getattr(transformers, stock.classes[trained.head])
-    config = model_class.config_class(**_list_config_fields(trained, stock))
+    config = model_class.config_class(**_list_config_fields(trained, stock, is_plain))
     model: PreTrainedModel = model_class(config)
     if not is_plain:
         _copy_positions(trained, model)
@@ -126,7 +126,8 @@ def _select_weights(trained: OpenModel) -> dict[str, Tensor]:
     """Select a model's weights without those of unused heads, which only fairseq's class keeps."""
     heads = {"masked_lm": "encoder.lm_head.", "classes": "classification_heads."}  # their prefixes
     unused = tuple(name for head, name in heads.items() if head != trained.head)
-    others = ("_extra_state", ".version", "._float_tensor")  # our identity; meaningless buffers
+    # What our stacks store about their training, and fairseq's buffers without content.
+    others = ("_extra_state", ".version", "._float_tensor")
     weights = trained.model.state_dict().items()  # tied ones under each of their names
     return {k: x for k, x in weights if not (k.startswith(unused) or k.endswith(others))}
 
@@ -165,10 +166,6 @@ def _build_generation_config(trained: OpenModel, config: PretrainedConfig) -> Ge
     )
 
 
-def _refusal(trained: OpenModel, lacking: str) -> UserError:
-    return UserError(f"{trained.path}: no class of transformers has {lacking}")
-
-
 def _read_option(trained: OpenModel, option: str) -> Any:
     """Read an option from fairseq's ``TransformerConfig``, which all stacks of a model share."""
     cfg = next(iter(trained.stacks.values())).cfg
@@ -178,7 +175,7 @@ def _read_option(trained: OpenModel, option: str) -> Any:
     return getattr(cfg, option)
 
 
-def _list_config_fields(trained: OpenModel, stock: StockFamily) -> dict[str, Any]:
+def _list_config_fields(trained: OpenModel, stock: StockFamily, is_plain: bool) -> dict[str, Any]:
     """List the fields of the stock class's configuration (config.json)."""
     stacks = [*trained.stacks.values()]  # one, or the encoder and the decoder
     fields: dict[str, Any] = {}
@@ -189,15 +186,18 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily) -> dict[str, Any
         elif "drop" in option:
             value = float(value)  # transformers refuses the 0 of fairseq
         if fields.setdefault(field, value) != value:  # both stacks have one field, such as d_model
-            raise _refusal(trained, f"{option}={value} beside {fields[field]} in the encoder")
+            both = f"{option}={value} beside {fields[field]} in the encoder"
+            raise UserError(f"{trained.path}: no class of transformers has {both}")
     # A causal LM of fairseq begins texts with </s>, unless it was trained with --add-bos-token.
     begins_with_eos = trained.family == "causal_lm" and not trained.settings.task.add_bos_token
+    # The class's own table has a row for each position; `set_positions` adds the length of others.
+    lengths = [x.dims.max_positions if is_plain else x.dims.trained_length for x in stacks]
     fields |= {
         "pad_token_id": stacks[-1].padding_idx,
         "eos_token_id": stacks[-1].eos_idx,
         "bos_token_id": stacks[-1].eos_idx if begins_with_eos else stacks[-1].dictionary.bos(),
         "vocab_size": stacks[0].embed_tokens.num_embeddings,  # the source's
-        "max_position_embeddings": max(x.dims.trained_length for x in stacks),
+        "max_position_embeddings": max(lengths),
         "tie_word_embeddings": trained.ties_embeddings,  # of output and input; see below for BART
     }
     if trained.family == "masked_lm":

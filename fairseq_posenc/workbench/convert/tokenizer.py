@@ -171,9 +171,9 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
     proto = ModelProto.FromString(model.serialized_model_proto())
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     is_bpe = trainer.model_type == trainer.BPE
+    is_unigram = trainer.model_type == trainer.UNIGRAM
     unsupported = {
-        "whose pieces are neither unigram nor BPE": not is_bpe
-        and trainer.model_type != trainer.UNIGRAM,
+        "whose pieces are neither unigram nor BPE": not (is_bpe or is_unigram),
         "that splits unknown characters into single bytes": trainer.byte_fallback,
         "with spaces at the ends of its pieces": trainer.treat_whitespace_as_suffix,
         "with spaces that are not ▁": not normalizer.escape_whitespaces,
@@ -181,10 +181,7 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
     }
     for trait, has_it in unsupported.items():
         if has_it:
-            raise ValueError(
-                f"a sentencepiece model {trait} is not supported; use --tokens none to export "
-                "the model without a tokenizer"
-            )
+            raise ValueError(f"a sentencepiece model {trait} is not supported; use --tokens none")
     scores = {x.piece: x.score for x in proto.pieces if x.type not in (x.CONTROL, x.UNKNOWN)}
     vocabulary = _extend_vocabulary(dictionary.indices, scores)
     if is_bpe:

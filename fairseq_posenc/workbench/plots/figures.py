@@ -185,40 +185,38 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
     """Yield the tables of a layer's terms, each tensor once."""
     distances, terms = subject.compute_terms(layer)  # [R], of the rows of each table
     visible = distances <= (0 if subject.dims.causal else distances[-1])  # [R]
-    shown_types = (term_types.ByDistance, term_types.NumbersByPair)
-    found = [term for term in terms if isinstance(term, shown_types)]
-    # Terms that share a tensor, as m4's do, differ in their names alone.
-    for term, *others in group_by(found, lambda term: id(*term.tensors().values())).values():
-        (tensor,) = term.tensors().values()  # the table, or the numbers
+    if (pairs := terms.find(term_types.NumbersByPair)) is not None:
+        biases = pairs.numbers[0]  # [H or 1, T, S]
+        queries, keys = torch.arange(biases.size(1)), range(biases.size(2))
+        labels = ("query's position", "key's position")
+        heads = subject.heads if len(biases) > 1 else None
+        for head, name in _title_heads(f"pair bias, {layer_name}", heads).items():
+            yield PlottedTable(name, biases[head], queries, keys, *labels)
+    by_distance = [term for term in terms if isinstance(term, term_types.ByDistance)]
+    # Terms that share a table, as m4's do, differ in their names alone.
+    for term, *others in group_by(by_distance, lambda term: id(term.table)).values():
         names = " and ".join(x.name for x in (term, *others))
         title = f"{names.replace('_', ' ')}, {layer_name}"
-        shown = {0: title}  # title by head; all heads may share a table
-        if term.per_head if isinstance(term, term_types.ByDistance) else tensor.size(1) > 1:
-            shown = {head: f"{title}, head {head + 1}" for head in subject.heads}
-        if not isinstance(term, term_types.ByDistance):  # NumbersByPair: `(1, H or 1, T, S)`
-            queries, keys = torch.arange(tensor.size(-2)), range(tensor.size(-1))
-            labels = ("query's position", "key's position")
+        shown = _title_heads(title, subject.heads if term.per_head else None)
+        # Without the rows of a reset, which come last: [H or 1, R], or [H or 1, R, D].
+        table = term.table[:, : len(distances)][:, visible]
+        if isinstance(term, term_types.RowsByDistance):
             for head, name in shown.items():
-                yield PlottedTable(name, tensor[0, head], queries, keys, *labels)
-            continue
-        tensor = tensor[:, : len(distances)]  # without the two rows of a reset, which come last
-        has_vectors = isinstance(term, term_types.RowsByDistance)
-        if not has_vectors:  # `(H or 1, R)`: heads are columns
-            split = {title: tensor[list(shown)].T}
-        elif term.per_head:  # `(H, R, D)`
-            split = {name: tensor[head] for head, name in shown.items()}
-        else:  # `(1, R, D)` of all heads
-            split = {title: tensor.flatten(end_dim=-2)}
-        for name, values in split.items():
-            kept, rows = _merge_equal_ends(values[visible], distances[visible])
-            columns = range(values.size(-1)) if has_vectors else [head + 1 for head in shown]
-            label = CHANNEL if has_vectors else "head"
-            yield PlottedTable(name, kept, rows, columns, DISTANCE, label)
-    counted = terms.find(term_types.CountedRows)
-    if counted is not None:  # CoPE's, by the number of tokens
+                values, rows = _merge_equal_ends(table[head], distances[visible])
+                yield PlottedTable(name, values, rows, range(values.size(1)), DISTANCE, CHANNEL)
+        else:  # numbers: heads are columns
+            values, rows = _merge_equal_ends(table[list(shown)].T, distances[visible])
+            numbers = [head + 1 for head in shown]
+            yield PlottedTable(title, values, rows, numbers, DISTANCE, "head")
+    if (counted := terms.find(term_types.CountedRows)) is not None:  # CoPE's
         table, title = counted.rows.detach(), f"counted table, {layer_name}"
         rows, columns = torch.arange(len(table)), range(table.size(1))
         yield PlottedTable(title, table, rows, columns, "counted position", CHANNEL)
+
+
+def _title_heads(title: str, heads: Sequence[int] | None) -> dict[int, str]:
+    """Title the tables of heads, by index; None: all heads share the table with index 0."""
+    return {0: title} if heads is None else {x: f"{title}, head {x + 1}" for x in heads}
 
 
 def _merge_equal_ends(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -47,6 +47,12 @@ class TextAttention(NamedTuple):
         return group_by(self.captured, lambda layer: "cross" if layer.cross else layer.stack)
 
 
+def refuse_long_text(reader: str, length: int, limit: int | None) -> None:
+    """Refuse a text that is longer than the positions of its reader; None if it has no limit."""
+    if limit is not None and length > limit:
+        raise UserError(f"{reader} reads {limit} tokens, and the text has {length}; shorten it")
+
+
 def render_page(models: Sequence[TextAttention], command: str) -> str:
     """Fill the page's template with one or two models, and the command that made the page.
 

@@ -15,7 +15,7 @@ from fairseq_posenc.folders import checksum
 from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, PIECES, SPACE
 from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.loading.open_model import OpenModel, find_pieces, load_tokenizer
-from fairseq_posenc.workbench.plots.inspection import TextAttention
+from fairseq_posenc.workbench.plots.inspection import TextAttention, refuse_long_text
 
 Token = tuple[int, str]  # the number in the dictionary, and the text
 
@@ -74,12 +74,9 @@ def _make_batch(opened: OpenModel, stack: str, tokens: list[Token]) -> Tensor:
 
     Texts too long for fairseq's own position table are refused; our encodings check by themselves.
     """
-    limit = opened.stacks[stack].max_positions()
-    if opened.positions[stack] is None and len(tokens) > limit:
-        raise UserError(
-            f"{opened.path}: its {stack} reads {limit} tokens, and the text has {len(tokens)}; "
-            "give a shorter one"
-        )
+    if opened.positions[stack] is None:
+        limit = opened.stacks[stack].max_positions()
+        refuse_long_text(f"{opened.path}: its {stack}", len(tokens), limit)
     return torch.tensor([[number for number, _ in tokens]])
 
 

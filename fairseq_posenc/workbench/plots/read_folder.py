@@ -13,7 +13,7 @@ from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.capture_attention import capture_attention
 from fairseq_posenc.hf.own_positions import count_positions
 from fairseq_posenc.workbench.hf_folders import check_ids, load_model, load_tokenizer, read_limit
-from fairseq_posenc.workbench.plots.inspection import TextAttention
+from fairseq_posenc.workbench.plots.inspection import TextAttention, refuse_long_text
 
 _MAX_TARGET = 200  # tokens of the model's own output, as in fairseq
 
@@ -40,7 +40,7 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
     if not inputs["input_ids"].numel():
         raise UserError(f"--text: the tokenizer of {folder} finds no token in it")
     check_ids(folder, inputs["input_ids"], model)
-    _refuse_long(folder, model, inputs["input_ids"].size(1))
+    refuse_long_text(f"{folder}:", inputs["input_ids"].size(1), read_limit(model))
     tokens = {"encoder": inputs["input_ids"]}
     if has_two_stacks:
         tokens["decoder"] = inputs["decoder_input_ids"] = _read_target(
@@ -76,7 +76,7 @@ def _read_target(
         tokens = [start, *tokenizer(text_target=target)["input_ids"]]
     if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id:  # a decoder only predicts it
         tokens.pop()
-    _refuse_long(folder, model, len(tokens))
+    refuse_long_text(f"{folder}:", len(tokens), read_limit(model))
     check_ids(folder, ids := torch.tensor([tokens]), model)
     return ids
 
@@ -86,14 +86,6 @@ def _label(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
     pieces = [tokenizer.decode([token]).strip() for token in tokens]
     names = tokenizer.convert_ids_to_tokens(tokens)
     return [piece or name for piece, name in zip(pieces, names)]
-
-
-def _refuse_long(folder: Path, model: PreTrainedModel, length: int) -> None:
-    """Refuse a text that is longer than the model's table of positions."""
-    if (limit := read_limit(model)) is not None and length > limit:
-        raise UserError(
-            f"{folder}: reads {limit} tokens, and the text has {length}; give a shorter one"
-        )
 
 
 def _checksum_weights(folder: Path) -> str:

@@ -80,9 +80,7 @@ def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machi
     if family == "translation":
         assert Translator.load(trained.path).translate(["Un homme dort."])[0][0].text in printed
         assert library != "ctranslate2" or run_alone(code) == printed
-    symbols = [
-        trained.task.target_dictionary.index(x) for x in cut.encode("Un dort.", out_type=str)
-    ]
+    symbols = map(trained.task.target_dictionary.index, cut.encode("Un dort.", out_type=str))
     tokenizer = Tokenizer.from_file("tokenizer.json")
     assert tokenizer.encode("Un dort.").ids == [*before, *symbols, *after]
     files = [path for path in folder.rglob("*") if path.is_file()]

@@ -49,9 +49,8 @@ from tests.workbench.finetuning.test_squad_commands import files as squad_files
 
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 UNTIED = {"no_share_decoder_input_output_embed": True}
-CLASSES: dict[
-    str, tuple[str, dict[str, bool], str]
-] = {  # of transformers -> family and options of the models that become it, own positions
+# Class of transformers -> family and options of the models that become it, its own positions.
+CLASSES: dict[str, tuple[str, dict[str, bool], str]] = {
     "RobertaForMaskedLM": ("masked_lm", {}, "learned"),
     "RobertaPreLayerNormForMaskedLM": ("masked_lm", {"encoder_normalize_before": True}, "learned"),
     "BioGptForCausalLM": ("causal_lm", {}, ""),
@@ -295,6 +294,14 @@ def test_a_model_that_was_made_longer_and_trained_in_transformers_comes_back(tar
     length = 48 if is_stock(folder) else 24  # a stock folder states that of its table alone
     assert {record.trained_length for record in records} == {length}
     assert len(find_changes(trained, folder)) > len(trained.model.state_dict()) / 2
+
+
+def test_a_table_that_became_longer_after_the_recorded_training_is_exported_whole():
+    short, trained = (checkpoint("masked_lm", "learned", max_positions=n) for n in (24, 48))
+    state = torch.load(trained.path, weights_only=False)
+    state["model"] |= {k: x for k, x in short.model.state_dict().items() if is_identity(k)}
+    torch.save(state, trained.path)
+    compare(trained.model, load(export_to(trained)), longest=48)
 
 
 TRANSLATED = [("MarianMTModel", "m4+rope"), ("M2M100ForConditionalGeneration", "t5")]

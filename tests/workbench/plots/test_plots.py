@@ -228,11 +228,6 @@ def seen_by(family: str, tokens: torch.Tensor, **options):
     return capture_attention(model, lambda: logits(model, family, tokens))
 
 
-def first(attention):
-    """Return the attention to the first sentence of a batch."""
-    return attention._replace(weights=attention.weights[:1])
-
-
 class TestAttention:
     def test_maps_are_the_weights_and_grey_where_nobody_looks(self):
         tokens = make_tokens()
@@ -240,7 +235,7 @@ class TestAttention:
         seen = seen_by("masked_lm", tokens, attention_directions="lr")
         padded = tokens[0].eq(PAD)
         words = [f"word{index}" for index in range(9)]
-        chosen = [first(seen[0]), first(seen[2])]
+        chosen = [seen[n]._replace(weights=seen[n].weights[:1]) for n in (0, 2)]  # first sentence
         drawn = panels(figures.draw_attention(chosen, [1, 3], words, words, "title"))
         for axes, (layer, head) in zip(drawn, [(0, 1), (0, 3), (2, 1), (2, 3)]):
             shown = image(axes)
@@ -297,7 +292,7 @@ class TestCommand:
             ("table --encoding m4 --stack decoder", "--stack decoder: --encoding has encoder only"),
             ("table --checkpoint missing.pt", "missing.pt: no such file"),
             ("table --encoding m4 --heads 3", "3"),
-            ("table --checkpoint x.pt --heads 4", "--heads is for --encoding"),
+            ("table --checkpoint x.pt --heads 4", "--decoder are for --encoding"),
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
             ("map --encoding raffel", "a map needs a table of vectors"),
             ("products --encoding alibi", "alibi adds no vectors at the input"),
