@@ -74,7 +74,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
     if stock.family == "causal_lm":  # </s> begins texts, unless the model was trained with <s>
         task["add_bos_token"] = config.bos_token_id != config.eos_token_id
     settings = open_model.build_settings(options, task)  # of a training
-    with checkpoints.refuse_unusable_settings(str(path)):  # its errors name the folder
+    with checkpoints.refuse_unusable_settings("", path):  # its errors name the folder
         model = open_model.build_model(settings, dictionaries)
         if head == "spans":
             model.register_span_head()

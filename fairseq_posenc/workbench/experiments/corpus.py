@@ -38,7 +38,8 @@ def read_text(path: Path) -> str:
     content = read_bytes(path, f"--text {path}")
     if not content.strip():
         raise UserError(f"--text {path}: the file is empty; name a file with text in it")
-    return decode_text(content, f"--text {path}", {b"\0": "a NUL byte, so this is not a text file"})
+    refused = {b"\0": "a NUL byte, so this is not a text file"}
+    return decode_text(content, f"--text {path}", refused)
 
 
 def split_into_documents(text: str) -> list[Document]:

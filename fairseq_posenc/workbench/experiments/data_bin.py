@@ -67,8 +67,8 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
     shutil.rmtree(binary, ignore_errors=True)  # a killed command may have left it
     binary.mkdir()
     parts = dict(zip(("train", "valid"), corpus.hold_out(documents)))
-    for name, part in parts.items():  # a line is a paragraph
-        lines = [line for document in part for line in document]
+    texts = {name: [line for document in part for line in document] for name, part in parts.items()}
+    for name, lines in texts.items():  # a line is a paragraph
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", "utf-8")
     model = binary / "sentencepiece.model"  # with the dictionary, where all commands look for it
     learn_pieces(
@@ -77,11 +77,8 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
         model_prefix=str(model.with_suffix("")),
         control_symbols=["<pad>", "<mask>"],  # fairseq's, which are then no pieces of the text
     )
-    split = Pieces(model)  # unknown text becomes `<unk>`
-    pieces = {
-        name: list(split((folder / f"{name}.txt").read_text("utf-8").splitlines()))
-        for name in parts
-    }
+    tokenize = Pieces(model)  # unknown text becomes `<unk>`
+    pieces = {name: list(tokenize(lines)) for name, lines in texts.items()}
     command = ["fairseq-preprocess", "--only-source", "--destdir", str(binary)]
     for name, encoded in pieces.items():
         (folder / f"{name}.pieces").write_text("\n".join(map(" ".join, encoded)) + "\n", "utf-8")

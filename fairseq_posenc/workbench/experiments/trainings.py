@@ -91,14 +91,15 @@ def read_end(training: Training) -> TrainingEnd | None:
     """
     if diverged := parse_stop_update(_read_end_of_log(training.log)):  # update, or 0
         return TrainingEnd(read_curve_file(training.log), diverged_at=diverged)
+    if training.reached < training.updates:
+        return None  # without reading a checkpoint: progress is shown every second
     saved = updates_done(training.folder)  # by its last checkpoint
     if saved > training.updates:
         raise UserError(
             f"{training.label}: was trained for {saved:,} updates; give --updates {saved} or "
             "more, or another --out"
         )
-    is_trained = saved == training.updates and training.log.exists()
-    if not is_trained or _list_old_checkpoints(training.folder):  # which fairseq deletes last
+    if saved < training.updates or _list_old_checkpoints(training.folder):  # deleted last
         return None
     curve = read_curve_file(training.log)
     if not curve.entries or curve.entries[-1].updates != training.updates:
@@ -158,13 +159,10 @@ def run_trainings(
     def look() -> None:
         """Show how far the trainings are (one that diverged counts as whole), and which ended."""
         for training in unfinished[:]:
-            reached = training.reached
-            diverged_at = parse_stop_update(_read_end_of_log(training.log))
-            is_at_end = diverged_at or reached == training.updates
-            if is_at_end and (end := read_end(training)):  # which reads the checkpoint
+            if end := read_end(training):
                 unfinished.remove(training)
                 on_end(training, end)
-            updates[training] = reached if training in unfinished else training.updates
+            updates[training] = training.updates if end else training.reached
         shown.update(sum(updates.values()) - shown.n)
 
     updates = {training: training.reached for training in trainings}  # `look` updates it

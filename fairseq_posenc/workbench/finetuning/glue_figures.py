@@ -5,22 +5,23 @@ import statistics
 from fairseq_posenc.tasks.glue.definitions import name_column
 from fairseq_posenc.workbench.results.record import Record
 
-# What a paper reports of the runs of a task, by protocol: a statistic, and its description.
-STATISTICS = {"m4m": ("best", "best run"), "decbert": ("mean", "mean of the seeds")}
+# What a protocol's paper reports of the runs of a task: a column of the record, and its title.
+STATISTICS = {"m4m": "best", "decbert": "mean"}
+STATISTIC_TITLES = {"m4m": "best run", "decbert": "mean of the seeds"}
 
 
 def select_figures(record: Record) -> dict[str, float]:
     """Select what the protocol's paper reports, by its columns, the tasks, and their average."""
-    statistic, _ = STATISTICS[record.data["protocol"]]
-    # The column, the metric without its split, and the row: MNLI-mm, accuracy, of accuracy_mm.
-    columns = [(*name_column(row["task"], row["metric"]), row) for row in record.rows]
-    # Of MNLI's rows, only one of the matched set is marked; its metric selects MNLI-mm's too.
-    reported = {(row["task"], metric) for _, metric, row in columns if row["reported"]}
-    figures = {
-        column: float(row[statistic])
-        for column, metric, row in columns
-        if (row["task"], metric) in reported
-    }
+    statistic = STATISTICS[record.data["protocol"]]
+    reported: dict[str, str] = {}  # task -> its metric in the paper
+    for row in record.rows:
+        if row["reported"]:  # of MNLI, only a row of the matched set: accuracy_m
+            _, reported[row["task"]] = name_column(row["task"], row["metric"])
+    figures: dict[str, float] = {}
+    for row in record.rows:  # with MNLI's accuracy_mm, which is the metric accuracy too
+        column, metric = name_column(row["task"], row["metric"])  # such as MNLI-mm and accuracy
+        if metric == reported[row["task"]]:
+            figures[column] = float(row[statistic])
     if len(figures) > 1:
         figures["average"] = statistics.fmean(figures.values())
     return figures

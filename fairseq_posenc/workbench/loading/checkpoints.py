@@ -43,7 +43,7 @@ def load_state(path: Path, option: str) -> State:
     if not path.is_file():
         raise UserError(f"{option} {path}: no such file")
     with (
-        open_checkpoint(path, option) as state,
+        open_checkpoint(path, option) as state,  # errors below name the file, too
         tempfile.TemporaryFile() as file,  # which a kill does not leave behind
         warnings.catch_warnings(),
     ):
@@ -55,23 +55,24 @@ def load_state(path: Path, option: str) -> State:
         file.seek(0)
         upgraded: State = checkpoint_utils.load_checkpoint_to_cpu(f"/dev/fd/{file.fileno()}")
         upgraded["model"] = state["model"]
-        # If a section is missing, the error of this line becomes that of `open_checkpoint`.
+        # If a section is missing, this line raises.
         _ = upgraded["cfg"].model, upgraded["cfg"].task
     return upgraded
 
 
 @contextmanager
-def refuse_unusable_settings(label: str) -> Iterator[None]:
-    """Turn errors of building something from settings into one line with the checkpoint's name.
+def refuse_unusable_settings(option: str, path: Path) -> Iterator[None]:
+    """Turn errors of building something from settings into one line with the checkpoint's path.
 
-    Args:
-        label: begins messages: an option and, as its last word, the checkpoint's path.
+    The line begins with ``option``, which named the checkpoint.
     """
+    label = f"{option} {path}".lstrip()
     try:
         yield
     except UserError as error:
-        is_named = label.split()[-1] in str(error)  # the message already has the path
-        raise UserError(str(error) if is_named else f"{label}: {error}") from error
+        if str(path) in str(error):
+            raise
+        raise UserError(f"{label}: {error}") from error
     except BUILD_ERRORS as error:
         fault = f"no model can be built from its settings: {quote_error(error)}"
         raise UserError(f"{label}: {fault}") from error

@@ -158,9 +158,7 @@ def open_task(path: Path, state: State, data: Path | None = None) -> OpenTask:
         if not all(pair):
             pair = data_utils.infer_language_pair(str(folder))
         if None in pair:
-            raise UserError(
-                f"--data {folder}: has no files of a language pair, such as test.fr-en.fr"
-            )
+            raise UserError(f"--data {folder}: no files of a language pair, such as test.fr-en.fr")
         settings.task.source_lang, settings.task.target_lang = pair
         files = [f"dict.{language}.txt" for language in pair]
     else:
@@ -285,13 +283,13 @@ def open_model(
         raise UserError(
             f"{option} {path}: a model of the kind {arch}; this command reads {families}"
         )
-    with refuse_unusable_settings(f"{option} {path}"):
+    with refuse_unusable_settings(option, path):
         opened = open_task(path, state, data)
         # `args` is the old form of the settings; fairseq would prefer it to `cfg`.
         state = {**state, "cfg": opened.settings, "args": None}
         (model,), _ = checkpoint_utils.load_model_ensemble(
             [str(path)], task=opened.task, state=state
         )
-        # Our models check this while they are loaded; fairseq's models do not.
+        # Refuses NaN in the model's parameters. Ours do so while they are loaded, fairseq's do not.
         refuse_broken_weights(state["model"], model.state_dict())
     return OpenModel(**vars(opened), family=family, model=model.float().eval(), state=state)

@@ -57,7 +57,7 @@ def read_pretrained(path: Path) -> Pretrained:
     settings, weights = state["cfg"], state["model"]
     args = Namespace(**vars(as_namespace(settings.model)))  # a copy, which is changed below
     arch = getattr(args, "_name", None)
-    with refuse_unusable_settings(f"--checkpoint {path}"):  # one line for any error
+    with refuse_unusable_settings("--checkpoint", path):  # one line for any error
         if arch is None or open_model.find_family(arch) != "masked_lm":
             raise UserError(f"a model of the architecture {arch}, not a RoBERTa or DecBERT")
         data = settings.task.get("data")

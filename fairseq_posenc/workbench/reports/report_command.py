@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
-from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS, select_figures
+from fairseq_posenc.workbench.finetuning.glue_figures import STATISTIC_TITLES, select_figures
 from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.loss_stages import last_loss
@@ -89,8 +89,7 @@ def _read_glue(record: Record, path: Path) -> Iterator[Result]:
     if unfinished := record.data["unfinished"]:  # the labels of fine-tunings, in one text
         say(f"{path}: not finished: {unfinished}; the same glue command finishes them")
     protocol = record.data["protocol"]
-    _, statistic = STATISTICS[protocol]  # "best run", or "mean of the seeds"
-    title = f"GLUE, development sets, protocol {protocol} ({statistic})"
+    title = f"GLUE, development sets, protocol {protocol} ({STATISTIC_TITLES[protocol]})"
     yield Result(title, str(record.data["name"]), record.spec or "-", figures, str(path))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -100,17 +102,15 @@ def test_a_state_without_updates_has_none(state):
 @pytest.mark.parametrize("error", [ValueError("no\nway"), KeyError("x"), AttributeError("y")])
 def test_what_cannot_be_built_is_one_line(error):
     match = r"^a\.pt: no model can be built from its settings: "
-    with (
-        pytest.raises(UserError, match=match) as printed,
-        checkpoints.refuse_unusable_settings("a.pt"),
-    ):
+    refuse = checkpoints.refuse_unusable_settings("", Path("a.pt"))
+    with pytest.raises(UserError, match=match) as printed, refuse:
         raise error
     assert "\n" not in str(printed.value)
     assert printed.value.__cause__ is error
 
 
 def test_lines_for_users_get_the_name_of_the_file():
-    with pytest.raises(UserError) as caught, checkpoints.refuse_unusable_settings("a.pt"):
+    with pytest.raises(UserError) as caught, checkpoints.refuse_unusable_settings("", Path("a.pt")):
         raise UserError("the checkpoint is x")
     assert str(caught.value) == "a.pt: the checkpoint is x"
 

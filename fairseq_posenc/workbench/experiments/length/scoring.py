@@ -20,7 +20,7 @@ _MAX_BITS = 1000.0  # 2 to this power is still a number
 _TOKENS_AT_A_TIME = 1024  # losses of so many are computed together, to save memory
 
 
-class Piece(NamedTuple):
+class TextWindow(NamedTuple):
     """Indices of a text's tokens: the model reads ``start:end``; ``scored:end`` are predicted."""
 
     start: int
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
         return self.end - self.start, self.end - self.scored
 
 
-def cut_windows(total: int, length: int, stride: int) -> Iterator[Piece]:
+def cut_windows(total: int, length: int, stride: int) -> Iterator[TextWindow]:
     """Cut a text of ``total`` tokens so that every token is predicted exactly once.
 
     A window reads at most ``length`` tokens and predicts the last ``stride`` of them, so each has
@@ -45,12 +45,12 @@ def cut_windows(total: int, length: int, stride: int) -> Iterator[Piece]:
         ``fairseq-eval-lm --context-window (length - stride)``.
     """
     for scored in range(0, total, stride):
-        yield Piece(max(0, scored - length + stride), scored, min(scored + stride, total))
+        yield TextWindow(max(0, scored - length + stride), scored, min(scored + stride, total))
 
 
 def spread_windows(
     total: int, length: int, stride: int, longest: int, count: int
-) -> Iterator[Piece]:
+) -> Iterator[TextWindow]:
     """Spread ``count`` windows evenly over a text, to compare lengths up to ``longest``.
 
     Windows of all lengths end at the same tokens, the first one at ``longest``, so they predict the
@@ -59,10 +59,10 @@ def spread_windows(
     """
     for number in range(count):
         end = longest + (total - longest) * number // max(1, count - 1)  # 1 for a single window
-        yield Piece(end - length, end - stride, end)
+        yield TextWindow(end - length, end - stride, end)
 
 
-def batch_windows(windows: Iterable[Piece], max_tokens: int) -> Iterator[list[Piece]]:
+def batch_windows(windows: Iterable[TextWindow], max_tokens: int) -> Iterator[list[TextWindow]]:
     """Group neighbours of equal shape into batches of ``max_tokens``; a longer window is alone."""
     for (read, _), same_shape in groupby(windows, key=lambda window: window.shape):
         while batch := list(islice(same_shape, max(1, max_tokens // read))):
@@ -90,7 +90,7 @@ class Score(NamedTuple):
 def score_windows(
     model: PreTrainedModel,
     text: Tensor,
-    windows: Iterable[Piece],
+    windows: Iterable[TextWindow],
     length: int,
     stride: int,
     max_tokens: int,
@@ -120,7 +120,7 @@ def score_windows(
             raise UserError(f"{length} tokens are more than the model's limit of {limit}")
         for module in model.modules():  # encodings of `set_positions`; a stock model has none
             if isinstance(module, Encoding):
-                module.make_room(length)  # constants for such inputs, or a UserError
+                module.make_room(length)  # or raises a UserError: it cannot read so many
         for batch in batch_windows(windows, max_tokens):
             inputs = torch.stack([text[w.start : w.end] for w in batch])  # [B, T]
             targets = torch.stack([text[w.scored + 1 : w.end + 1] for w in batch])  # [B, n]

@@ -19,7 +19,7 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import read_json
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, SUBMISSION, TASKS, WNLI, Task
 from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
-from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS, select_figures
+from fairseq_posenc.workbench.finetuning.glue_figures import STATISTIC_TITLES, select_figures
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, Row, group_by, own_command
@@ -50,7 +50,7 @@ def write_results(
     for run in finished:
         folder = run.folder(out)
         described = run.task, run.reported_metric, run.learning_rate, run.seed, str(folder)
-        results.append(GlueResult(*described, **read_json(folder / RESULT)))  # the last 3 fields
+        results.append(GlueResult(*described, **read_json(folder / RESULT)))  # the others
     for group in group_by_task(results):
         for path in sorted(Path(find_best(group).folder).glob("submission/*.tsv")):  # predictions
             (out / "submission").mkdir(exist_ok=True)
@@ -132,7 +132,7 @@ def format_report(record: Record) -> str:
         f"`{data['checkpoint']}`. All figures are percentages of the development sets.",
         "",
         table(
-            [STATISTICS[data["protocol"]][1], *figures],  # the statistic in words, as `best run`
+            [STATISTIC_TITLES[data["protocol"]], *figures],
             [[f"**{data['name']}**", *(f"{figure:.2f}" for figure in figures.values())]],
         ),
         "",

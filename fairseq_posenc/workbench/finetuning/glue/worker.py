@@ -30,7 +30,6 @@ from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running import devices, exit_codes, logs, programs
 from fairseq_posenc.workbench.running.progress import say
 
-_MODULE = "fairseq_posenc.workbench.finetuning.glue.worker"  # __name__ may be "__main__"
 _BATCH_SIZE = 32  # sentences, in evaluation
 
 
@@ -51,7 +50,7 @@ def fine_tune(run: GlueRun, out: Path, environment: programs.Environment) -> Non
             if updates_done(folder) < run.max_update or not (folder / BEST).exists():
                 train(run.command, folder, lock, run.label, run.max_update, run.metric, environment)
             # `run_logged` looks up a bare name in the folder of the running Python.
-            evaluation = [Path(sys.executable).name, "-m", _MODULE, str(folder)]
+            evaluation = [Path(sys.executable).name, "-m", __name__, str(folder)]
             programs.run_logged(evaluation, folder / logs.TRAIN_LOG, lock, environment=environment)
         shrink_checkpoints(folder)  # not before the result: the training could not continue
     figures = read_json(folder / RESULT)["metrics"]
