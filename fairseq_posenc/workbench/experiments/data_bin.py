@@ -75,7 +75,7 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
         vocab_size,
         input=str(folder / "train.txt"),
         model_prefix=str(model.with_suffix("")),
-        control_symbols=["<pad>", "<mask>"],  # fairseq's, which are then no pieces of the text
+        control_symbols=["<pad>", "<mask>"],  # fairseq's: no text becomes one of them
     )
     tokenize = Pieces(model)  # unknown text becomes `<unk>`
     pieces = {name: list(tokenize(lines)) for name, lines in texts.items()}

@@ -1,4 +1,4 @@
-"""Trains small models with ``fairseq-train``, some at a time, on this machine or on a cluster.
+"""Trains small models with ``fairseq-train``, several at a time, on this machine or on a cluster.
 
 An experiment is a list of trainings. The log and the checkpoints in a training's folder show what
 it has reached: fairseq continues from the last checkpoint, and a training with more updates

@@ -36,11 +36,6 @@ class Pretrained(NamedTuple):
     max_positions: int  # number of positions
     dictionary: open_model.TrainedDictionary
 
-    @property
-    def directions(self) -> str:
-        """The attention direction of each layer, as in ``lr,rl``; empty if all are ``both``."""
-        return str(self.roberta_section.get("attention_directions", ""))
-
     def check_dictionary(self, path: Path) -> None:
         """Refuse the dictionary of data for the model if it is not that of the training."""
         advice = "make the data with the vocabulary of the pre-training: --dict"

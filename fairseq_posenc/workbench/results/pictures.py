@@ -56,7 +56,7 @@ def draw_means(
 ) -> None:
     """Draw lines by name with bands for their intervals; the legend has names and last points.
 
-    ``label`` formats the last point; a training that diverged has the place where it did.
+    ``label`` formats the last point; the legend says instead where a training diverged.
     ``log`` makes the axis of values logarithmic. ``style`` are matplotlib's settings of all lines.
     """
     if log:

@@ -1,7 +1,7 @@
 """Lets ``fairseq-hydra-train`` run the configurations of ``train_scripts/configs``.
 
-They name :class:`LoadPlugin` as a callback of hydra, and resolvers: ``share`` and ``steps`` divide
-an update among GPUs, ``name_data`` is part of a folder's name, ``plugin`` the installed package.
+They name :class:`LoadPlugin` as a callback of hydra, and use resolvers: ``share`` and ``steps``
+divide an update among GPUs, ``name_data`` and ``plugin`` are the data's name and this package.
 """
 
 from pathlib import Path

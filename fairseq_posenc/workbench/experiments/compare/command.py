@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Run the comparison and write the report; ``args.user_dir`` is of all commands.
+    """Run the comparison and write the report.
 
     Raises:
         UserError: wrong input.
@@ -145,18 +145,16 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
     if passed and not passed[0].startswith("-"):
         raise UserError(f"{passed[0]!r} is not an option: --encodings rope,alibi --out FOLDER")
     models = variants.parse_variants(args.encodings)
-    words = [part for word in (*TRAIN_OPTIONS[args.family], *passed) for part in word.split("=")]
-    values = dict(zip(words, [*words[1:], ""]))  # word -> next word; the last wins, as in fairseq
-    layers = values[f"--{STACKS[args.family]}-layers"]
-    if not layers.isdecimal():
-        raise UserError(f"-- --{STACKS[args.family]}-layers {layers}: must be a whole number")
+    train_parser = options.Parser(prog="fairseq-train", add_help=False)  # the last value wins
+    train_parser.add_argument(f"--{STACKS[args.family]}-layers", type=int, dest="layers")
+    parsed, _ = train_parser.parse_known_args([*TRAIN_OPTIONS[args.family], *passed])
     for model in models:
         if model.directions and args.family == CAUSAL:
             raise UserError(
                 f"--encodings: {model.name!r} has attention directions, which are for encoders; a "
                 "causal LM attends from left to right only"
             )
-        parse(model.position_encoding).check_length(int(layers))  # refuses a list of more layers
+        parse(model.position_encoding).check_length(parsed.layers)  # refuses a list of more layers
     return ComparePlan(
         text=args.text,
         family=args.family,

@@ -60,6 +60,7 @@ def write_page(
         facts=facts,
         missing=missing,
         rows=[_format_row(model) for model in models],
+        # Summaries are reStructuredText, with two backquotes around code.
         encodings=[(name, summarize(name).replace("``", "")) for name in sorted(used)],
         picture=base64.b64encode(draw(models)).decode(),
         conclusions=conclusions,

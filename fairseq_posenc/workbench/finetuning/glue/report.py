@@ -32,7 +32,7 @@ class GlueResult(NamedTuple):
     """The result of a finished run."""
 
     task: str
-    metric: str  # the reported one
+    metric: str  # the reported one; for MNLI, on the matched development set
     learning_rate: float
     seed: int
     folder: str
@@ -49,8 +49,9 @@ def write_results(
     results = []
     for run in finished:
         folder = run.folder(out)
-        described = run.task, run.reported_metric, run.learning_rate, run.seed, str(folder)
-        results.append(GlueResult(*described, **read_json(folder / RESULT)))  # the others
+        metric = f"{run.metric}_m" if len(TASKS[run.task].valid_splits) > 1 else run.metric
+        described = run.task, metric, run.learning_rate, run.seed, str(folder)
+        results.append(GlueResult(*described, **read_json(folder / RESULT)))  # the other fields
     for group in group_by_task(results):
         for path in sorted(Path(find_best(group).folder).glob("submission/*.tsv")):  # predictions
             (out / "submission").mkdir(exist_ok=True)
@@ -58,7 +59,7 @@ def write_results(
     facts = {
         "name": name_model(pretrained.path),
         "checkpoint": str(pretrained.path),
-        "attention_directions": pretrained.directions,
+        "attention_directions": pretrained.roberta_section.get("attention_directions", ""),
         "protocol": protocol,
         "unfinished": "; ".join(run.label for run in runs if run not in finished),
     }

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fairseq_posenc import folders
 from fairseq_posenc.checkpoints.recovery import LAST, newest_checkpoint
 from fairseq_posenc.tasks.glue.data import find_training_data
-from fairseq_posenc.tasks.glue.definitions import TASKS, Task
+from fairseq_posenc.tasks.glue.definitions import Task
 from fairseq_posenc.user_dir import find_shipped_folder
 from fairseq_posenc.workbench.finetuning import recipes
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
@@ -41,11 +41,6 @@ class GlueRun(NamedTuple):
     def label(self) -> str:
         """Name of the run in messages."""
         return f"{self.task}, learning rate {self.learning_rate:g}, seed {self.seed}"
-
-    @property
-    def reported_metric(self) -> str:
-        """The metric that is reported; for MNLI, on the matched development set."""
-        return f"{self.metric}_m" if len(TASKS[self.task].valid_splits) > 1 else self.metric
 
     def folder(self, out: Path) -> Path:
         """Build the path of the run's folder."""
