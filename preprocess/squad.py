@@ -58,12 +58,12 @@ def run(args: argparse.Namespace) -> None:
     def write_splits(manifest: Manifest) -> None:
         for option, path in vocabulary.files.items():
             shutil.copyfile(path, manifest.folder / _NAMES[option])
-        window_maker = WindowMaker(vocabulary.load_tokenizer(dictionary), dictionary, limits)
+        tokenizer = vocabulary.load_tokenizer(dictionary)
         for split, squad in squads.items():
             if manifest.read("splits", split) is None:
                 say(f"{split}: {len(squad.questions):,} questions")
-                counts = write_split(squad, window_maker, manifest.folder / split)
-                manifest.save("splits", split, counts)
+                maker = WindowMaker(tokenizer, dictionary, limits)
+                manifest.save("splits", split, write_split(squad, maker, manifest.folder / split))
             print(f"{split}: {format_counts(manifest.read('splits', split))}")
 
     make_folder(args.out, request, write_splits)

@@ -245,16 +245,16 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27808, 27500),
+    "fairseq_posenc": (27797, 27500),
     "fairseq_posenc/encodings": (3679, 3800),
     "fairseq_posenc/backends": (3547, 3600),
     "fairseq_posenc/backends/triton": (1195, 1200),
     "fairseq_posenc/modules": (1150, 1150),
     "fairseq_posenc/analysis": (266, 300),
     "fairseq_posenc/transformer": (949, 1100),
-    "fairseq_posenc/models": (487, 520),
+    "fairseq_posenc/models": (484, 520),
     "fairseq_posenc/tasks": (812, 820),
-    "fairseq_posenc/checkpoints": (795, 800),
+    "fairseq_posenc/checkpoints": (787, 800),
     "fairseq_posenc/host": (685, 700),
     "fairseq_posenc/hf": (2888, 2700),
     "fairseq_posenc/workbench": (8955, 10000),
@@ -272,7 +272,7 @@ LINES = {
     "preprocess": (2588, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (3001, 3600),
-    "tests": (30618, 32000),
+    "tests": (30616, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -170,8 +170,7 @@ def check_document_ends(spec: Spec, task: Any) -> None:
     Every ``</s>`` ends a document, or with ``end=empty`` every empty line. Only language models are
     checked, as only their samples are blocks of running text.
     """
-    documents = (dict(item.options) for item in spec.whole_stack if item.name == "documents")
-    ends = [options.get("end", "eos") for options in documents]
+    ends = [dict(item.options).get("end") for item in spec.items if item.name == "documents"]
     if not ends or not isinstance(task, (LanguageModelingTask, MaskedLMTask)):
         return
     settings = read_task_options(task)

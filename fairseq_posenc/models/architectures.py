@@ -1,14 +1,12 @@
-"""Makes architectures, which set fairseq's options of a model, for families that use argparse."""
+"""Makes architectures: functions that set the options of a model which were not given."""
 
 from collections.abc import Callable
 from typing import Any
 
 from fairseq_posenc.host.checks import forget_tpu
 
-Architecture = Callable[[Any], None]  # sets the options of fairseq that were not given
 
-
-def make_architecture(set_size: Architecture, **defaults: Any) -> Architecture:
+def make_architecture(set_size: Callable[[Any], None], **defaults: Any) -> Callable[[Any], None]:
     """Make an architecture that sets ``defaults``, then those of ``set_size`` for what is left."""
 
     def set_defaults(args: Any) -> None:

@@ -31,7 +31,7 @@ from fairseq_posenc.transformer.stacks import PositionalDecoder
 class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
     """fairseq's options of a causal LM and ours; the default size is DecBERT's."""
 
-    activation_fn: Any = "gelu"  # not fairseq's enum: `add_args` adds the option with its choices
+    activation_fn: Any = "gelu"  # fairseq's enum lacks `relu_squared`; `add_args` adds the option
     decoder_embed_dim: int = 768
     decoder_input_dim: int = field(
         default=0, metadata={"help": "decoder input dimension (default: decoder_embed_dim)"}
@@ -143,8 +143,7 @@ def _shares_embeddings(args: Any) -> bool:
     # Adaptive and character embeddings are never shared.
     if args.adaptive_input or args.character_embeddings or args.adaptive_softmax_cutoff:
         return False
-    input_dim = args.decoder_input_dim
-    output_dim = args.decoder_output_dim
+    input_dim, output_dim = args.decoder_input_dim, args.decoder_output_dim
     if args.share_decoder_input_output_embed and input_dim != output_dim:
         raise UserError(
             f"embeddings of widths {input_dim} (--decoder-input-dim) and {output_dim} "
@@ -160,8 +159,8 @@ def _count_positions_for_bos(args: Any) -> int:
     one token longer than the table. fairseq's learned positions fail there with an IndexError.
     """
     spec = parse(args.position_encoding_decoder or args.position_encoding)
-    has_table = any(item.encoding.has_position_table for item in spec.items)  # by position
-    is_full = args.max_target_positions == args.tokens_per_sample
+    has_table = any(item.encoding.has_position_table for item in spec.items)
+    is_full = args.max_target_positions == args.tokens_per_sample  # no row is left for <s>
     return int(bool(args.add_bos_token) and has_table and is_full)
 
 

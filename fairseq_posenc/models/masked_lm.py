@@ -7,6 +7,7 @@ mean other sizes.
 import logging
 from argparse import ArgumentParser
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 from fairseq.models import register_model, register_model_architecture
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.host.preparation import prepare_command
-from fairseq_posenc.models.architectures import Architecture, make_architecture
+from fairseq_posenc.models.architectures import make_architecture
 from fairseq_posenc.transformer.options import add_position_args, build_stack_config
 from fairseq_posenc.transformer.stacks import PositionalEncoder
 from fairseq_posenc.user_dir import DECBERT
@@ -82,17 +83,15 @@ class PositionalRoberta(PositionCheckpoints, RobertaModel):
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "PositionalRoberta":
         """Build a model as fairseq's class does, with our encoder."""
-        if OmegaConf.is_config(args):
-            OmegaConf.set_struct(args, False)  # so that options can be added
-        base_architecture(args)
-        if getattr(args, "max_positions", None) is None:
-            args.max_positions = getattr(args, "tokens_per_sample", None) or task.max_positions()
-        args.max_source_positions = args.max_positions
-        if getattr(args, "offload_activations", False):
-            args.checkpoint_activations = True  # offloading implies checkpointing
-        encoder = PositionalRobertaEncoder(args, task.source_dictionary)
-        if OmegaConf.is_config(args):
-            OmegaConf.set_struct(args, True)
+        # In hydra's configuration, options can be added only inside `open_dict`.
+        with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
+            base_architecture(args)
+            if getattr(args, "max_positions", None) is None:
+                args.max_positions = getattr(args, "tokens_per_sample", 0) or task.max_positions()
+            args.max_source_positions = args.max_positions
+            if getattr(args, "offload_activations", False):
+                args.checkpoint_activations = True  # offloading implies checkpointing
+            encoder = PositionalRobertaEncoder(args, task.source_dictionary)
         settings: Any = getattr(task, "cfg", None)
         if OmegaConf.is_config(settings):
             # fairseq masks by epoch: persistent workers would keep the masks of their first one.
@@ -158,7 +157,7 @@ class PositionalRoberta(PositionCheckpoints, RobertaModel):
             state_dict[key] = head[key]
 
 
-SIZES: dict[str, Architecture] = {
+_SIZES = {
     "": base_architecture,
     "_large": roberta_large_architecture,
     "_tiny": make_architecture(
@@ -171,26 +170,24 @@ SIZES: dict[str, Architecture] = {
 }
 
 
-# The hybrids of the M4M paper (arXiv:2109.12788, table 2): architectures and their specs.
-_HYBRIDS = {"roberta_learned_m4m": "learned+m4m", "roberta_m4_reset": "m4+reset"}
-# As in ModernBERT (arXiv:2412.13663), every third layer sees all tokens, the others a window.
-_MODERN = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=128)"
-
-
-def _register(name: str, spec: str, directions: str = "", sizes: Iterable[str] = SIZES) -> None:
-    """Register an architecture in several sizes, named by the suffixes in ``SIZES``."""
+def _register(name: str, spec: str, directions: str = "", sizes: Iterable[str] = _SIZES) -> None:
+    """Register an architecture in several sizes, named by the suffixes in ``_SIZES``."""
     for suffix in sizes:
         architecture = make_architecture(
-            SIZES[suffix], position_encoding=spec, attention_directions=directions
+            _SIZES[suffix], position_encoding=spec, attention_directions=directions
         )
         register_model_architecture("positional_roberta", f"{name}{suffix}")(architecture)
 
 
 for _encoding in registry.names(encoder=True):
     _register(f"roberta_{_encoding}", _encoding)
-for _name, _spec in _HYBRIDS.items():
-    _register(_name, _spec)
-_register("roberta_modern", _MODERN, sizes=("", "_large"))  # "_tiny" has only two layers
+# The hybrids of the M4M paper (arXiv:2109.12788, table 2).
+_register("roberta_learned_m4m", "learned+m4m")
+_register("roberta_m4_reset", "m4+reset")
+# As in ModernBERT (arXiv:2412.13663), every third layer sees all tokens, the others a window. The
+# size "_tiny" has only two layers.
+_MODERN = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=128)"
+_register("roberta_modern", _MODERN, sizes=("", "_large"))
 for _name, _directions in DECBERT.items():
     _register(_name, "learned", _directions)
     _register(f"{_name}_nope", "none", _directions)  # NoPE: no positions

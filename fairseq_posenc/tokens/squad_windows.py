@@ -122,7 +122,7 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
 
     Args:
         squad: the file.
-        window_maker: makes the windows.
+        window_maker: makes the windows, of this file alone: it counts the questions that it cuts.
         prefix: path without suffixes.
 
     Returns:
@@ -139,14 +139,19 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
     # Counts that may stay 0 are in the manifest too.
     counts = Counter(questions_left_out=0, answers_moved=0, answers_in_no_window=0)
     counts.update(questions_without_answer=0, questions=len(squad.questions))
-    cut_before = window_maker.questions_cut
     for question in squad.questions:
         windows = window_maker.windows(question)
-        context = window_maker.tokenize_context(question.context)
-        targets, counted = _locate_answer_in_windows(question, windows, context)
-        counts.update(counted)
-        if not targets:
-            continue  # the question is left out
+        targets = [NO_ANSWER] * len(windows)
+        if not question.answers:
+            counts["questions_without_answer"] += 1
+        elif found := _find_answer(question, window_maker.tokenize_context(question.context)):
+            first, last, is_moved = found
+            targets = [window.target(first, last) for window in windows]
+            counts["answers_moved"] += is_moved
+            counts["answers_in_no_window"] += all(target == NO_ANSWER for target in targets)
+        else:
+            counts["questions_left_out"] += 1
+            continue
         spans += targets
         sequences += [window.tokens.astype(sequences[0].dtype) for window in windows]
     tokens = np.concatenate(sequences)
@@ -158,22 +163,17 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
     counts["windows_with_answer"] = sum(span != NO_ANSWER for span in spans)
     words = counts["tokens"] - SPECIAL_SYMBOLS * counts["windows"]
     warn_of_unknown(prefix.name, counts["unknown_tokens"], words)
-    counts["questions_cut"] = window_maker.questions_cut - cut_before
+    counts["questions_cut"] = window_maker.questions_cut
     return dict(counts)
 
 
-def _locate_answer_in_windows(
-    question: Question, windows: list[SquadWindow], context: TextTokens
-) -> tuple[list[tuple[int, int]], list[str]]:
-    """Locate the answer in each window (none if the context lacks it); name the counts to raise."""
-    if not question.answers:
-        return [NO_ANSWER] * len(windows), ["questions_without_answer"]
-    for answer in question.answers:
+def _find_answer(question: Question, context: TextTokens) -> tuple[int, int, bool] | None:
+    """Find the first and last token of the first answer that the context contains, or None.
+
+    The third value is whether the answer is elsewhere than the file says.
+    """
+    for answer in question.answers or ():
         start = locate_answer(question.context, answer) if answer.text.strip() else None
-        covering = None if start is None else context.covering(start, start + len(answer.text))
-        if covering is not None:
-            targets = [window.target(*covering) for window in windows]
-            moved = ["answers_moved"] if start != answer.start else []
-            is_cut = all(target == NO_ANSWER for target in targets)
-            return targets, [*moved, *(["answers_in_no_window"] if is_cut else [])]
-    return [], ["questions_left_out"]
+        if start is not None and (tokens := context.covering(start, start + len(answer.text))):
+            return *tokens, start != answer.start
+    return None

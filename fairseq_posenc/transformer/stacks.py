@@ -111,8 +111,8 @@ class _PositionalStack(nn.Module):
     def describe(self) -> str:
         """Describe positions, directions and backend, for the log."""
         runs = [f"{direction} x{len(list(run))}" for direction, run in groupby(self.directions)]
-        named = {f".{name}": x for name, x in self.named_parameters()}  # as in a whole model
-        count = sum(x.numel() for name, x in named.items() if is_position_parameter(name))
+        named = self.named_parameters("model")  # with a prefix, as in a whole model
+        count = sum(x.numel() for name, x in named if is_position_parameter(name))
         return (
             f"{self.spec} | directions: {' '.join(runs)} | backend: {self.backend} | "
             f"position parameters: {count:,}"

@@ -131,7 +131,7 @@ class ItemWriter:
     tokens: BinaryIO  # file of the tokens
     sizes: BinaryIO  # file of the items' sizes
     separator: np.integer | None  # token of the empty item between documents; None to write none
-    counts: Counter[str]  # sums of `Items.counts`; the caller's, changed in place
+    counts: Counter[str]  # sums of `Items.counts`, with those of interrupted runs
     document_ended: bool = True  # also where a run resumes, at the beginning of a file
 
     def write(self, items: Items) -> None:
@@ -193,10 +193,10 @@ def write_split(
                 writer.document_ended = True  # no document continues in the next file
                 sync(tokens, sizes)
                 progress.inputs.append({**chunk.file._asdict(), "lines": chunk.lines_before})
-                progress.counts = dict(sorted(counts.items()))
+                progress.counts = dict(sorted(writer.counts.items()))
                 manifest.save("splits", name, asdict(progress))
-                say(f"{name}: {counts['tokens']:,} tokens")
-    if not counts["items"]:
+                say(f"{name}: {writer.counts['tokens']:,} tokens")
+    if not writer.counts["items"]:
         raise UserError(f"{name}: no line of its text is left")
     write_index(index_path, np.fromfile(sizes_path, _SIZE), dtype)
     progress.outputs = {path.name: describe_file(path) for path in (tokens_path, index_path)}

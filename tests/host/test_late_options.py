@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
         ("causal_lm", ["--best-checkpoint-metric", "bleu"], "add --maximize"),
         ("causal_lm", ["--maximize-best-checkpoint-metric"], "highest loss"),
         ("masked_lm", ["--max-positions", 12, "--tokens-per-sample", 16], "16: blocks are longer"),
-        ("causal_lm", ["--tokens-per-sample", 16, "--max-tokens", 8], "more than --max-tokens 8"),
+        ("causal_lm", ["--tokens-per-sample", 16, "--max-tokens", 8], "more than 8 tokens"),
         ("masked_lm", ["--mask-whole-words"], "--mask-whole-words does not work"),
         ("masked_lm", ["--criterion", "cross_entropy"], "--task masked_lm --criterion masked_lm"),
         ("masked_lm", ["--criterion", "label_smoothed_cross_entropy"], "or the criterion does not"),
@@ -155,12 +155,8 @@ def _train_on(data, family):
         "translation": ["--arch", "transformer_rope_tiny"],
         "other model": ["--task", "masked_lm", "--arch", "transformer_lm_rope_tiny"],
     }
-    return run(
-        "fairseq-train",
-        *(data, "--user-dir", USER_DIR, *tasks[family], "--optimizer", "adam", "--cpu"),
-        *("--batch-size", 4, "--max-epoch", 1, "--no-save"),
-        fails=True,
-    )
+    options = (*tasks[family], "--optimizer", "adam", "--cpu", "--batch-size", 4, "--max-epoch", 1)
+    return run("fairseq-train", data, "--user-dir", USER_DIR, *options, "--no-save", fails=True)
 
 
 def _eval_lm(*options, family="causal_lm", fails=False):

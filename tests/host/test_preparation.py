@@ -17,15 +17,11 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from fairseq_posenc import locks
 from fairseq_posenc.checkpoints.faults import find_message
+from fairseq_posenc.checkpoints.recovery import find_start, restore_if_torn
 from fairseq_posenc.error_messages import choose_exit_code
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import preparation
-from fairseq_posenc.host.preparation import (
-    find_start,
-    lock_save_dir,
-    refuse_full_disk,
-    restore_if_torn,
-)
+from fairseq_posenc.host.preparation import lock_save_dir, refuse_full_disk
 from fairseq_posenc.host.startup import install_excepthook, take_command
 from tests.helpers.commands import EPOCHS, train, trained
 
