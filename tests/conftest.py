@@ -13,40 +13,42 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 
-from fairseq_posenc.user_dir import register
 from tests.helpers import programs
-from tests.helpers.commands import new_directory
 from tests.helpers.fork_server import hasten_hydra
 from tests.helpers.products import WHOLE
 from tests.helpers.session_folder import use_session_folder
 
-register()
 use_session_folder()
 # A shell has what it starts in the background ignore Ctrl-C, which programs would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-if importlib.util.find_spec("triton") and not torch.cuda.is_available():
-    # Triton's own functions, too, are for its interpreter only if they are defined under this; and
-    # torch imports them in some tests.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("triton.language")
-
 # The programs of preprocess/ find their modules beside them; so do their tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "preprocess"))
-hasten_hydra()
 # Tiny tensors: more threads only wait for each other, in the programs that tests start as well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-torch.set_num_threads(1)
-# The code that transformers copies out of exports: by two workers at once into one file, otherwise.
-os.environ["HF_MODULES_CACHE"] = str(new_directory())
 
 
 def pytest_configure(config):
-    """Have one server of programs for all workers."""
+    """Have one server of programs for all workers, which alone import what the tests need."""
     if getattr(config.option, "numprocesses", None):
         programs.share()
+        return
+    import torch
+
+    from fairseq_posenc.user_dir import register
+    from tests.helpers.commands import new_directory
+
+    register()
+    hasten_hydra()
+    torch.set_num_threads(1)
+    if importlib.util.find_spec("triton") and not torch.cuda.is_available():
+        # Triton's own functions, which torch imports in some tests, are also for its interpreter
+        # only if they are defined under this.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            importlib.import_module("triton.language")
+    # The code that transformers copies out of exports; two workers would write into one file.
+    os.environ["HF_MODULES_CACHE"] = str(new_directory())
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -80,4 +82,4 @@ def pytest_runtest_protocol(item):
 
 @pytest.fixture(autouse=True)
 def _seed():
-    torch.manual_seed(0)
+    importlib.import_module("torch").manual_seed(0)
