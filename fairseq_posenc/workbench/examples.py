@@ -4,7 +4,7 @@
 subcommand.
 """
 
-# Lines indented by two blanks are examples of the command above; a backslash continues a line.
+# Lines indented by two spaces are examples of the command above; a backslash continues a line.
 _TEXT = r"""
 user-dir
   fairseq-eval-lm data-bin/wiki --user-dir "$(fairseq-posenc user-dir)" --path rope.pt \

@@ -110,7 +110,8 @@ def write_card(
         tags=["fairseq", "position-encoding"],
     )
     rows = [
-        (f"positions, {side}", code(s.identity.describe())) for side, s in trained.stacks.items()
+        (f"positions, {side}", code(stack.identity.describe()))  # trained with ... at length ...
+        for side, stack in trained.stacks.items()
     ]
     rows += [
         ("parameters", f"{sum(x.numel() for x in trained.model.parameters()):,}"),

@@ -43,7 +43,7 @@ _STACK = "encoder.sentence_encoder"  # of masked LMs
 
 @torch.no_grad()
 def import_folder(path: Path, out: Path) -> list[str]:
-    """Write the model of a transformers folder as a start checkpoint, if both compare equal.
+    """Write the model of a transformers folder as a start checkpoint, if both compute the same.
 
     Args:
         path: the folder.
@@ -82,7 +82,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
             model.register_classification_head(HEAD, num_classes=config.num_labels)
     weights = dict(model.named_parameters(remove_duplicate=False))
     is_fine_tuned = head != stock.family
-    if is_fine_tuned:  # the folder lacks the head of the pre-training; random values seem trained
+    if is_fine_tuned:  # the folder lacks this head, and random values would look trained
         for name in [name for name in weights if name.startswith(_PRETRAINING_HEAD)]:
             weights.pop(name).zero_()  # also of the tied token embeddings, which are copied next
     for weight, parameter in stock.pair_weights(weights, source, path):
@@ -109,8 +109,8 @@ def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily,
             if name in names:
                 return stock, head
     raise UserError(
-        f"{path}: a {names[0]} cannot be imported, only RoBERTa, the classes of exported folders "
-        "and theirs with stock positions. To change a model's positions, use fairseq-posenc swap"
+        f"{path}: a {names[0]} cannot be imported, only RoBERTa and the classes that export "
+        "writes; to change a model's positions, use fairseq-posenc swap"
     )
 
 

@@ -52,9 +52,8 @@ def find_tokenization(tokens: str | None, folder: Path, language: str) -> Path |
         if options.get(name):
             return name
     raise UserError(
-        f"{path}: holds no {PIECES}, and no {ENCODER_JSON} and {MERGES}: say with --tokens "
-        "the tokenizer: a sentencepiece model, the folder of those two files, words, "
-        "characters, or none for an export without a tokenizer"
+        f"{path}: holds no {PIECES}, and no {ENCODER_JSON} and {MERGES}: name the tokenizer with "
+        "--tokens: a sentencepiece model, the folder of those two files, words, characters or none"
     )
 
 

@@ -159,4 +159,8 @@ def read_attention(path: Path, data: Path | None, text: str, target: str | None)
     from fairseq_posenc.workbench.loading.open_model import open_model
     from fairseq_posenc.workbench.plots.read_checkpoint import read_with_checkpoint
 
-    return read_with_checkpoint(open_model(path, data), text, target)
+    opened = open_model(path, data)
+    try:
+        return read_with_checkpoint(opened, text, target)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error

@@ -1,8 +1,7 @@
 """Captures the attention of a fairseq model to a text, with a label for each token."""
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -40,7 +39,7 @@ def read_with_checkpoint(opened: OpenModel, text: str, target: str | None = None
         source = _make_batch(opened, "encoder", texts["encoder"])
         texts["decoder"] = [end, *_translate(opened, source, target)]
     elif target is not None:
-        raise UserError(f"--target is for translation; {opened.path} is a {opened.title}")
+        raise UserError(f"--target is for translation, and this is a {opened.title}")
     elif opened.family == "causal_lm":
         # Without --add-bos-token, fairseq's language models read </s> before a text.
         texts = {"decoder": [begin if task.args.add_bos_token else end, *tokens]}
@@ -49,8 +48,7 @@ def read_with_checkpoint(opened: OpenModel, text: str, target: str | None = None
     inputs = [_make_batch(opened, stack, read) for stack, read in texts.items()]
     if opened.family == "translation":
         inputs.insert(1, torch.tensor([inputs[0].size(1)]))  # `src_lengths`, between the two
-    with _errors_name_checkpoint(opened):
-        captured = capture_attention(opened.model, lambda: opened.model(*inputs))
+    captured = capture_attention(opened.model, lambda: opened.model(*inputs))
     labels = {stack: [label for _, label in read] for stack, read in texts.items()}
     path, family = opened.path, opened.title
     return TextAttention(path, checksum(path), family, opened.positions, labels, captured)
@@ -64,8 +62,7 @@ def _translate(opened: OpenModel, source: Tensor, target: str | None) -> list[To
         return tokenize(target, "--target", opened.data, symbols, task.cfg.target_lang)
     generator = task.build_generator([opened.model], GenerationConfig())
     data = task.build_dataset_for_inference([source[0]], [source.size(1)])
-    with _errors_name_checkpoint(opened):
-        ((best, *_),) = task.inference_step(generator, [opened.model], data.collater([data[0]]))
+    ((best, *_),) = task.inference_step(generator, [opened.model], data.collater([data[0]]))
     return label_tokens(best["tokens"][:-1].tolist(), symbols)  # without </s>
 
 
@@ -76,17 +73,8 @@ def _make_batch(opened: OpenModel, stack: str, tokens: list[Token]) -> Tensor:
     """
     if opened.positions[stack] is None:
         limit = opened.stacks[stack].max_positions()
-        refuse_long_text(f"{opened.path}: its {stack}", len(tokens), limit)
+        refuse_long_text(f"its {stack}", len(tokens), limit)
     return torch.tensor([[number for number, _ in tokens]])
-
-
-@contextmanager
-def _errors_name_checkpoint(opened: OpenModel) -> Iterator[None]:
-    """Begin the model's error messages with the path of its checkpoint."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{opened.path}: {error}") from error
 
 
 def label_tokens(ids: Iterable[int], dictionary: Dictionary) -> list[Token]:

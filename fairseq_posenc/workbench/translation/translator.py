@@ -63,9 +63,7 @@ def say_cut(sentences: Sequence[str], translator: Translator) -> None:
     """Say how many sentences have more tokens than a translation may have: it would be cut off."""
     end = GenerationConfig.max_len_b  # 200 tokens, whatever the length of the source
     if cut := sum(len(translator.encode(sentence)) > end for sentence in sentences):
-        say(
-            f"sentences of more than {end} tokens, at which a translation ends: {cut:,}; split them"
-        )
+        say(f"sentences longer than a translation may be ({end} tokens): {cut:,}; split them")
 
 
 _EMPTY = Hypothesis("", 0.0)  # translation of an empty line, without a model

@@ -170,7 +170,7 @@ def test_a_dictionary_of_other_pieces_is_refused(symbols, message, capsys):
 
 
 def test_a_data_folder_says_what_cut_its_text(tmp_path):
-    with pytest.raises(UserError, match="say with --tokens"):
+    with pytest.raises(UserError, match="name the tokenizer with --tokens"):
         find_tokenization(None, tmp_path, "")
     (tmp_path / "text").write_text("one two\n")
     for way, words in (("words", ["--words"]), ("characters", [])):

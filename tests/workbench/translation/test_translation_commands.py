@@ -221,7 +221,7 @@ def test_translate_shows_the_greedy_and_the_best_hypotheses(translator, capsys):
     source = " ".join(lines(raw() / "test.fr")[:1] * 60)
     assert main(["translate", "--checkpoint", str(checkpoint()), "--beam", "2", source]) == 0
     out, err = capsys.readouterr()
-    assert "sentences of more than 200 tokens, at which a translation ends: 1; split" in err
+    assert "sentences longer than a translation may be (200 tokens): 1; split" in err
     shown, greedy, *best = out.splitlines()
     expected = translator.translate([source], beam=1)[0] + translator.translate([source], 2, 2)[0]
     assert shown == source
