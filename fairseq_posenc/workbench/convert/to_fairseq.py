@@ -72,7 +72,8 @@ def import_folder(path: Path, out: Path) -> list[str]:
     if stock.family == "translation":
         task["source_lang"], task["target_lang"] = getattr(config, "langs", None) or (None, None)
     if stock.family == "causal_lm":  # </s> begins texts, unless the model was trained with <s>
-        task["add_bos_token"] = config.bos_token_id != config.eos_token_id
+        has_bos = config.bos_token_id != config.eos_token_id
+        task["add_bos_token"] = options["add_bos_token"] = has_bos  # both read it
     settings = open_model.build_settings(options, task)  # of a training
     with checkpoints.refuse_unusable_settings("", path):  # its errors name the folder
         model = open_model.build_model(settings, dictionaries)

@@ -60,14 +60,15 @@ def build_settings(model_options: dict[str, Any], task_options: dict[str, Any]) 
     Options that are not given have their defaults. ``_name`` is the architecture, or the task. The
     section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
     """
-    task = task_options["_name"]
-    words = [".", "--task", task, "--arch", model_options["_name"]]  # `.`: data, which is not read
-    args = options.parse_args_and_arch(options.get_training_parser(task), words)
-    vars(args).update({**model_options, **task_options})
+    words = ["no data", "--task", task_options["_name"], "--arch", model_options["_name"]]
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    vars(args).update(model_options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
         config = convert_namespace_to_omegaconf(args)
-    return dict(OmegaConf.to_container(config, resolve=True, enum_to_str=True))  # type: ignore
+    sections: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    sections["task"] |= task_options  # not above: hydra would interpolate paths and languages
+    return dict(sections)
 
 
 def build_model(settings: Mapping[str, Any], dictionaries: Sequence[Dictionary]) -> Any:
@@ -82,9 +83,8 @@ def build_model(settings: Mapping[str, Any], dictionaries: Sequence[Dictionary])
         target_dictionary=dictionaries[-1],  # the source's where there is only one
         cfg=Namespace(**settings["task"]),
     )
-    section = settings["model"]
-    # A copy, because fairseq changes it.
-    args = Namespace(**deepcopy(section if isinstance(section, dict) else vars(section)))
+    section = deepcopy(settings["model"])  # because fairseq changes it
+    args = Namespace(**(section if isinstance(section, dict) else vars(section)))
     return ARCH_MODEL_REGISTRY[args._name].build_model(args, task)
 
 
