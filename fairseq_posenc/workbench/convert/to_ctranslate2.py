@@ -95,11 +95,9 @@ def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder
     for row in zip(*comparison.draw_batch(trained.model, "right")):
         # Without <s>, </s> and padding; a causal LM has a target alone.
         *sources, target = sentences = [ids[ids.ge(comparison.SPECIAL_SYMBOLS)] for ids in row]
-        inputs = [torch.cat([ids, end]) for ids in sources]
-        inputs.append(torch.cat([end, target]))  # fairseq's decoders begin with </s>
-        scores = comparison.compute_scores(
-            trained.model, trained.head, *(ids[None] for ids in inputs)
-        )[0]
+        inputs = [torch.cat([ids, end])[None] for ids in sources]  # batches of one
+        inputs.append(torch.cat([end, target])[None])  # fairseq's decoders begin with </s>
+        scores = comparison.compute_scores(trained.model, trained.head, *inputs)[0]
         expected = torch.cat([target, end])[:, None]
         ours.append(scores.log_softmax(-1).gather(1, expected)[:, 0])
         lines.append([[names[i] for i in ids] for names, ids in zip(vocabularies, sentences)])
