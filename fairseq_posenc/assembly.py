@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc import backends
-from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
+from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, find_first
 from fairseq_posenc.encodings.term import ByDistance, CountedRows, NumbersByPair, RowsOf
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -94,7 +94,7 @@ def draft_terms(spec: Spec, dims: Dims, backend: str) -> list[Terms]:
     """
 
     def project(rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Shape rows as if a layer had projected them, as queries and as keys, ``(H, R, D)``."""
+        """Shape rows as a layer's projections to queries and to keys would, ``(H, R, D)`` each."""
         projected = rows.new_empty(dims.num_heads, rows.size(0), dims.head_dim)
         return projected, projected
 
@@ -117,7 +117,7 @@ def _draft_layer(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms, Mask]:
     _refuse_too_narrow_tables(spec, layer, terms)
     if token.drawn is not None:  # an encoding of the whole stack has drawn a random position
         _refuse_beside_random(spec, dims, layer, token)
-    limits = _list_limits(spec, dims, spec.whole_stack + layer)
+    limits = list_limits(spec, dims, spec.whole_stack + layer)
     windows = [limit for limit in limits if limit.window is not None]
     if len(windows) > 1 and any(limit.first_keys is not None for limit in windows):
         raise UserError(
@@ -127,12 +127,8 @@ def _draft_layer(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms, Mask]:
     return terms, reduce(and_, limits, Mask())
 
 
-def find_limits(spec: Spec, dims: Dims) -> Mask:
-    """Combine the limits of visible keys of all layers, for a single token on "meta"."""
-    return reduce(and_, _list_limits(spec, dims, spec.items), Mask())
-
-
-def _list_limits(spec: Spec, dims: Dims, items: Items) -> list[Mask]:
+def list_limits(spec: Spec, dims: Dims, items: Items) -> list[Mask]:
+    """List how encodings of a spec limit the visible keys, for a single token on "meta"."""
     token = _make_one_token()
     return [_build_draft(item, spec, dims).mask(token) for item in items]
 
@@ -219,12 +215,8 @@ def _find_input_dims(spec: Spec, dims: Dims) -> Dims:
 
     With random positions its table has a row for every position that can be drawn.
     """
-    for item in spec.whole_stack:
-        if item not in spec.input_items:  # these get the sizes that are looked for
-            limit = _build_on_meta(item, dims).drawn_below
-            if limit is not None:
-                return dims._replace(max_positions=limit)
-    return dims
+    limit = find_first(_build_on_meta(item, dims).drawn_below for item in spec.whole_stack)
+    return dims if limit is None else dims._replace(max_positions=limit)
 
 
 @cache

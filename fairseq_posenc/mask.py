@@ -6,7 +6,7 @@ In masks of bool, True hides a key. B batch, T queries, S keys.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class NeededKeys(NamedTuple):
 
 
 class PassCache:
-    """Has values of a forward pass as attributes; accelerate would copy a dictionary."""
+    """Has values as attributes: a dictionary would be copied by accelerate, once for each layer."""
 
 
 class Mask(NamedTuple):
@@ -59,8 +59,8 @@ class Mask(NamedTuple):
             sees keys at most W // 2 away. None for no limit.
         segments: the number of each token's segment (chunk, document), ``(B or 1, S)`` of int64; a
             query sees the keys of its segment. None for no limit.
-        documents: whether segments are documents, or parts of them. A reset (two table rows of the
-            first token's own) is then for the first token of each segment.
+        documents: whether segments are documents, or parts of them. A reset (table rows for the
+            first token alone) then serves the first token of each segment.
         longest: the largest number of tokens in a segment, if it is known.
         first_keys: ``(B or 1, S)`` of bool, True for keys that no window hides. None for none.
         prefill: whether later tokens, generated one by one, have no window.
@@ -161,10 +161,9 @@ class Mask(NamedTuple):
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Mask:
         """Change the tensors, ``(B or 1, S)`` and ``(T, S)``; the new ones are in no cache."""
-        tensors = (self.key_padding, self.pairs, self.segments, self.first_keys)
-        padding, pairs, segments, first_keys = (None if x is None else change(x) for x in tensors)
-        changed = self._replace(key_padding=padding, pairs=pairs, segments=segments)
-        return changed._replace(first_keys=first_keys, cache=None)
+        tensors = {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}
+        changed: dict[str, Any] = {name: change(x) for name, x in tensors.items()}
+        return self._replace(**changed, cache=None)
 
     def mark_hidden(self, distances: Tensor, first_keys: Tensor | None = None) -> Tensor:
         """Mark the distances, key minus query, that a direction or a window hides.
@@ -251,8 +250,8 @@ class Mask(NamedTuple):
         A compiled graph cannot read how many first keys there are, so with these it needs all keys.
 
         Args:
-            queries: how many of the tokens in ``first_keys`` and ``segments``, the last ones, are
-                new, so that the cache does not hold them yet.
+            queries: the number of new tokens, whose keys the cache does not hold yet; they are the
+                last ones in ``first_keys`` and ``segments``.
         """
         if self.prefill:  # the next tokens are generated, and have no window
             return Mask(segments=self.segments, longest=self.longest).needed_keys()

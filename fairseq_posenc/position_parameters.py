@@ -17,19 +17,16 @@ from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.specs import Spec
 
 logger = logging.getLogger(__name__)
-KEY_MARK = ".encodings."  # marks the name of every position parameter, and of no other
 LengthRule = Literal["copy", "interpolate"]
 LENGTH_RULES: dict[str, str] = {
     "copy": "repeats the table from its first row",
     "interpolate": "stretches it, so that the positions between come from their neighbours",
 }
-# Options that do not change the meaning of a row: two set lengths, one scales all scores.
-_FREE_OPTIONS = ("max_distance", "extent", "scale_factor")
 
 
 def is_position_parameter(name: str) -> bool:
     """Check whether a state-dict key belongs to a position encoding."""
-    return KEY_MARK in name
+    return ".encodings." in name  # the name of the module of encodings, in every model
 
 
 def extend_tables(model: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> list[str]:
@@ -75,7 +72,7 @@ def copy_parameters(
         new: the new encodings, which are changed.
         trained: the trained values, by the names that they have in ``new``.
         specs: the spec that they were trained with, None if no spec describes it, and the new one.
-        length: number of positions of a trained table by position.
+        length: number of positions that a trained table has, if it is one by position.
         rule: how such a table becomes longer; None leaves the rows beyond untrained.
 
     Returns:
@@ -88,7 +85,7 @@ def copy_parameters(
         for parameter_name, _ in encoding.named_parameters():
             if (values := trained.get(key := f"{name}.{parameter_name}")) is None:
                 continue
-            if old_spec and (changed := _list_changes(encoding.name, old_spec, new_spec)):
+            if old_spec and (changed := _list_changes(encoding, old_spec, new_spec)):
                 note = f"untrained, as the model's has other options: {changed}"
             else:
                 note = _copy_parameter(encoding, parameter_name, values, length, rule)
@@ -96,13 +93,14 @@ def copy_parameters(
     return notes
 
 
-def _list_changes(encoding: str, old: Spec, new: Spec) -> str:
+def _list_changes(encoding: Encoding, old: Spec, new: Spec) -> str:
     """List options that change the meaning of parameters of an encoding, which both specs have."""
     old_options, new_options = (
-        {option for item in spec.items if item.name == encoding for option in item.options}
+        {option for item in spec.items if item.name == encoding.name for option in item.options}
         for spec in (old, new)
     )
-    changed = {f"{key}={x}" for key, x in old_options ^ new_options if key not in _FREE_OPTIONS}
+    kept = (*encoding.length_options, "scale_factor")  # which scales all scores
+    changed = (f"{key}={x}" for key, x in old_options ^ new_options if key not in kept)
     return ", ".join(sorted(changed))
 
 
@@ -151,8 +149,8 @@ def fit_positions(state_dict: dict[str, Tensor], ours: dict[str, Tensor]) -> lis
     Returns:
         A description of each parameter that was added, dropped or replaced.
     """
-    ours = _select_position_parameters(ours)
-    theirs = _select_position_parameters(state_dict)
+    ours = {key: x for key, x in ours.items() if is_position_parameter(key)}
+    theirs = {key: x for key, x in state_dict.items() if is_position_parameter(key)}
     resized = [key for key in ours if key in theirs and theirs[key].shape != ours[key].shape]
     fresh = [key for key in ours if key not in theirs]
     dropped = [key for key in theirs if key not in ours]
@@ -178,10 +176,6 @@ def _lengthen_tables(tables: Tensor, offset: int, rows: int, rule: LengthRule) -
         stretched = F.interpolate(channels, length, mode="linear", align_corners=True)
         longer = stretched.transpose(1, 2).to(tables.dtype)
     return torch.cat([tables[:, :offset], longer], 1)
-
-
-def _select_position_parameters(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key: value for key, value in weights.items() if is_position_parameter(key)}
 
 
 def _describe_resized(key: str, theirs: Tensor, ours: Tensor) -> str:

@@ -230,11 +230,6 @@ class Positions(NamedTuple):
         """
         return torch.arange(1 - self.src_len, self.tgt_len, device=self.device)
 
-    @property
-    def has_axes(self) -> bool:
-        """Whether the ids are positions on several axes."""
-        return self.ids.dim() == 3
-
     def begin_documents(self, begins: Tensor) -> Positions:
         """Restart positions at tokens, ``(B, S)`` of bool, that begin a document."""
         real = self.real()

@@ -10,7 +10,7 @@ from fairseq_posenc import encodings
 from fairseq_posenc.encodings.base import ENCODINGS, Encoding
 from fairseq_posenc.errors import UserError, shortened, suggest
 
-# Other words for encodings (of yarn:2 the part before the colon) -> what a message says of them.
+# What users may write for an encoding (of yarn:2, the part before the colon) -> a hint for them.
 _HINTS = {
     "rotary": "did you mean rope? ",
     "absolute": "did you mean learned or sinusoidal? ",
@@ -20,7 +20,7 @@ _HINTS = {
     "yarn": "did you mean rope(scaling=yarn:2)? ",
     "own": "write own, in small letters, with models of transformers alone; ",
 }
-# Places that companions act on: these modify attention besides an encoding (windows, ...).
+# Encodings that act on these are companions: they change attention beside another encoding.
 _COMPANIONS = ("softmax", "mask", "positions")
 
 

@@ -7,7 +7,7 @@ decoding).
 """
 
 from functools import partial, reduce
-from operator import and_, or_
+from operator import and_
 from typing import NamedTuple
 
 from torch import Tensor
@@ -28,8 +28,8 @@ class Shared(NamedTuple):
         positions: positions of the tokens.
         mask: the keys that a query may see, without the direction of a layer. Its cache has values
             that are computed once for all layers.
-        encodings: those that these layers share, to compute terms or rotations again; none in
-            fairseq's layers, which get the tensors of terms and rotation as arguments.
+        encodings: those that these layers share, to compute terms or rotations again; empty for
+            fairseq's layers, which get the tensors of both, with their gradients, as arguments.
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
         source_rotation: rotation of the keys of an encoder's output, for rotary attention to it.
@@ -53,8 +53,7 @@ class Shared(NamedTuple):
         of the first layer frees the graph of its arguments, and all layers have these terms.
         """
         if self.encodings and is_reentrant_recomputation():
-            again = (encoding.combined_terms(self.positions) for encoding in self.encodings)
-            return reduce(or_, again, Terms([]))
+            return Terms.combine(x.combined_terms(self.positions) for x in self.encodings)
         return self.terms
 
     def needed_keys(self) -> NeededKeys:
@@ -68,7 +67,7 @@ class Shared(NamedTuple):
         A trained one is computed again by reentrant checkpointing, as in :meth:`layer_terms`; not a
         fixed one, as later passes may have changed the frequencies (``dynamic``).
         """
-        if not self.encodings:
+        if not self.encodings:  # a layer of fairseq, whose cache has rotated keys
             return self.rotation
         positions = self.positions
         if count != positions.tgt_len:  # computed by the first layer that needs it
@@ -104,13 +103,13 @@ def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, 
     limits = {name: x.mask(positions) for name, x in named.items()}
     states = []
     for names in encodings.kinds:
-        tokens = Mask(key_padding=positions.padding, cache=PassCache())
+        padding = Mask(key_padding=positions.padding, cache=PassCache())
         shared = Shared(
             positions,
-            reduce(and_, (limits[name] for name in names), tokens),  # all limits hold
-            tuple(named[name] for name in names),
-            reduce(or_, (terms[name] for name in names), Terms([])),
-            find_first(rotations[name] for name in names),  # a layer has at most one
+            mask=reduce(and_, (limits[name] for name in names), padding),  # all must allow a key
+            encodings=tuple(named[name] for name in names),
+            terms=Terms.combine(terms[name] for name in names),
+            rotation=find_first(rotations[name] for name in names),  # a layer has at most one
         )
         states.append(shared)
     return tuple(states)

@@ -191,7 +191,8 @@ def parse(text: str) -> Spec:
             combined in a model of any size.
     """
     layers = [_parse_layer(items, text) for items in split_spec(text)]
-    whole = sorted({item for item in chain(*layers) if _is_for_whole_stack(item)}, key=_sort_key)
+    items = sorted({*chain(*layers)}, key=_sort_key)
+    whole = [x for x in items if x.encoding.acts_on == "input" or x.encoding.whole_stack]
     in_layers = [tuple(sorted({*layer} - {*whole}, key=_sort_key)) for layer in layers]
     for layer in in_layers:  # with what other layers name for the whole stack
         _refuse_conflicts([*whole, *layer])
@@ -238,17 +239,12 @@ def _parse_layer(layer: list[str], text: str) -> list[Item]:
         if name == "reset":
             if in_brackets:
                 raise UserError(f"reset has no option {shortened(in_brackets)!r}: write +reset")
-            encodings = _apply_reset(encodings, text)
+            _set_reset(encodings, text)
         else:
             encodings.append((name, _parse_options(name, in_brackets or "")))
     items = [Item.canonical(name, values) for name, values in encodings]
     _refuse_conflicts(items)  # while an encoding that is named twice is still there twice
     return [item for item in items if item.name != "none"]
-
-
-def _is_for_whole_stack(item: Item) -> bool:
-    """Check whether an encoding holds for all layers, whichever it is written in."""
-    return item.encoding.acts_on == "input" or item.encoding.whole_stack
 
 
 def _sort_key(item: Item) -> tuple[int, str]:
@@ -271,18 +267,16 @@ def _find_shortest_period(layers: Sequence[Items]) -> tuple[Items, ...]:
     return next(x for x in beginnings if x * (len(layers) // len(x)) == tuple(layers))
 
 
-def _apply_reset(
-    encodings: list[tuple[str, dict[str, object]]], text: str
-) -> list[tuple[str, dict[str, object]]]:
-    """Set the option ``reset`` of the last encoding that has it."""
-    for index, (name, values) in reversed(list(enumerate(encodings))):
+def _set_reset(encodings: list[tuple[str, dict[str, object]]], text: str) -> None:
+    """Set the option ``reset`` of the last encoding that has it, in place."""
+    for name, values in reversed(encodings):
         if "reset" in registry.options(name):
             if values.get("reset") is False:
                 raise UserError(
                     f"{shortened(text)!r}: {name}(reset=false) and +reset contradict each other"
                 )
-            reset = name, {**values, "reset": True}
-            return [*encodings[:index], reset, *encodings[index + 1 :]]
+            values["reset"] = True
+            return
     known = [name for name in registry.names() if "reset" in registry.options(name)]
     raise UserError(
         f"{shortened(text)!r}: reset must follow an encoding that has it: {', '.join(known)}"

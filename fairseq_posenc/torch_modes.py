@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# torch has no public functions for these two, and older versions have none at all.
+# torch has no public functions for these two, and before 2.8 it lacks the first.
 _top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 # Without the function, a dispatch mode is assumed to be active.
 _count_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
@@ -43,9 +43,7 @@ def is_reentrant_recomputation() -> bool:
     hooks = _find_hooks()
     # Other hooks may be active in a backward pass, such as those that keep tensors on the CPU.
     # Those of non-reentrant checkpointing are known by their module alone.
-    is_non_reentrant = (
-        hooks not in (None, _UNKNOWN_HOOKS) and hooks[0].__module__ == "torch.utils.checkpoint"
-    )
+    is_non_reentrant = bool(hooks) and hooks[0].__module__ == "torch.utils.checkpoint"
     is_backward = torch._C._current_graph_task_id() != -1  # -1: no backward pass is running
     return is_backward and not is_non_reentrant
 

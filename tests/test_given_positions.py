@@ -155,8 +155,7 @@ def test_ids_matter_and_their_count_changes_nothing(spec):
 def test_what_reads_no_positions_takes_real_ones_on_several_axes(companion):
     positions, layer = build(f"rope(axes=2)+{companion}")
     x = torch.randn(1, 6, 16, dtype=torch.float64)
-    ids = torch.rand(2, 1, 6)
-    assert layer(*positions(x, position_ids=ids))[0].isfinite().all()
+    assert layer(*positions(x, position_ids=torch.rand(2, 1, 6)))[0].isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -286,8 +285,7 @@ def test_real_positions_turn_queries_and_keys():
 
 def test_real_positions_have_sinusoids():
     positions, _ = build("sinusoidal", torch.float32)
-    x = torch.zeros(1, 6, 16)
-    vectors = positions(x, position_ids=TIMES[None])[0][0]
+    vectors = positions(torch.zeros(1, 6, 16), position_ids=TIMES[None])[0][0]
     for i, t in product(range(6), range(8)):
         angle = float(TIMES[i]) / 10000 ** (2 * t / 16)
         assert abs(float(vectors[i, 2 * t]) - math.sin(angle)) < 1e-5
@@ -462,8 +460,7 @@ def test_models_of_fairseq_take_ids(spec, family):
         if ".encodings." in name or "q_proj.weight" in name:
             torch.nn.init.normal_(parameter, std=0.3)
     tokens = torch.randint(4, 12, (2, 6))
-    padding = torch.full((2, 2), PAD)
-    padded = torch.cat([padding, tokens], 1)
+    padded = torch.cat([torch.full((2, 2), PAD), tokens], 1)
 
     def run(tokens: Tensor, **given) -> Tensor:
         return model(tokens, **given)[0]

@@ -88,7 +88,7 @@ def split(
         terms: terms of the layer; rows of ``layer`` are projected (``Terms.projected``).
         rotation: rotation of the queries, or None.
         key_rotation: rotation of the keys, if they are not the queries' tokens.
-        mask: tells encodings that count the visible keys which these are; no score is hidden.
+        mask: used by encodings that count the visible keys; no score is hidden.
     """
     query, key = query.double(), key.double()
     terms = terms.map(lambda x: x.double() if x.is_floating_point() else x)

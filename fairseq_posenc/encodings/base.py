@@ -14,8 +14,6 @@ In numbers of parameters, m is the number of layers, h that of heads, and n that
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
-from operator import or_
 from typing import ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import torch
@@ -94,6 +92,7 @@ class Encoding(nn.Module):
     counts_in_sentences: ClassVar[bool] = False  # True: it counts tokens itself, in each sentence
     takes_real_ids: ClassVar[bool] = False  # True: positions may be any numbers, such as 0.5
     without_options: ClassVar[tuple[str, ...]] = ()  # options of its base class that specs refuse
+    length_options: ClassVar[tuple[str, ...]] = ()  # that set how many rows a table has, no more
     zeros: ClassVar[tuple[str, ...]] = ()  # names of the parameters that start at 0
     ones: ClassVar[tuple[str, ...]] = ()  # of those that start at 1; others are drawn at random
     causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
@@ -227,10 +226,10 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 class Encodings(nn.ModuleDict):
     """The encodings of a stack or of a layer, by name.
 
-    If the layers of a stack differ, each kind of layer uses some of them. Then ``rotation`` takes
-    the kind, since it is called in forward passes, where ``select`` would build modules; ``number``
-    is for all kinds; the other methods are for the encodings of one kind or layer. A spec allows a
-    layer at most one encoding with a rotation, one with gates and one with states.
+    If the layers of a stack differ, each kind of layer uses some of them. ``number`` uses all, and
+    ``rotation`` those of a kind; the other methods are for the encodings of a layer, or of a kind
+    (:meth:`select`). A layer has at most one encoding with a rotation, one with gates and one with
+    states.
 
     Args:
         encodings: the encodings by name, in the order of their spec.
@@ -284,12 +283,17 @@ class Encodings(nn.ModuleDict):
         return sums if past is None else torch.cat([past, sums], 2)
 
     def input_terms(self, x: Tensor, positions: Positions, decay: Tensor | None = None) -> Terms:
-        """List decay and states of an input ``(B, S, C)``, or ``(B, T, C)`` with its ``decay``."""
+        """List the terms that depend on the layer's input ``x``: decay and states.
+
+        ``x`` is ``(B, S, C)``; ``(B, T, C)`` is enough beside the result of :meth:`decay`.
+        """
         terms: list[Term] = []
-        encodings, queries = self.as_list(), positions.queries(x)
-        if (decay := self.decay(x, positions) if decay is None else decay) is not None:
-            terms.append(Decay.split_heads(decay, encodings[0].dims.num_heads))
-        if (states := find_first(each.states(queries) for each in encodings)) is not None:
+        decay = self.decay(x, positions) if decay is None else decay
+        if decay is not None:
+            num_heads = self.as_list()[0].dims.num_heads  # an encoder has H more, for later keys
+            terms.append(Decay(*decay.split(num_heads, dim=1)))
+        states = find_first(encoding.states(positions.queries(x)) for encoding in self.as_list())
+        if states is not None:
             terms.append(States(states))
         return Terms(terms)
 
@@ -301,7 +305,7 @@ class Encodings(nn.ModuleDict):
 
     def terms(self, positions: Positions) -> Terms:
         """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""
-        return reduce(or_, (x.combined_terms(positions) for x in self.as_list()), Terms([]))
+        return Terms.combine(x.combined_terms(positions) for x in self.as_list())
 
 
 def find_first(values: Iterable[Value | None]) -> Value | None:

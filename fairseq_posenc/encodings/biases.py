@@ -37,8 +37,8 @@ class Bias(Encoding, ABC):
         # Positions of the keys minus those of the queries, the last T: [B or 1, T, S (, axes)]
         distances = subtract_ids(positions.ids, positions.tgt_len)
         pairs = self.bias(distances.flatten()).unflatten(1, distances.shape).transpose(0, 1)
-        # One id stands for all axes.
-        return [NumbersByPair(pairs.sum(-1) if positions.has_axes else self.axes * pairs)]
+        has_axes = positions.ids.dim() == 3  # otherwise, a token's only id is for all axes
+        return [NumbersByPair(pairs.sum(-1) if has_axes else self.axes * pairs)]
 
 
 @register("alibi")

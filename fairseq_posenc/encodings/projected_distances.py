@@ -39,7 +39,7 @@ class Deberta(DistanceEncoding):
         ``reset``, pairs with the first token have two rows of their own in the table.
     """
 
-    rows_of = ("query", "key")  # the table has a term for each
+    rows_of = ("query", "key")  # so the table has vectors, which `use` projects
 
     def __init__(
         self, dims: Dims, *, scale_factor: float = 3.0, tie_projections: bool = False, **others: Any
@@ -79,7 +79,6 @@ class DebertaV2(Encoding):
     acts_on = "scores"
     shared_by_layers = True  # one module; `terms` is called once in a pass
     ones, zeros = ("norm_weight",), ("norm_bias",)  # initial values: a neutral layer norm
-    bucket_rule: Buckets  # which row of the table each distance has
 
     def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
         super().__init__(dims, scale_factor)
@@ -119,7 +118,7 @@ class DebertaV2(Encoding):
         # the latest. The earliest keys share the last row, as the one of their number is missing.
         last, last_row = len(starts) // 2, 2 * self.buckets - 1
         rows = [min(self.buckets + bucket, last_row) for bucket in range(last, -last - 1, -1)]
-        self.bucket_rule = Buckets(starts, tuple(rows))
+        self.bucket_rule = Buckets(starts, tuple(rows))  # which row each distance has
 
 
 @register("transformer_xl")

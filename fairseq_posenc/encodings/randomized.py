@@ -33,7 +33,6 @@ class Randomized(Encoding):
     shared_by_layers = True  # one module, which draws once for all layers
     whole_stack = True  # also for layers whose part of the spec does not name it
     drawn_below: int
-    fixed: Tensor  # evaluation's positions, int64 `(n,)`; no buffer, as no checkpoint holds them
 
     def __init__(
         self, dims: Dims, *, limit: int = 2048, evaluation: Literal["drawn", "even"] = "drawn"

@@ -64,8 +64,6 @@ class Rope(Encoding):
     acts_on = "rotation"
     takes_real_ids = True  # positions may be numbers such as 0.5
     shared_by_layers = True  # one module, called once in a pass
-    # The angle per position of each pair, `(rotated / 2,)`; no buffer, which `half()` would round.
-    frequencies: Tensor
 
     def __init__(
         self,
@@ -156,6 +154,7 @@ class Rope(Encoding):
             frequencies = frequencies.repeat(self.axes)
         elif self.pairs == "alternating":  # axis a has the frequencies a, a + axes, ...
             frequencies = frequencies.view(-1, self.axes).t().flatten()
+        # The angle per position of each pair, `(rotated / 2,)`; `half()` would round a buffer.
         self.frequencies = frequencies
 
 
@@ -267,8 +266,8 @@ def read_rope(parameters: HFParameters, max_positions: int, layout: str) -> str:
 
     Args:
         parameters: ``rope_theta``, ``partial_rotary_factor``, ``rope_type`` and the settings of
-            that type, as in ``rope_parameters`` of transformers 5. To M-RoPE's, callers add
-            ``pairs``, an option of :class:`Rope` that transformers has in code alone.
+            that type, as in ``rope_parameters`` of transformers 5. For M-RoPE, callers add
+            ``pairs`` of :class:`Rope`, which transformers has in its code, not in these settings.
         max_positions: ``max_position_embeddings``, from which missing lengths are taken.
         layout: how pairs are formed, see :class:`~fairseq_posenc.encodings.rope.Rope`.
     """

@@ -17,7 +17,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError, shortened, suggest
 from fairseq_posenc.option_values import format_value, parse_value
 
-_MAX_FACTOR = 1_000_000  # no input is so many times as long as those of the training
+_MAX_FACTOR = 1_000_000  # no input is longer than those of the training by so much
 _MAX_LENGTH = 1_000_000_000  # tokens
 TRAINED_LENGTH = "original_max_position_embeddings"  # its name in transformers
 HFParameters = dict[str, Any]  # its `rope_parameters`: {"rope_type": "yarn", "factor": 4.0}

@@ -55,14 +55,12 @@ class T5(Encoding):
     ) -> None:
         super().__init__(dims, scale_factor)
         self.axes = axes
-        self.buckets = Buckets.of_t5(
-            self.name, num_buckets, max_distance, both_sides=not dims.causal
-        )
+        self.bucket_rule = Buckets.of_t5(self.name, num_buckets, max_distance, not dims.causal)
         self.table = nn.Parameter(torch.empty(axes * dims.num_heads, num_buckets))
 
     def terms(self, positions: Positions) -> list[Term]:
         """Add the buckets' numbers, by distance or, on several axes, by pair."""
-        index, runs = self.buckets.select(positions)  # of the call's R buckets
+        index, runs = self.bucket_rule.select(positions)  # of the call's R buckets
         tables = self.table.view(self.axes, self.dims.num_heads, -1)[..., index]  # [axes, H, R]
         return [sum_over_axes(tables, runs)]
 

@@ -255,12 +255,6 @@ class Decay(Term):
     label = "decay"
     letters = "BHSp"  # p: the parts
 
-    @classmethod
-    def split_heads(cls, decay: Tensor, num_heads: int) -> "Decay":
-        """Make the term of ``(B, H, S, 2)``, or of ``(B, 2 H, S, 2)`` with later keys' c."""
-        earlier, later = decay[:, :num_heads], decay[:, num_heads:]
-        return cls(earlier, later if later.size(1) else None)
-
     def add(self, other: Self) -> Self:
         """Make the parts of both sums those of one."""
 

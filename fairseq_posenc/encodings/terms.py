@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import reduce
 from typing import TypeVar
 
 from torch import Tensor
@@ -42,15 +43,12 @@ class Terms(tuple[Term, ...]):
     """
 
     @classmethod
-    def merge(cls, terms: Iterable[Term]) -> Terms:
-        """Combine terms of the same name."""
-        merged: dict[str, Term] = {}
-        for term in terms:
-            merged[term.name] = merged[term.name].add(term) if term.name in merged else term
-        return cls(list(merged.values()))
+    def combine(cls, parts: Iterable[Terms]) -> Terms:
+        """Combine the terms of several encodings; see :meth:`__or__`."""
+        return reduce(cls.__or__, parts, cls([]))
 
     def __or__(self, other: Terms) -> Terms:
-        """Combine the terms of two encodings; refuse incompatible ones."""
+        """Combine the terms of two encodings: add up biases; refuse what is incompatible."""
         if not other:
             return self
         # Only encodings with these terms may have a reset: table rows for pairs of the first token.
@@ -63,7 +61,7 @@ class Terms(tuple[Term, ...]):
         if self.bias is not None and other.bias is not None:
             # They are added up, so both need a row for each distance.
             ours, theirs = (x.expanded(lambda term: term.name == "bias") for x in (self, other))
-        return Terms.merge([*ours, *theirs])
+        return _merge([*ours, *theirs])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Terms:
         """Change each tensor."""
@@ -155,18 +153,16 @@ class Terms(tuple[Term, ...]):
         expanded: list[Term] = []
         tables: dict[tuple[int, int], Tensor] = {}  # a table that two terms hold is expanded once
         for term in self:
-            if not isinstance(term, ByDistance) or term.runs is None or not select(term):
-                expanded.append(term)
-            elif term.runs.ids is None:
-                key = id(term.table), id(term.runs)
-                tables[key] = tables[key] if key in tables else term.expand()
-                expanded.append(replace(term, table=tables[key], runs=None))
-            elif term is self.bias:
-                pairs = term.table[:, term.runs.find_pairs(self.first)]  # [G, B or 1, T, S]
-                expanded.append(NumbersByPair(pairs.transpose(0, 1)))
-            else:
-                expanded.append(term)
-        return Terms.merge(expanded)  # a bias that became one by pair joins another one by pair
+            if isinstance(term, ByDistance) and (runs := term.runs) is not None and select(term):
+                if runs.ids is None:
+                    key = id(term.table), id(runs)
+                    tables[key] = tables[key] if key in tables else term.expand()
+                    term = replace(term, table=tables[key], runs=None)
+                elif term is self.bias:
+                    pairs = term.table[:, runs.find_pairs(self.first)]  # [G, B or 1, T, S]
+                    term = NumbersByPair(pairs.transpose(0, 1))
+            expanded.append(term)
+        return _merge(expanded)  # a bias that became one by pair joins another one by pair
 
     def projected(self, project: ProjectRows) -> Terms:
         """Project the rows of ``layer`` with a layer's projections to those of queries and keys."""
@@ -177,3 +173,11 @@ class Terms(tuple[Term, ...]):
         of_queries = RowsByDistance(as_keys, rows.runs, of="query")  # queries meet keys
         of_keys = RowsByDistance(as_queries, rows.runs, of="key")
         return Terms([x for x in self if x is not rows]) | Terms([of_queries, of_keys])
+
+
+def _merge(terms: Iterable[Term]) -> Terms:
+    """Combine terms of the same name."""
+    merged: dict[str, Term] = {}
+    for term in terms:
+        merged[term.name] = merged[term.name].add(term) if term.name in merged else term
+    return Terms(list(merged.values()))

@@ -16,14 +16,14 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import DIRECTIONS, Mask
 from fairseq_posenc.modules import input_checks
-from fairseq_posenc.modules.attention_core import AttentionCore, Cache, Kept
+from fairseq_posenc.modules.attention_core import Cache, Kept
 from fairseq_posenc.modules.stack_positions import StackLayer, StackPositions
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared
 
 
-class _LayerAttention(AttentionCore, StackLayer):
-    """Base of both classes, which have the projections of a layer; see :class:`SelfAttention`."""
+class _LayerAttention(StackLayer):
+    """Base of both classes, with the projections of a layer; see :class:`SelfAttention`."""
 
     def __init__(
         self,
@@ -35,7 +35,8 @@ class _LayerAttention(AttentionCore, StackLayer):
         source_dim: int | None = None,
     ) -> None:
         super().__init__(positions, layer)
-        self.dropout, dims = check_dropout(dropout), self.dims
+        self.dropout = check_dropout(dropout)
+        dims = self.dims
         kv_heads = dims.num_heads if num_key_value_heads is None else num_key_value_heads
         if kv_heads < 1 or dims.num_heads % kv_heads:
             raise UserError(f"num_key_value_heads={kv_heads} must divide {dims.num_heads} heads")
@@ -119,17 +120,17 @@ class SelfAttention(_LayerAttention):
         state = self.select_state(shared)
         positions = state.positions
         input_checks.check_layer_input(x, positions, cache, self.dims.embed_dim)
-        input_checks.check_self_cache(cache, state, self.num_key_value_heads, self.head_dim)
-        past = past_decay = rows = None
-        if cache is not None:
-            past, past_decay, rows = cache.kept, cache.decay, cache.rows
-        decay = self.encodings.decay(x, positions, past_decay)
-        if past is not None and (past_decay is None) != (decay is None):
+        past = Cache() if cache is None else cache
+        input_checks.check_self_cache(past, state, self.num_key_value_heads, self.head_dim)
+        decay = self.encodings.decay(x, positions, past.decay)  # of forget gates, or None
+        if past.kept is not None and (past.decay is None) != (decay is None):
             raise UserError("the cache is of a layer with other encodings: give each its own")
-        terms = self.compute_terms(state, x, decay, rows)
+        terms = self.compute_terms(state, x, decay, past.rows)
+        keeps = cache is not None
         dropout = self.dropout if self.training else 0.0
-        given = (*self.project(x), state, terms, past, cache is not None)
-        call, kept = self.make_call(*given, dropout=dropout, need_weights=need_weights)
+        call, kept = self.make_call(
+            *self.project(x), state, terms, past.kept, keeps, dropout, need_weights
+        )
         if cache is not None and kept is not None:
             cache.kept = kept.select(state.needed_keys(), positions.src_len)
             cache.tokens, cache.decay = positions.src_len, decay

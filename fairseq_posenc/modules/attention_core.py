@@ -156,9 +156,9 @@ class AttentionCore:
         terms: Terms,
         past: Kept | None = None,
         keeps: bool = False,
-        mask: Mask | None = None,
         dropout: float = 0.0,
         need_weights: bool = False,
+        mask: Mask | None = None,
     ) -> tuple[AttentionCall, Kept | None]:
         """Make the arguments of a backend: rotate, and append to the keys of earlier tokens.
 
@@ -171,9 +171,9 @@ class AttentionCore:
             terms: terms for all S keys, with rows that the layer has projected.
             past: what the layer's cache keeps; it may have dropped keys that no query sees.
             keeps: whether to return the kept and the new keys, from which a cache selects.
-            mask: mask of all S keys; by default from the direction, and from ``shared``.
             dropout: probability of dropping a weight.
             need_weights: whether the backend must return the weights.
+            mask: mask of all S keys; by default from the direction, and from ``shared``.
         """
         query, key = self._rotate(query, key, shared)
         tgt_len, src_len = query.size(2), shared.positions.src_len

@@ -18,7 +18,7 @@ from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared, compute_shared
 
 
-class LayerPositions(AttentionCore, StackLayer):
+class LayerPositions(StackLayer):
     """The position encodings of one layer, for models that compute attention themselves.
 
     Rotate queries and keys, then add a bias to the scores, or pass a ``score_mod``:
@@ -204,11 +204,10 @@ class PositionEncoding(AttentionCore, StackPositions):
         Returns:
             ``(heads, 2 * reach + 1)`` for distances ``-reach .. reach``.
         """
-        dims = self.dims
-        length = 2 * reach + 1
         check_count("reach", reach, least=0)
+        length = 2 * reach + 1
         generator = torch.Generator().manual_seed(seed)
-        content = torch.randn(samples, 1, dims.embed_dim, generator=generator)
+        content = torch.randn(samples, 1, self.dims.embed_dim, generator=generator)
         parameter = next(self.parameters(), content)  # without parameters: on the CPU
         # Drawn on the CPU, so that every device gets the same vectors.
         content = content.to(parameter.device)
@@ -257,7 +256,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         inputs = query.new_zeros(shape) if inputs is None else inputs
         if inputs.shape != shape:
             raise UserError(f"inputs {tuple(inputs.shape)} must be {shape}")
-        shared = compute_shared(self.shared, positions)[0]  # the spec has one layer
+        (shared,) = compute_shared(self.shared, positions)  # of encodings; of the only layer
         terms = self.compute_terms(shared, inputs)
         mask = shared.mask.with_direction(direction or self.direction)
         return self.make_call(query, key, value, shared, terms, mask=mask, dropout=dropout)[0]

@@ -14,7 +14,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules import input_checks
-from fairseq_posenc.modules.attention_core import Cache
+from fairseq_posenc.modules.attention_core import AttentionCore, Cache
 from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.shared import Shared, compute_shared
 from fairseq_posenc.specs import Spec, parse
@@ -49,18 +49,16 @@ class StackPositions(nn.Module):
         spec = parse(spec) if isinstance(spec, str) else spec
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
         self.spec, self.dims = spec, dims  # also in each state, for our layers to compare
-        limits = assembly.find_limits(spec, dims)  # of visible keys, for one token; None: no limit
+        limits = assembly.list_limits(spec, dims, spec.items)  # of visible keys, for one token
         self.id_readers = assembly.find_id_readers(spec, dims)  # encodings that ids must fit
         # Windows and tables by distance count all places between two tokens, padding included.
-        self.has_window = limits.window is not None
+        self.has_window = any(limit.window is not None for limit in limits)
         drafts = assembly.draft_terms(spec, dims, backend="auto")  # of each kind of layer
         self.has_tables = any(terms.has(ByDistance) for terms in drafts)
-        # Whether earlier tokens' positions matter, too: for distances, and for visible keys.
-        self.reads_all_ids = (
-            limits.segments is not None
-            or limits.first_keys is not None
-            or any(reader.acts_on == "scores" for reader in self.id_readers.values())
-        )
+        # The positions of earlier tokens matter, too, for visible keys and for distances.
+        select_keys = any(x.segments is not None or x.first_keys is not None for x in limits)
+        have_distances = any(x.acts_on == "scores" for x in self.id_readers.values())
+        self.reads_all_ids = select_keys or have_distances
         # Encodings, under names that state dicts have; what they compute in a pass is in `Shared`.
         self.input = assembly.build_input(spec, dims)
         self.shared = assembly.build_shared(spec, dims)
@@ -175,7 +173,7 @@ class StackPositions(nn.Module):
         return positions.replace_ids(torch.cat([missing, ids], 1))
 
 
-class StackLayer(nn.Module):
+class StackLayer(AttentionCore, nn.Module):
     """Base of the modules of a layer, which keep the spec and the sizes of its stack.
 
     Raises:
@@ -202,8 +200,7 @@ class StackLayer(nn.Module):
                 f"{type(shared).__name__}: x, shared = positions(embeddings), then layer(x, shared)"
             )
         state: Shared = shared[0]  # any: all have the spec and the sizes of their stack
-        same_spec = state.spec is self.spec or state.spec == self.spec  # usually one object
-        if not same_spec or state.dims != self.dims or len(shared) <= self.kind:
+        if state.spec != self.spec or state.dims != self.dims or len(shared) <= self.kind:
             raise UserError(
                 "`shared` was computed by the positions of another stack: pass each layer the "
                 "result of its own StackPositions"

@@ -332,9 +332,8 @@ def test_right_padding_beyond_the_table_is_no_position():
 @pytest.mark.parametrize("spec", ["alibi", "sandwich"])
 def test_fixed_biases_do_not_lose_precision_with_the_model(spec):
     built = build_encodings(specs.parse(spec), DIMS)
-    positions = positions_of(8, 8)
-    exact = built.terms(positions).bias.table
-    assert torch.equal(built.half().terms(positions).bias.table, exact)
+    exact = built.terms(positions_of(8, 8)).bias.table
+    assert torch.equal(built.half().terms(positions_of(8, 8)).bias.table, exact)
 
 
 def test_sinusoids_do_not_lose_precision_with_the_model():
@@ -388,8 +387,7 @@ def test_gradients_of_values_by_distance_equal_those_of_the_formula():
     params = {"value_table": built["shaw_values"].table.weight}
     theirs = oracles.shaw_values(scores, value, allowed, params, oracle_options(item))
     ours_sum = (ours[0] * weight).sum() + weights.square().sum()
-    their_weights = oracles.attention_weights(scores, allowed)
-    their_sum = (theirs * weight).sum() + their_weights.square().sum()
+    their_sum = (theirs * weight).sum() + oracles.attention_weights(scores, allowed).square().sum()
     ours_grads = torch.autograd.grad(ours_sum, leaves)
     torch.testing.assert_close(ours_grads, torch.autograd.grad(their_sum, leaves))
 
@@ -485,7 +483,7 @@ def test_each_distance_has_the_row_of_its_bucket(spec, causal):
     for tgt_len, src_len in [(4, 6), (1, 41), (71, 71)]:
         terms = encoding.combined_terms(positions_of(tgt_len, src_len))
         distances = torch.arange(1 - src_len, tgt_len)
-        starts, rows = encoding.buckets if spec.startswith("t5") else encoding.bucket_rule
+        starts, rows = encoding.bucket_rule
         index = torch.tensor(rows)[Runs(starts, 0, 0).find(distances)]
         if spec.startswith("t5"):
             expected, found = encoding.table[:, index], terms.bias.expand()

@@ -36,9 +36,8 @@ def build(name: str, spec: str) -> PreTrainedModel:
 
 
 def read(model: PreTrainedModel) -> Tensor:
-    return compute_logits(
-        model, {k: x[:, :LENGTH] for k, x in make_inputs(MODELS["llama"]).items()}
-    )
+    inputs = make_inputs(MODELS["llama"])
+    return compute_logits(model, {key: x[:, :LENGTH] for key, x in inputs.items()})
 
 
 @pytest.mark.parametrize(
@@ -128,6 +127,12 @@ def test_weights_of_other_meaning_are_not_taken() -> None:
         set_positions(model, "learned", 2 * LENGTH)
     assert model.get_parameter(TABLE).shape == old.shape
     assert not torch.equal(model.get_parameter(TABLE), old)
+
+
+def test_the_table_of_other_buckets_is_not_taken() -> None:
+    model = build("llama", "t5")
+    with pytest.warns(UserWarning, match=r"t5\.table: untrained, .* options: max_distance=256"):
+        set_positions(model, "t5(max_distance=256)")
 
 
 def test_trained_weights_that_are_taken_away_are_named_and_again_when_they_are_missed() -> None:
