@@ -25,7 +25,7 @@ PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
     *("api", "assembly", "position_parameters", "positions", "registry", "shared"),
     *("specs", "own_specs", "identity", "files", "folders", "locks", "errors", "error_messages"),
-    *("user_dir", "version", "__init__", "option_values", "mask", "torch_modes"),
+    *("user_dir", "version", "__init__", "option_values", "mask", "torch_modes", "derived"),
     *("encodings", "backends", "modules", "analysis"),
 }
 PLUGIN = {"transformer", "checkpoints", "host", "models", "tasks", "tokens"}

@@ -22,6 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from fairseq_posenc.assembly import build_layer
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.derived import Derived
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
@@ -33,10 +34,10 @@ from fairseq_posenc.hf.caches import (
     read_decay,
     store_decay,
 )
-from fairseq_posenc.hf.derived import CALLED_BY_ITSELF, OWN_CODE, Derived
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions, PassState
+from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, OWN_CODE
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.shared import Shared
 

@@ -12,8 +12,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.derived import NoBias, NoPositions, NoRotation
 from fairseq_posenc.hf.settings import POSITIONS
+from fairseq_posenc.hf.stand_ins import NoBias, NoPositions, NoRotation
 from fairseq_posenc.specs import Spec
 
 AFTER_PADDING = -1  # a value of `first_row`, for the padding symbol's id plus 1, as in fairseq

@@ -17,13 +17,13 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
+from fairseq_posenc.derived import add_mixin, refuse_replaced_forward
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import (
     WITHOUT_POSITIONS,
     AttentionPositions,
     AttentionWithPositions,
 )
-from fairseq_posenc.hf.derived import OWN_CODE, add_mixin, refuse_replaced_forward
 from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
 from fairseq_posenc.hf.own_positions import (
     count_positions,
@@ -33,6 +33,7 @@ from fairseq_posenc.hf.own_positions import (
 )
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
+from fairseq_posenc.hf.stand_ins import OWN_CODE
 from fairseq_posenc.own_specs import expand_own, names_own
 from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule, copy_parameters
 from fairseq_posenc.registry import names

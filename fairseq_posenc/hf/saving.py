@@ -22,8 +22,8 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from fairseq_posenc.derived import Derived, add_mixin, derive
 from fairseq_posenc.errors import UserError, how_to_install, shortened
-from fairseq_posenc.hf.derived import Derived, add_mixin, derive
 from fairseq_posenc.hf.record import (
     RECORD,
     SUFFIX,

@@ -19,18 +19,19 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc import assembly
+from fairseq_posenc.derived import Derived
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_scaling import Dynamic, LongRope
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.encodings.term import Decay
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import MAKE_CACHES, UNCOUNTED, find_self_cache
-from fairseq_posenc.hf.derived import Derived, begin_pass
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_trained_length
 from fairseq_posenc.hf.record import exchange_names
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS, PositionSettings
 from fairseq_posenc.hf.stack_arguments import StackArguments
+from fairseq_posenc.hf.stand_ins import begin_pass
 from fairseq_posenc.identity import Identity, format_directions, parse_directions
 from fairseq_posenc.modules.input_checks import check_embeddings
 from fairseq_posenc.modules.stack_positions import StackPositions

@@ -17,9 +17,9 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from fairseq_posenc.derived import derive
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf import record, saving
-from fairseq_posenc.hf.derived import derive
 from fairseq_posenc.hf.own_positions import count_positions, read_spec
 from fairseq_posenc.hf.settings import SPEC_FIELD
 

@@ -1,0 +1,72 @@
+"""Derives classes at run time, for objects whose behaviour changes in place.
+
+The class of such an object is derived from its stock class and from one or more mixins, which come
+first. There is one class for each stock class and set of mixins, so an object that gets two mixins
+has a single class with both. A mixin that changes ``forward`` has a method
+``run_forward(forward, args, named)``, which gets the stock one. A hook does not suffice: it runs if
+a module is called, not if only its ``forward`` is, which may be a compiled method.
+"""
+
+from functools import cache, wraps
+from typing import Any, ClassVar
+
+from torch import nn
+
+from fairseq_posenc.errors import UserError
+
+
+class Derived:
+    """Base of mixins: objects of derived classes are copied and pickled by their stock class."""
+
+    is_first: ClassVar[bool] = False  # whether a mixin's methods come before those of other mixins
+    stock: Any  # the stock class; `derive` sets it, and `mixins`
+    mixins: "tuple[type[Derived], ...]"
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _make_empty, (self.stock, self.mixins), self.__dict__
+
+
+@cache
+def derive(stock: Any, mixins: tuple[type[Derived], ...]) -> Any:
+    """Derive a class from a stock class.
+
+    It has the stock class's name and module, by which transformers selects losses, conversions of
+    weights, recorded outputs, and models for pipelines.
+    """
+    attributes = {"__module__": stock.__module__, "__doc__": stock.__doc__}
+    attributes |= {"stock": stock, "mixins": mixins}
+    derived: Any = type(stock.__name__, (*mixins, stock), attributes)
+    if hasattr(derived, "run_forward"):  # a method of mixins of a stack or an attention
+
+        @wraps(stock.forward)  # transformers reads its signature
+        def forward(module: Any, *args: Any, **named: Any) -> Any:
+            return module.run_forward(stock.forward, args, named)
+
+        derived.forward = forward
+    return derived
+
+
+def add_mixin(part: nn.Module, mixin: type[Derived]) -> None:
+    """Add a mixin to the class of a module, in place."""
+    cls: Any = type(part)
+    mixins = getattr(cls, "mixins", ())
+    if mixin not in mixins:
+        ordered = sorted((*mixins, mixin), key=lambda x: not x.is_first)
+        part.__class__ = derive(getattr(cls, "stock", cls), tuple(ordered))
+    if hasattr(part, "_old_forward"):  # accelerate has replaced `forward`, and calls this one
+        part._old_forward = type(part).forward.__get__(part)
+
+
+def refuse_replaced_forward(part: nn.Module) -> None:
+    """Refuse a module whose own ``forward`` was replaced: its class's would not be called."""
+    if "forward" in vars(part) and not hasattr(part, "_old_forward"):
+        raise UserError(
+            f"the forward of this model's {type(part).__name__} was replaced, for example by a "
+            "compiled one: set positions before"
+        )
+
+
+def _make_empty(stock: Any, mixins: tuple[type[Derived], ...]) -> Any:
+    """Create an empty object of a derived class, for pickle to fill."""
+    derived = derive(stock, mixins)
+    return derived.__new__(derived)

@@ -1,0 +1,63 @@
+"""Replaces positions that were removed, which the model's own code calls, by stand-ins.
+
+They work only within a forward pass that the stack has prepared: a part of a model that is called
+by itself would otherwise compute without positions, which nobody would notice.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_posenc.errors import UserError
+
+CALLED_BY_ITSELF = "a part of a model was called by itself: positions need a call of the whole one"
+OWN_CODE = "computes attention by code of its own, which takes no other positions than rotations"
+
+_pass = threading.local()  # has `cosines` in a pass; torch.compile traces no `ContextVar`
+
+
+@contextmanager
+def begin_pass(cosines: tuple[Any, Any]) -> Iterator[None]:
+    """Let the stand-ins work inside; give them cosines and sines, Nones where layers differ."""
+    before = getattr(_pass, "cosines", None)
+    _pass.cosines = cosines
+    try:
+        yield
+    finally:
+        _pass.cosines = before
+
+
+class NoRotation(nn.Module):
+    """Replaces a model's rotary module, which no attention reads any more; code around it may."""
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        """Return the cosines and sines of all layers; None, None where they differ."""
+        if (cosines := getattr(_pass, "cosines", None)) is None:
+            raise UserError(CALLED_BY_ITSELF)
+        return cosines
+
+
+class NoPositions(NoRotation):
+    """Replaces a table of positions by zero."""
+
+    def forward(self, *args: Any, **named: Any) -> Tensor:
+        """Return a scalar zero, which can be added to vectors of any dtype and device."""
+        super().forward()  # refuses a call outside of a pass
+        return torch.zeros(())
+
+
+class NoBias(nn.Module):
+    """Replaces a table of distances by zeros; the attention that calls it has checked the pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # It is not a parameter, but transformers initializes a tensor of this name on loading.
+        self.weight = torch.empty(0)
+
+    def forward(self, buckets: Tensor) -> Tensor:
+        """Return a zero for all heads and distances, ``(1, 1, 1)``, whatever the buckets are."""
+        return torch.zeros(1, 1, 1, device=buckets.device)
