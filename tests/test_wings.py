@@ -23,9 +23,9 @@ from fairseq_posenc.workbench.cli import COMMANDS, Command
 PACKAGE = Path(fairseq_posenc.__file__).resolve().parent
 PREPROCESS = PACKAGE.parent / "preprocess"
 LIBRARY = {
-    *("api", "assembly", "position_parameters", "positions", "registry", "shared"),
+    *("api", "assembly", "position_parameters", "positions", "registry", "shared", "mask"),
     *("specs", "own_specs", "identity", "files", "folders", "locks", "errors", "error_messages"),
-    *("user_dir", "version", "__init__", "option_values", "mask", "torch_modes", "derived"),
+    *("user_dir", "version", "__init__", "option_values", "torch_modes", "precision", "derived"),
     *("encodings", "backends", "modules", "analysis"),
 }
 PLUGIN = {"transformer", "checkpoints", "host", "models", "tasks", "tokens"}

@@ -8,11 +8,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.term import CountTemperature, Decay, Temperature
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import Mask
+from fairseq_posenc.precision import at_least_fp32
 
 # Why a backend that takes distances from the order of tokens refuses a call with other ids.
 NEEDS_CONSECUTIVE_IDS = "it needs position_ids that grow by one from token to token"

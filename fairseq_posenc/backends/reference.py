@@ -26,10 +26,10 @@ from fairseq_posenc.backends.by_distance import (
     row_index,
     sum_biases,
 )
-from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import CountedRows, RowsByDistance, SinkScore, States
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import NO_MASK, Mask
+from fairseq_posenc.precision import at_least_fp32, no_autocast
 
 CHANNELS = 8  # of heads, whose products `_multiply_channels` holds in memory at once
 

@@ -15,7 +15,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.by_distance import sum_biases
-from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import (
     CountTemperature,
     Decay,
@@ -26,6 +25,7 @@ from fairseq_posenc.encodings.term import (
 )
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import Mask
+from fairseq_posenc.precision import at_least_fp32, no_autocast
 from fairseq_posenc.torch_modes import is_exporting
 
 

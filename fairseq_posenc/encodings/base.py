@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.encodings.precision import at_least_fp32, sum_exactly
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import Decay, ScaleFactor, States, Term
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import Mask
 from fairseq_posenc.positions import Positions
+from fairseq_posenc.precision import at_least_fp32, sum_exactly
 
 INIT_STD = 0.02  # the standard deviation of all of BERT's initial weights
 # Where an encoding acts, in the order of canonical specs ("positions": it numbers the tokens).

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.precision import make_constant, no_autocast, split_fixed, to_fixed
 from fairseq_posenc.encodings.term import Decay, NumbersByDistance, NumbersByPair, Term
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, subtract_ids
+from fairseq_posenc.precision import make_constant, no_autocast, split_fixed, to_fixed
 
 MIN_PARAMETER = 1e-2  # kerple's r1 and r2 are clamped to it, as in the authors' code
 LEAST = 1e-8  # of fire's a and L, so that no logarithm is 0

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.precision import at_least_fp32
 
 
 class PolarRotation(NamedTuple):

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.precision import at_least_fp32, make_constant
 from fairseq_posenc.encodings.rope_scaling import (
     KINDS,
     TRAINED_LENGTH,
@@ -25,6 +24,7 @@ from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.option_values import format_value
 from fairseq_posenc.positions import reading_waits
+from fairseq_posenc.precision import at_least_fp32, make_constant
 
 GAMMA = 0.4  # xPos: g in the equation
 _OPTIONS_OF_ROPE_ALONE = ("cross_attention", "axes", "sections", "pairs")  # refused in subclasses

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.precision import at_least_fp32
 
 
 class Rotation(Protocol):

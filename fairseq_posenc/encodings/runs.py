@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.positions import Positions, subtract_ids
+from fairseq_posenc.precision import make_constant
 
 FAR = 2**62  # a distance beyond all others
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.term import CountTemperature, ScoreCap, SinkScore, Temperature, Term
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.option_values import Signed
 from fairseq_posenc.positions import Positions
+from fairseq_posenc.precision import make_constant
 
 
 class ByPosition(Encoding, ABC):

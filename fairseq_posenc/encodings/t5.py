@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import Term, sum_over_axes
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
+from fairseq_posenc.precision import make_constant
 
 _FARTHEST = 2**40  # tokens: no input is so long
 

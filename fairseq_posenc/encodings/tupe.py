@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.relative_positions import DistanceEncoding, make_projections
 from fairseq_posenc.encodings.t5 import Buckets
 from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Reset, Term
 from fairseq_posenc.positions import Positions
+from fairseq_posenc.precision import at_least_fp32, no_autocast
 
 
 @register("tupe")

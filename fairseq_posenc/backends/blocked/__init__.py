@@ -16,7 +16,6 @@ from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
 from fairseq_posenc.backends.blocked.geometry import find_near, split
 from fairseq_posenc.backends.blocked.operands import lay_out
-from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import (
     ByDistance,
     CountedRows,
@@ -26,6 +25,7 @@ from fairseq_posenc.encodings.term import (
     Reset,
     ScoreCap,
 )
+from fairseq_posenc.precision import at_least_fp32, no_autocast
 from fairseq_posenc.torch_modes import is_saving_hooked
 
 # Bytes that a call may save for its backward pass; a call that would save more computes its blocks

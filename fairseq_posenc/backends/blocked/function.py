@@ -21,8 +21,8 @@ from fairseq_posenc.backends.blocked import bands
 from fairseq_posenc.backends.blocked.dropout import Weigh
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.operands import Operands
-from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.mask import Mask
+from fairseq_posenc.precision import no_autocast
 from fairseq_posenc.torch_modes import copy_if_kept
 
 HIDDEN = -1e38  # the score of a hidden pair, below any other, and finite: all keys may be hidden

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked.dropout import draw_seeds
-from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, SinkScore, States
+from fairseq_posenc.precision import at_least_fp32
 
 
 class Operands(NamedTuple):

@@ -23,9 +23,9 @@ from fairseq_posenc.backends.flex.scores import (
     mark_batch_dynamic,
     round_length,
 )
-from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import SinkScore
 from fairseq_posenc.mask import Mask
+from fairseq_posenc.precision import at_least_fp32, no_autocast
 
 MIN_HEAD_DIM = 16
 # With torch's own choice of stages, tiles of float32 did not fit into an H100's shared memory.

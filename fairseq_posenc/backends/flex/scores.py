@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.by_distance import row_index
-from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, RowsByDistance, States
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import NO_MASK, Mask
+from fairseq_posenc.precision import at_least_fp32
 
 # Changes a scaled score, given it and the indices of its sentence, head, query and key.
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall
-from fairseq_posenc.encodings.precision import no_autocast
+from fairseq_posenc.precision import no_autocast
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 128  # tiles were chosen, and are tested, up to it; other backends take wider heads
