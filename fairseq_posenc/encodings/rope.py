@@ -4,7 +4,7 @@ B batch, H heads, T tokens, D head size; in formulas d head size, n and L length
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Optional
 
 import torch
@@ -283,6 +283,23 @@ def read_rope(parameters: HFParameters, max_positions: int, layout: str) -> str:
     if rope_type != "default":
         options["scaling"] = _read_scaling(rope_type, parameters, max_positions)
     return f"rope({','.join(f'{name}={value}' for name, value in options.items())})"
+
+
+def write_rope(options: Mapping[str, Any], dims: Dims, share: float) -> HFParameters:
+    """Convert all options of ``rope`` to transformers' settings: the inverse of :func:`read_rope`.
+
+    transformers has no ``ntk``, only its base. Its fractions are those of the layer's own heads,
+    whose width is ``share`` of the widest, to which ours refer.
+    """
+    base, scaling = options["base"], options["scaling"]
+    if type(scaling) is Ntk:  # not `Dynamic`, which is one
+        width = int(options["fraction"] * dims.head_dim)
+        base, scaling = scaling.scaled_base(base, width, dims), None
+    written = {"rope_type": "default", "partial_rotary_factor": options["fraction"] / share}
+    if options["sections"]:
+        written["mrope_section"] = list(options["sections"])
+    # `proportional` has a fraction of its own.
+    return {**written, **(scaling.to_hf(dims) if scaling else {}), "rope_theta": base}
 
 
 def _read_scaling(rope_type: str, parameters: HFParameters, max_positions: int) -> str:

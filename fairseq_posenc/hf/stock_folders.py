@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from transformers import Cache, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH, Ntk
+from fairseq_posenc.encodings.rope import write_rope
+from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.families import Stack, find_family
 from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_head_share, read_spec
@@ -162,31 +163,26 @@ def _draw_inputs(model: PreTrainedModel, stack: Stack) -> dict[str, Tensor]:
 def _compute_outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     """Compute logits or states of all tokens but padding, ``(N, V)``.
 
-    A model that generates also computes them with a cache, the last two tokens one by one. Of a
+    A model that generates computes those of the last two tokens one by one, with a cache. Of a
     model with one output for each text, N are the texts.
     """
     prefix = "decoder_" if "decoder_input_ids" in inputs else ""
+    names = {f"{prefix}input_ids", "position_ids"} & inputs.keys()
     mask = inputs[f"{prefix}attention_mask"]
-    length = mask.size(1)
-    passes: list[tuple[list[int], dict[str, Any]]] = [([length], {})]
-    if model.can_generate():
-        passes.append(([length - 2, 1, 1], {"use_cache": True}))
-    outputs = []
-    for sizes, cached in passes:
-        parts = []
-        for tokens in torch.arange(length).split(sizes):
-            names = {f"{prefix}input_ids", "position_ids"} & inputs.keys()
-            step = {name: inputs[name][:, tokens] for name in names}
-            step[f"{prefix}attention_mask"] = mask[:, : tokens[-1] + 1]
-            # Not by a call, which could be a compiled one.
-            output = model.forward(**{**inputs, **step}, **cached, return_dict=True)
-            cached |= {name: x for name, x in output.items() if isinstance(x, Cache)}
-            if sizes[1:] and cached.keys() == {"use_cache"}:
-                raise NoStockModelError(f"{type(model).__name__} returns no cache to compare")
-            parts.append(output[0])
-        states = torch.cat(parts, 1)
-        outputs.append(states if states.dim() == 2 else states[mask.bool()])
-    return torch.cat(outputs)
+    steps = [mask.size(1) - 2, 1, 1] if model.can_generate() else [mask.size(1)]
+    cached: dict[str, Any] = {"use_cache": True} if steps[1:] else {}
+    parts = []
+    for tokens in torch.arange(mask.size(1)).split(steps):
+        step = {name: inputs[name][:, tokens] for name in names}
+        step[f"{prefix}attention_mask"] = mask[:, : tokens[-1] + 1]
+        # Not by a call, which could be a compiled one.
+        output = model.forward(**{**inputs, **step}, **cached, return_dict=True)
+        cached |= {name: x for name, x in output.items() if isinstance(x, Cache)}
+        if cached.keys() == {"use_cache"}:
+            raise NoStockModelError(f"{type(model).__name__} returns no cache to compare")
+        parts.append(output[0])
+    states = torch.cat(parts, 1)
+    return states if states.dim() == 2 else states[mask.bool()]
 
 
 def write_configuration(config_class: Any, config: Any, positions: StackPositions) -> Any:
@@ -205,8 +201,9 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
     count = config.num_hidden_layers
     types = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
     attending = [index for index, name in enumerate(types) if name in ATTENTION_TYPES]
-    layers = _list_options(spec, dims, len(attending))
-    ropes = [_write_rope(x, read_head_share(config, i)) for i, x in zip(attending, layers)]
+    shares = [read_head_share(config, index) for index in attending]
+    layers = _list_options(spec, dims, shares)
+    ropes = [layer.get("rope_parameters", {}) for layer in layers]
     for index, layer in zip(attending, layers):
         types[index] = "sliding_attention" if "window" in layer else "full_attention"
     size = next((layer["window"]["size"] for layer in layers if "window" in layer), None)
@@ -245,7 +242,7 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
     except (StrictDataclassError, KeyError, UserError):  # no such layers, or no such scaling
         pass
     else:
-        if _list_options(back, dims, len(attending)) == layers:
+        if _list_options(back, dims, shares) == layers:
             vars(stock).update(attention)  # to be saved: transformers' sdpa leaves a cap out
             return stock
         read = {item.name for item in back.items}
@@ -253,45 +250,30 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
     raise NoStockModelError(f"{config_class.__name__} cannot state {'+'.join(lacking)}")
 
 
-def _list_options(spec: Spec, dims: Dims, count: int) -> list[dict[str, dict[str, Any]]]:
+def _list_options(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[str, dict[str, Any]]]:
     """List the options of all encodings in each layer, by name, in a form that can be compared.
 
-    Defaults are filled in. A scaling of ``rope`` is written as ``rope_parameters``; these have no
-    ``ntk``, only its base.
+    Defaults are filled in. What ``rope_parameters`` state is under that name.
+
+    Args:
+        spec: the spec.
+        dims: its sizes.
+        shares: width of the heads of each layer, as a part of the widest.
     """
     layers = []
-    for index in range(count):
+    for index, share in enumerate(shares):
         items = (*spec.whole_stack, *spec.layers[index % len(spec.layers)])
         layer = {item.name: item.all_options for item in items}
         if rope := layer.get("rope"):
-            scaling = rope["scaling"]
-            if type(scaling) is Ntk:  # not `Dynamic`, which is one
-                width = int(rope["fraction"] * dims.head_dim)
-                rope["base"], scaling = scaling.scaled_base(rope["base"], width, dims), None
-            rope["scaling"] = scaling.to_hf(dims) if scaling else {"rope_type": "default"}
+            layer["rope_parameters"] = written = write_rope(rope, dims, share)
+            del rope["base"], rope["scaling"]
+            rope["length"] = written.pop("max_position_embeddings", None)  # a field of its own
         if temperature := layer.get("ministral3"):
-            temperature["length"] = temperature["length"] or dims.trained_length
+            length = temperature["length"] = temperature["length"] or dims.trained_length
+            if rope:
+                written |= {_TEMPERATURE: temperature["beta"], TRAINED_LENGTH: length}
         layers.append(layer)
     return layers
-
-
-def _write_rope(layer: dict[str, dict[str, Any]], share: float) -> dict[str, Any]:
-    """Write a layer's rotation as ``rope_parameters``, with its temperature; {} if it has none.
-
-    Args:
-        layer: as in :func:`_list_options`.
-        share: width of the layer's heads, as a part of the widest, to which fractions refer.
-    """
-    if (rope := layer.get("rope")) is None:
-        return {}
-    # Some classes have another default. `proportional` has a fraction of its own.
-    written = {"partial_rotary_factor": rope["fraction"] / share, **rope["scaling"]}
-    written.pop("max_position_embeddings", None)  # a field of its own
-    if rope["sections"]:
-        written["mrope_section"] = list(rope["sections"])
-    if temperature := layer.get("ministral3"):
-        written |= {_TEMPERATURE: temperature["beta"], TRAINED_LENGTH: temperature["length"]}
-    return {**written, "rope_theta": rope["base"]}
 
 
 def _join_by_type(
