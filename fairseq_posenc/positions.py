@@ -58,6 +58,13 @@ def find_changes(numbers: Tensor) -> Tensor:
     return numbers.diff(dim=1, prepend=numbers[:, :1]).ne(0)
 
 
+def counts_several(ids: Tensor) -> Tensor:
+    """Check whether ids ``(B or 1, T)`` count several texts in a row, as a bool ``()``."""
+    steps = ids.diff(dim=1)
+    counts_or_starts = (steps.eq(1) | ids[:, 1:].eq(0)).all(dim=1)
+    return (counts_or_starts & (steps < 0).any(dim=1)).any()
+
+
 def find_documents(mask: Tensor, numbers: Sequence[Tensor], ids: Tensor | None) -> Tensor:
     """Mark the tokens that begin a document, other than the first one of a row, ``(B, S)``.
 

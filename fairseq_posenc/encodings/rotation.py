@@ -69,6 +69,22 @@ class PairRotation(NamedTuple):
         rotated = self._rotate(key)
         return rotated if self.decay is None else _clamp_as(rotated / self.decay, key)
 
+    def cosines(self, form: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Compute cosines and sines as models of transformers take them, ``(B or 1, T, width)``.
+
+        Args:
+            form: ``half``: those of each pair once; ``doubled``, ``doubled_pairs``: all of them
+                twice; ``pairs``: each of them twice.
+            dtype: of the result.
+        """
+        # The parts are taken first, as ONNX cannot select from complex numbers.
+        parts = [part[:, 0].to(dtype) for part in (self.phases.real, self.phases.imag)]
+        if form.startswith("doubled"):
+            parts = [torch.cat([part, part], -1) for part in parts]
+        elif form == "pairs":
+            parts = [part.repeat_interleave(2, -1) for part in parts]
+        return parts[0], parts[1]
+
     def select_sentences(self, batch: int) -> "PairRotation":
         """Select the rotation of each of ``batch`` sentences, whose rows (a beam) are adjacent."""
         if self.phases.size(0) in (1, batch):

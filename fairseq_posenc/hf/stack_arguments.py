@@ -18,6 +18,7 @@ from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import (
     Positions,
+    counts_several,
     find_changes,
     find_documents,
     may_sync,
@@ -88,7 +89,7 @@ class StackArguments:
         self.packs: Tensor | None = None
         is_first_pass = not isinstance(self.cached, Tensor) and not self.cached
         if text_ids is not None and self.mask is None and is_first_pass:
-            self.packs = _count_several(text_ids)
+            self.packs = counts_several(text_ids)
 
     def _refuse_packed_axes(self, ids: Tensor) -> None:
         """Refuse ids ``(B, T)`` on a first axis that begin again, as only the next text does."""
@@ -224,10 +225,3 @@ class StackArguments:
         if ids is not None:
             positions = positions.replace_ids(ids)
         return positions, is_uncounted
-
-
-def _count_several(ids: Tensor) -> Tensor:
-    """Check whether ids ``(B or 1, T)`` count several texts in a row, as a bool ``()``."""
-    steps = ids.diff(dim=1)
-    counts_or_starts = (steps.eq(1) | ids[:, 1:].eq(0)).all(dim=1)
-    return (counts_or_starts & (steps < 0).any(dim=1)).any()

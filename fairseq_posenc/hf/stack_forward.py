@@ -273,8 +273,8 @@ class HFStackPositions(StackPositions):
 
     def _make_cosines(self, module: nn.Module, rotations: list[Any]) -> dict[int, Cosines]:
         """Convert the rotations by kind of layer to cosines, where the model's code rotates."""
-        like, form = next(module.parameters()), self.family.cosines
-        return {kind: _make_cosines(rotations[kind], form, like) for kind in self.rotated_kinds}
+        dtype, form = next(module.parameters()).dtype, self.family.cosines
+        return {kind: rotations[kind].cosines(form, dtype) for kind in self.rotated_kinds}
 
 
 def _read_directions(text: str, stack: Stack) -> str:
@@ -288,7 +288,7 @@ def _read_directions(text: str, stack: Stack) -> str:
 
 
 def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | None) -> bool:
-    """Check whether a model's own attention can apply a rotation: see :func:`_make_cosines`.
+    """Check whether a model's own attention can apply a rotation: see :meth:`PairRotation.cosines`.
 
     It knows no decay (xPos), and cannot apply a trained one: the first layer's backward pass would
     free its autograd graph, which other layers need if they are checkpointed.
@@ -300,24 +300,6 @@ def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | N
     pairs = width if form == "half" else width // 2  # only `half` has a cosine of a pair once
     fits = rotation.half == pairs_halves and rotation.phases.size(-1) == pairs
     return fits and not rotation.phases.requires_grad and stack.family.applies_cosines(attention)
-
-
-def _make_cosines(rotation: PairRotation, form: str, like: Tensor) -> Cosines:
-    """Convert a rotation to a model's cosines and sines, each ``(B or 1, T, width)``.
-
-    Args:
-        rotation: rotation of the last T tokens.
-        form: ``half``: all once; ``doubled``, ``doubled_pairs``: all twice; ``pairs``: each twice.
-        like: a tensor of the dtype of the result.
-    """
-    # The parts are taken first, as ONNX cannot select from complex numbers.
-    phases = rotation.phases  # [B or 1, 1, T, pairs]
-    parts = [part[:, 0].to(like.dtype) for part in (phases.real, phases.imag)]  # [B or 1, T, pairs]
-    if form.startswith("doubled"):
-        parts = [torch.cat([part, part], -1) for part in parts]
-    elif form == "pairs":
-        parts = [part.repeat_interleave(2, -1) for part in parts]
-    return parts[0], parts[1]
 
 
 def _refuse_offloaded(stack: Stack) -> None:
