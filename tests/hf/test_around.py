@@ -15,7 +15,7 @@ from fairseq_posenc.backends.flex import build_block_mask
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.mask import Mask
-from fairseq_posenc.workbench.hf_folders import is_stock
+from fairseq_posenc.workbench.hf.folders import is_stock
 from tests.helpers.hf_models import (
     MODELS,
     SYMBOLS,

@@ -18,7 +18,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import families, read_positions, set_positions
 from fairseq_posenc.hf.attention import AttentionPositions
-from fairseq_posenc.workbench.hf_attention import capture_attention
+from fairseq_posenc.workbench.hf.capture_attention import capture_attention
 from tests.helpers.hf_models import (
     CACHE,
     MODELS,

@@ -24,7 +24,7 @@ from fairseq_posenc.encodings.t5 import T5
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.saving import AUTO_CLASSES
-from fairseq_posenc.workbench.hf_folders import is_stock, load_model
+from fairseq_posenc.workbench.hf.folders import is_stock, load_model
 from tests.helpers.hf_models import (
     MODELS,
     compute_logits,

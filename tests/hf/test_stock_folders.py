@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from fairseq_posenc.hf import read_positions, set_positions, stock_folders
 from fairseq_posenc.hf.stock_folders import NoStockModelError, find_stock_model
-from fairseq_posenc.workbench.hf_folders import is_stock, load_model
+from fairseq_posenc.workbench.hf.folders import is_stock, load_model
 from tests.helpers.hf_models import MODELS, compute_logits, distance, make_inputs, pad
 from tests.helpers.products import some_of
 from tests.hf.test_families import HYBRIDS, ROTATED, build

@@ -11,7 +11,7 @@ from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import read_positions, record, set_positions
 from fairseq_posenc.hf.saving import AUTO_CLASSES, CLASS_PREFIX
 from fairseq_posenc.position_parameters import LengthRule
-from fairseq_posenc.workbench.hf_folders import is_stock, load_model
+from fairseq_posenc.workbench.hf.folders import is_stock, load_model
 
 # Names of the only files that are copied: those of a tokenizer, and a licence.
 _COPIED = re.compile(

@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.convert.stock_classes import (
     TOKEN_TYPES,
     StockFamily,
 )
-from fairseq_posenc.workbench.hf_folders import load_model
+from fairseq_posenc.workbench.hf.folders import load_model
 from fairseq_posenc.workbench.loading import checkpoints, open_model
 
 # Head of a model -> fairseq's task, where its name is another.

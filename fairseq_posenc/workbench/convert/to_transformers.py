@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.convert.card import LONGEST_TRANSLATION, format_us
 from fairseq_posenc.workbench.convert.comparison import compare_with_transformers, refuse_difference
 from fairseq_posenc.workbench.convert.stock_classes import UNUSED_ROWS, StockFamily
 from fairseq_posenc.workbench.convert.tokenizer import build_tokenizers, write_tokenizers
-from fairseq_posenc.workbench.hf_folders import load_model
+from fairseq_posenc.workbench.hf.folders import load_model
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 

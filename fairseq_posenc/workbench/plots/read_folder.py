@@ -11,8 +11,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.own_positions import count_positions
-from fairseq_posenc.workbench.hf_attention import capture_attention
-from fairseq_posenc.workbench.hf_folders import check_ids, load_model, load_tokenizer, read_limit
+from fairseq_posenc.workbench.hf.capture_attention import capture_attention
+from fairseq_posenc.workbench.hf.folders import check_ids, load_model, load_tokenizer, read_limit
 from fairseq_posenc.workbench.plots.inspection import TextAttention, refuse_long_text
 
 _MAX_TARGET = 200  # tokens of the model's own output, as in fairseq

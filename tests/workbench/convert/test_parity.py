@@ -29,7 +29,7 @@ from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.convert import comparison, stock_classes
 from fairseq_posenc.workbench.finetuning.glue.worker import predict
-from fairseq_posenc.workbench.hf_folders import is_stock
+from fairseq_posenc.workbench.hf.folders import is_stock
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from tests.helpers.commands import new_directory, refused
 from tests.helpers.exchanged import (

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.workbench import cli
-from fairseq_posenc.workbench.hf_attention import capture_attention
+from fairseq_posenc.workbench.hf.capture_attention import capture_attention
 from fairseq_posenc.workbench.plots.read_folder import _read_target
 from tests.helpers.hf_models import MODELS, Cell, make_inputs, save_tokenizer
 from tests.helpers.products import product_of

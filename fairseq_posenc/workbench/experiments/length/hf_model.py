@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.own_positions import read_trained_length
-from fairseq_posenc.workbench.hf_folders import check_folder, check_ids, load_model, load_tokenizer
+from fairseq_posenc.workbench.hf.folders import check_folder, check_ids, load_model, load_tokenizer
 from fairseq_posenc.workbench.running.devices import place
 from fairseq_posenc.workbench.running.options import parse_named
 

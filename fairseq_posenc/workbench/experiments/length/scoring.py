@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.hf_folders import read_limit
+from fairseq_posenc.workbench.hf.folders import read_limit
 
 _MAX_BITS = 1000.0  # 2 to this power is still a number
 _TOKENS_AT_A_TIME = 1024  # losses of so many are computed together, to save memory

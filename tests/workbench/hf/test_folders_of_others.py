@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.hf_folders import load_model
+from fairseq_posenc.workbench.hf.folders import load_model
 from tests.helpers.hf_models import MODELS, SYMBOLS, edit_config, edit_weights, save_tokenizer
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
