@@ -27,13 +27,7 @@ from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.caches import (
-    MAKE_CACHES,
-    find_rows,
-    find_self_cache,
-    read_decay,
-    store_decay,
-)
+from fairseq_posenc.hf import caches
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions, PassState
@@ -124,16 +118,17 @@ class AttentionPositions(AttentionCore, nn.Module):
         terms = self.collect_terms(shared)  # those of the layer and its stack
         if terms.rows("layer") is not None:  # rows that the layer's own projections must project
             project = partial(self.family.project_rows, attention, dims=self.dims)
-            terms = find_rows(state.cache, attention, earlier).project(terms, positions, project)
+            rows = caches.find_rows(state.cache, attention, earlier)
+            terms = rows.project(terms, positions, project)
         # The spec's factor, if it has one, times that of the model's own scale.
         factor = (terms.find(ScaleFactor) or ScaleFactor(1.0)).factor
         terms = Terms([ScaleFactor(factor * scale_factor), *terms.without(ScaleFactor)])
         decay = None
         if self.decay_place is not None:
-            past = read_decay(state.cache, self.decay_place, earlier)
+            past = caches.read_decay(state.cache, self.decay_place, earlier)
             decay = self.encodings.decay(state.inputs, positions, past)
             if state.cache is not None and decay is not None:
-                store_decay(state.cache, self.decay_place, decay)
+                caches.store_decay(state.cache, self.decay_place, decay)
         terms |= self.encodings.input_terms(state.inputs, positions, decay)
         given = (query, key, value, shared, terms)
         return self.make_call(*given, dropout=dropout, need_weights=state.need_weights)[0]
@@ -154,7 +149,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if not least <= keys <= src_len:
             raise UserError(
                 f"the cache has {keys} keys of {src_len} tokens, and this layer's positions need "
-                f"the last {least}: {MAKE_CACHES}"
+                f"the last {least}: {caches.MAKE_CACHES}"
             )
 
 
@@ -177,7 +172,7 @@ class AttentionWithPositions(Derived):
             named["position_embeddings"] = (ones, torch.zeros_like(ones))
         if state.shared is None:  # the model's own attention is used
             return forward(self, *args, **named)
-        cache = find_self_cache([*named.values(), *args])
+        cache = caches.find_self_cache([*named.values(), *args])
         layer = LayerState(state.shared[positions.kind], inputs, cache, state.need_weights)
         output = forward(self, *args, **named, **{POSITION_STATE: layer})
         if not layer.is_used:

@@ -19,18 +19,13 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.derived import add_mixin, refuse_replaced_forward
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import own_positions
 from fairseq_posenc.hf.attention import (
     WITHOUT_POSITIONS,
     AttentionPositions,
     AttentionWithPositions,
 )
 from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
-from fairseq_posenc.hf.own_positions import (
-    count_positions,
-    explain_unservable,
-    read_spec,
-    write_length,
-)
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
 from fairseq_posenc.hf.stand_ins import OWN_CODE
@@ -60,7 +55,7 @@ def replace_positions(
         settings = settings._replace(directions=settings.directions or earlier.directions)
         if settings.boundary_id is None:
             settings = settings._replace(boundary_id=earlier.boundary_id)
-    old_length = count_positions(model)
+    old_length = own_positions.count_positions(model)
     settings = settings._replace(max_positions=settings.max_positions or old_length)
     parts: Parts = {}
     notes: list[str] = []
@@ -70,7 +65,7 @@ def replace_positions(
         directions = settings.directions if stack is stacks[0] else ""  # a decoder has none
         new = _build_parts(new_spec, stack, settings._replace(directions=directions))
         notes += _copy_weights(stack, new, old_spec, old_length, extend)
-        if not {item.name for item in new_spec.items} & {*names()}:  # not `none`
+        if not {item.name for item in new_spec.items} & {*names()}:  # which lists no windows
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
         parts |= new
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)
@@ -86,7 +81,7 @@ def replace_positions(
     settings = settings._replace(decoder_spec=decoder_spec, directions=first.directions)
     settings._replace(spec=str(first.spec)).write(model.config)
     for config in (model.config, *(stack.config for stack in stacks)):
-        write_length(config, first.dims.max_positions)
+        own_positions.write_length(config, first.dims.max_positions)
 
 
 def _find_supported_family(model: PreTrainedModel) -> Family:
@@ -96,7 +91,7 @@ def _find_supported_family(model: PreTrainedModel) -> Family:
     family = find_family(type(model.config))
     if family is None:
         known = sorted(key for key in FAMILIES if key in CONFIG_MAPPING)
-        reason = explain_unservable(model) or f"known types: {', '.join(known)}"
+        reason = own_positions.explain_unservable(model) or f"known types: {', '.join(known)}"
         raise UserError(
             f"models of type {model.config.model_type!r} cannot be given other positions: {reason}"
         )
@@ -106,11 +101,11 @@ def _find_supported_family(model: PreTrainedModel) -> Family:
 def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
     """Read the present spec of a stack, None if no spec describes it, and parse the new one."""
     if names_own(text):
-        old_spec = read_spec(stack.module)
+        old_spec = own_positions.read_spec(stack.module)
         stack.refuse_other_layers(old_spec)
         return old_spec, expand_own(text, old_spec, len(stack.attentions))
     try:
-        return read_spec(stack.module), parse(text)
+        return own_positions.read_spec(stack.module), parse(text)
     except UserError:  # no spec describes the present one, or the new one cannot be read
         return None, parse(text)
 

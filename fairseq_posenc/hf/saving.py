@@ -24,16 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from fairseq_posenc.derived import Derived, add_mixin, derive
 from fairseq_posenc.errors import UserError, how_to_install, shortened
-from fairseq_posenc.hf.record import (
-    RECORD,
-    SUFFIX,
-    compare_loaded_adapters,
-    exchange_names,
-    is_of_positions,
-    record_adapters,
-    refuse_other_weights,
-    stock_name_of_record,
-)
+from fairseq_posenc.hf import record
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.hf.settings import OUR_ATTENTION, SPEC_FIELD, SPEC_FIELDS, PositionSettings
 from fairseq_posenc.hf.stock_folders import NoStockModelError, find_stock_model
@@ -210,7 +201,7 @@ class ModelWithPositions(Derived):
                 return
         if is_whole:
             state_dict = dict(self.state_dict() if state_dict is None else state_dict)
-            exchange_names(state_dict, type(self.config), saving=True)
+            record.exchange_names(state_dict, type(self.config), saving=True)
             kwargs["save_original_format"] = False  # the original names hide positions
         super().save_pretrained(folder, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
         self.is_saved = self.is_saved or is_whole
@@ -222,9 +213,9 @@ class ModelWithPositions(Derived):
         may_resize = kwargs.pop("ignore_mismatched_sizes", False)
         if kwargs.get(_ATTENTION) == OUR_ATTENTION:  # another model's, as TRL passes it on
             del kwargs[_ATTENTION]
-        pattern = stock_name_of_record(cls.config_class)  # type: ignore[attr-defined]
+        pattern = record.stock_name_of_record(cls.config_class)  # type: ignore[attr-defined]
         # Names in the file -> in the model (`exchange_names`); group 1 is the name of the stack.
-        ours = {f"^{pattern}$": rf"\1{RECORD}", rf"^(.+){re.escape(SUFFIX)}$": r"\1"}
+        ours = {f"^{pattern}$": rf"\1{record.RECORD}", rf"^(.+){re.escape(record.SUFFIX)}$": r"\1"}
         model, info = super().from_pretrained(  # type: ignore[misc]
             source,
             *args,
@@ -233,10 +224,11 @@ class ModelWithPositions(Derived):
             ignore_mismatched_sizes=True,  # so that the info lists them; checked below
             **kwargs,
         )
-        refuse_other_weights(
-            filter(is_of_positions, info["missing_keys"]),
-            filter(is_of_positions, info["unexpected_keys"]),
-            [key for key in info["mismatched_keys"] if is_of_positions(key[0]) or not may_resize],
+        is_ours = record.is_of_positions
+        record.refuse_other_weights(
+            filter(is_ours, info["missing_keys"]),
+            filter(is_ours, info["unexpected_keys"]),
+            [key for key in info["mismatched_keys"] if is_ours(key[0]) or not may_resize],
         )
         return (model, info) if wants_info else model
 
@@ -246,10 +238,10 @@ class ModelWithPositions(Derived):
         torch passes a ``prefix`` if this model is a part of another one. Then the records stay
         guarded, as the stack has guarded them, unless the other one is only a wrapper.
         """
-        record_adapters(cast(PreTrainedModel, self), is_saved=self.is_saved)
+        record.record_adapters(cast(PreTrainedModel, self), is_saved=self.is_saved)
         state: dict[str, Any] = super().state_dict(*args, **kwargs)  # type: ignore[misc]
         if _WRAPPERS.fullmatch(kwargs.get("prefix", "")):
-            exchange_names(state, type(self.config), saving=False)
+            record.exchange_names(state, type(self.config), saving=False)
         return state
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -258,17 +250,18 @@ class ModelWithPositions(Derived):
         torch calls it before those of the parts, with all weights; changing their dictionary in
         place is allowed, and reaches the parts.
         """
-        exchange_names(state_dict, type(self.config), saving=False)
+        record.exchange_names(state_dict, type(self.config), saving=False)
         # Without a record of positions (`is_identity`), weights that fill all but the positions are
         # those of a stock model. Fewer weights may be a part of a model, and are not refused.
+        is_ours = record.is_of_positions
         if not any(map(is_identity, state_dict)) and all(
-            prefix + name in state_dict or is_of_positions(name) for name in self.state_dict()
+            is_ours(name) or prefix + name in state_dict for name in self.state_dict()
         ):
             raise UserError(
                 "these are the weights of a model whose positions were not set, and the model has "
                 f"{getattr(self.config, SPEC_FIELD)}: load them before set_positions"
             )
-        compare_loaded_adapters(cast(PreTrainedModel, self), state_dict)
+        record.compare_loaded_adapters(cast(PreTrainedModel, self), state_dict)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def _validate_generation_mode(self, mode: str, config: Any, *args: Any) -> None:

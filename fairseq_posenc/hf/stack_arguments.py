@@ -5,12 +5,13 @@ holds for a single pass: a cache does not keep it, and is not continued.
 Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Encodings
+from fairseq_posenc.encodings.base import Encoding, Encodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import MAKE_CACHES, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.families import Stack
@@ -47,9 +48,8 @@ class StackArguments:
         self.named = named
         if "document_ids" in named:
             raise UserError("document_ids: pass position_ids that begin at 0 in each document")
-        tokens: Tensor | None = named.get("input_ids")
-        inputs = named["inputs_embeds"] if tokens is None else tokens
-        self.inputs: Tensor = inputs  # (B, T), or embeddings (B, T, C)
+        of_tokens = "inputs_embeds" if named.get("input_ids") is None else "input_ids"
+        self.inputs: Tensor = named[of_tokens]  # (B, T), or embeddings (B, T, C)
         mask = named.get("attention_mask")
         # `generate` makes a mask for each type of layer: our `make_mask` (attention.py) returns the
         # padding for all. Stock masks, of a model around this one, are None if they hide nothing.
@@ -64,19 +64,8 @@ class StackArguments:
             raise UserError(f"past_key_values is a {type(given).__name__}, not transformers' Cache")
         # The number of tokens in the cache; a tensor in a static one, which graphs can use.
         self.cached: Any = 0 if self.cache is None else self.cache.get_seq_length()
-        ids: Tensor | None = named.get("position_ids")
-        text_ids = None
-        readers = positions.id_readers  # the encodings that read positions, on `axes` axes each
-        axes = len(stack.family.sections)  # of M-RoPE's ids; 0 in other families
-        # Ids of the text alone may precede those: a spec without axes reads these, and else
-        # counts the tokens.
-        if axes and isinstance(ids, Tensor) and ids.dim() == 3 and len(ids) in (axes, 1 + axes):
-            if len(ids) > axes:
-                text_ids, ids = ids[0], ids[1:]
-            if axes not in [reader.axes for reader in readers.values()]:
-                if text_ids is None and self.may_mix:
-                    self._refuse_packed_axes(ids[0])
-                ids = text_ids
+        readers = positions.id_readers  # the encodings that read positions
+        ids, text_ids = self._read_axes(len(stack.family.sections), readers.values())
         if ids is not None:
             batch, tgt_len = self.inputs.shape[:2]
             ids = read_position_ids("position_ids", ids, readers, batch, (tgt_len,))  # axes last
@@ -90,6 +79,24 @@ class StackArguments:
         is_first_pass = not isinstance(self.cached, Tensor) and not self.cached
         if text_ids is not None and self.mask is None and is_first_pass:
             self.packs = counts_several(text_ids)
+
+    def _read_axes(
+        self, axes: int, readers: Collection[Encoding]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Read the caller's ids, and those of the text alone, which may precede M-RoPE's.
+
+        M-RoPE's are on ``axes`` axes, ``(axes or 1 + axes, B, T)``; other families have 0. A spec
+        that does not read them all reads those of the text, or else counts the tokens.
+        """
+        ids, text_ids = self.named.get("position_ids"), None
+        if axes and isinstance(ids, Tensor) and ids.dim() == 3 and len(ids) in (axes, 1 + axes):
+            if len(ids) > axes:
+                text_ids, ids = ids[0], ids[1:]
+            if axes not in [reader.axes for reader in readers]:
+                if text_ids is None and self.may_mix:
+                    self._refuse_packed_axes(ids[0])
+                ids = text_ids
+        return ids, text_ids
 
     def _refuse_packed_axes(self, ids: Tensor) -> None:
         """Refuse ids ``(B, T)`` on a first axis that begin again, as only the next text does."""
