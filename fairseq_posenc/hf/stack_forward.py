@@ -88,7 +88,7 @@ class HFStackPositions(StackPositions):
             for index, attention in enumerate(stack.attentions)
         ]
         self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
-        rotates_alone = self.is_rotated == stack.list_rotated(spec)  # exactly the spec's layers
+        rotates_alone = self.is_rotated == stack.list_rotated(spec)  # wherever the spec does
         drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind of layer
         places = {item.encoding.acts_on for item in spec.items}
         is_plain = places <= {"input", "rotation"} and not (self.directions or any(drafts))
@@ -191,7 +191,7 @@ class HFStackPositions(StackPositions):
             _refuse_offloaded(stack)
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
         if not arguments.has_documents or self.boundary_id is not None:
-            self._refuse_gaps(positions)  # padding may lie between documents
+            self._refuse_gaps(positions)  # of padding, which may lie between documents alone
         shared = compute_shared(self.shared, positions)
         if self.input is not None:
             vectors: Any = self.input.as_list()[0].embed(shared[0].positions)  # equal for all kinds
