@@ -162,11 +162,10 @@ def run_trainings(
             if end := read_end(training):
                 unfinished.remove(training)
                 on_end(training, end)
-            updates[training] = training.updates if end else training.reached
-        shown.update(sum(updates.values()) - shown.n)
+        updates = sum(x.reached if x in unfinished else x.updates for x in trainings)
+        shown.update(updates - shown.n)
 
-    updates = {training: training.reached for training in trainings}  # `look` updates it
-    total, initial = sum(x.updates for x in trainings), sum(updates.values())
+    total, initial = sum(x.updates for x in trainings), sum(x.reached for x in trainings)
     with bar(desc="all trainings", total=total, unit=" updates", initial=initial) as shown:
         look()
         if tasks := {training.label: partial(train, training) for training in unfinished}:

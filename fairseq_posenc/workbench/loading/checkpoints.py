@@ -43,7 +43,7 @@ def load_state(path: Path, option: str) -> State:
     if not path.is_file():
         raise UserError(f"{option} {path}: no such file")
     with (
-        open_checkpoint(path, option) as state,  # errors below name the file, too
+        open_checkpoint(path, option) as state,  # errors in this block name the file
         tempfile.TemporaryFile() as file,  # which a kill does not leave behind
         warnings.catch_warnings(),
     ):

@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.results.record import Record, Row, group_by, own_c
 
 
 def score_figures(score: Score, has_windows: bool) -> Row:
-    """Collect the figures of a score by column; ``has_windows``: one for each window, too."""
+    """Collect the figures of a score by column; with ``has_windows``, also those of windows."""
     figures = {**score._asdict(), "perplexity": score.perplexity}
     windows = figures.pop("windows")
     if has_windows:
@@ -89,7 +89,7 @@ def _format_cell(row: Row) -> str:
 
 
 def draw(record: Record, path: Path) -> bool:
-    """Draw perplexity over length: one value, no bounds; return False if there is no figure."""
+    """Draw perplexity over length, without intervals; return whether there was any to draw."""
     if not any(row["perplexity"] for row in record.rows):
         return False
     lines = {

@@ -139,7 +139,7 @@ class Predictor(NamedTuple):
         spans_of_questions: list[list[WindowSpans]] = [[] for _ in questions]
         lengths = np.array([len(window.tokens) for _, window in inputs])
         order = np.argsort(-lengths, kind="stable")  # so that memory runs out early if at all
-        at_most = max(max_tokens, *lengths, 0)  # fairseq refuses a window above it
+        at_most = int(lengths.max(initial=max_tokens))  # fairseq refuses a window above it
         with bar(desc="squad predict", total=len(inputs), unit=" windows") as progress:
             for batch in data_utils.batch_by_size(order, lengths.__getitem__, max_tokens=at_most):
                 numbers, windows = zip(*(inputs[index] for index in batch))

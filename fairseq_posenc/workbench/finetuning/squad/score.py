@@ -82,26 +82,17 @@ def evaluate(
             raise UserError(f"{squad.path}: odds of no answer are for SQuAD 2.0, not 1.1")
         answered = [question for question in squad.questions if question.id in predictions]
         scores = _compute_scores(answered, predictions, empty_agrees=False)
-        total = len(squad.questions)
-        return {
-            "exact_match": 100.0 * _sum_sequentially(scores.exact.values()) / total,
-            "f1": 100.0 * _sum_sequentially(scores.f1.values()) / total,
-        }
+        # The script adds one score after the other; from Python 3.12 on, `sum` compensates rounding
+        # errors. The script for 2.0 calls `sum`: its figures and ours depend on Python's version.
+        sums = (reduce(add, values.values(), 0.0) for values in scores)
+        exact_match, mean_f1 = (100.0 * total / len(squad.questions) for total in sums)
+        return {"exact_match": exact_match, "f1": mean_f1}
     return _evaluate_v2(squad, predictions, odds, threshold)
 
 
 def unanswered(squad: Squad, predictions: Mapping[str, object]) -> list[str]:
     """List the ids of questions without a prediction."""
     return [question.id for question in squad.questions if question.id not in predictions]
-
-
-def _sum_sequentially(scores: Iterable[float]) -> float:
-    """Sum one score after the other, as the script for 1.1 does.
-
-    From Python 3.12 on, ``sum`` compensates rounding errors. The script for 2.0 calls ``sum``, so
-    its figures (and ours) depend on the version of Python.
-    """
-    return reduce(add, scores, 0.0)
 
 
 def _evaluate_v2(
