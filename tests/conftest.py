@@ -22,8 +22,8 @@ from tests.helpers.session_folder import use_session_folder
 use_session_folder()
 # A shell has what it starts in the background ignore Ctrl-C, which programs would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# The programs of preprocess/ find their modules beside them; so do their tests.
-sys.path.insert(0, str(Path(__file__).parents[1] / "preprocess"))
+# The programs of both folders find their modules beside them; so do their tests.
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("preprocess", "benchmarks")]
 # Tiny tensors: more threads only wait for each other, in the programs that tests start as well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

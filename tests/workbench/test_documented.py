@@ -1,4 +1,4 @@
-"""The README and the pages: links lead somewhere, commands can be given, those of five pages run.
+"""Pages and helps: links lead somewhere, commands can be given, those of five pages run.
 
 A page that names an option, a file or a function that is no longer there is found nowhere else.
 """
@@ -19,6 +19,8 @@ from fairseq_posenc import api
 from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.encodings import base
 from fairseq_posenc.workbench import cli
+from fairseq_posenc.workbench.examples import EXAMPLES
+from fairseq_posenc.workbench.finetuning.squad.command import ACTIONS
 from tests.helpers import documented
 from tests.helpers.commands import USER_DIR, new_directory, trained
 from tests.helpers.documented import FENCED, ROOT, commands, run, scripts
@@ -125,6 +127,31 @@ def test_commands_can_be_given(page, monkeypatch):
         elif line.startswith("fairseq-train ") and "$(ls" not in line:
             words = shlex.split(line, comments=True)[1:]
             options.parse_args_and_arch(options.get_training_parser(), words)
+
+
+def test_every_command_has_examples():
+    assert EXAMPLES.keys() == cli.COMMANDS.keys() | {f"squad {name}" for name in ACTIONS}
+    for name, lines in EXAMPLES.items():
+        assert all(f"fairseq-posenc {name}" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_help_ends_with_examples(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*name.split(), "--help"])
+    assert ended.value.code == 0
+    message = capsys.readouterr()
+    assert message.out.endswith("\n  ".join(["\nexamples:", *EXAMPLES[name]]) + "\n")
+    assert not message.err
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_can_be_given(name, monkeypatch):
+    monkeypatch.setattr(cli.Command, "run", lambda command, args: 0)
+    for line in EXAMPLES[name]:
+        program, *words = shlex.split(line)
+        if program == "fairseq-posenc" and "--help" not in words:
+            assert cli.main(words) == 0, line
 
 
 @pytest.mark.slow

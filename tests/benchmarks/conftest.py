@@ -1,6 +1,0 @@
-"""Benchmarks find their modules beside them; so do their tests."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
