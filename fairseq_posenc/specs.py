@@ -144,6 +144,8 @@ class Spec(NamedTuple):
 
     def select_layers(self, layers: Sequence[int]) -> "Spec":
         """Make the spec of a stack that consists of some layers of this one, by their indices."""
+        if not layers:
+            raise UserError(f"{self}: no layer is selected, and a stack needs one")
         selected = [self.layers[index % len(self.layers)] for index in layers]
         return self._replace(layers=_find_shortest_period(selected))
 

@@ -36,11 +36,9 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, TASKS, WNLI, Task, parse_tasks
-from fairseq_posenc.tokens.files import decode_text, read_bytes
+from fairseq_posenc.tokens.files import OPENERS, decode_text, read_bytes
 from fairseq_posenc.tokens.subwords import Tokenizer
 from fairseq_posenc.tokens.tokenizer import Encoded, token_dtype, warn_of_unknown, write_items
-
-_SUFFIXES = ("", ".gz", ".bz2", ".xz")
 
 
 class Examples(NamedTuple):
@@ -202,12 +200,12 @@ def find_file(folder: Path, task: Task, split: str) -> Path:
     """
     # MNLI's third test set is ../diagnostic/diagnostic.tsv, seen from its folder.
     plain = Path(os.path.normpath(folder / task.name / f"{task.files[split]}.tsv"))
-    for suffix in _SUFFIXES:
+    for suffix in ("", *OPENERS):
         path = plain.with_name(plain.name + suffix)
         if path.is_file():
             return path
     raise UserError(
-        f"{plain} does not exist, nor with {', '.join(_SUFFIXES[1:])}; give the folder that has "
+        f"{plain} does not exist, nor with {', '.join(OPENERS)}; give the folder that has "
         "GLUE's folders (CoLA, SST-2, ...) as they are downloaded, or leave out the task"
     )
 
@@ -223,7 +221,7 @@ def find_files(folder: Path, task: Task) -> dict[str, Path]:
         try:
             files[split] = find_file(folder, task, split)
         except UserError:
-            if split not in task.optional:  # MNLI's diagnostic set is optional
+            if split not in task.optional:  # as MNLI's diagnostic set is
                 raise
     return files
 
@@ -242,8 +240,8 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
     columns = [_find_column(header, name, path) for name in task.sentences]  # one, or two
     is_labelled = split not in task.test_splits
     label_column = _find_column(header, task.label, path) if is_labelled else None
-    examples = Examples(tuple([] for _ in columns), labels=[], ids=[], broken=0)
-    broken = 0
+    sentences: tuple[list[str], ...] = tuple([] for _ in columns)
+    labels, ids, broken = [], [], 0
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) != len(header):
@@ -256,13 +254,13 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
             continue
         if label_column is not None:
             line_name = f"{path}, line {number}"
-            examples.labels.append(_check_label(cells[label_column], task, line_name))
-        for texts, column in zip(examples.sentences, columns):
+            labels.append(_check_label(cells[label_column], task, line_name))
+        for texts, column in zip(sentences, columns):
             texts.append(cells[column].strip())
-        examples.ids.append(cells[0])
-    if not examples.ids:
+        ids.append(cells[0])
+    if not ids:
         raise UserError(f"{path} has no examples")
-    return examples._replace(broken=broken)
+    return Examples(sentences, labels, ids, broken)
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -130,8 +130,8 @@ def mix_corpora(
         finished = manifest.read("corpora", str(number))
         if finished is None:
             documents = read_documents(corpus.format, files, rules)
-            finished = {"sizes": _sample(documents, sampler, paths, sizes)}  # and `sampler.counts`
-            finished["drawn"] = dict(sorted(sampler.counts.items()))
+            new_sizes = _sample(documents, sampler, paths, sizes)  # what it draws, `sampler` counts
+            finished = {"sizes": new_sizes, "drawn": dict(sorted(sampler.counts.items()))}
             if not sampler.counts[DOCUMENTS]:
                 raise UserError(f"{corpus.option}: has no text")
             manifest.save("corpora", str(number), finished)

@@ -35,12 +35,11 @@ def find_message(error: BaseException) -> str | None:
     fairseq wraps errors of loading a checkpoint in a general exception, so the chain is searched.
     """
     links = list(chain(error))
-    # A mistake that wraps another one adds its place; so the outermost comes first.
-    messages = [describe_mistake(link) for link in links]
-    # Of the other errors, the innermost is the most specific.
-    messages += [_describe_misfit(link) for link in reversed(links)]
-    message = next((text for text in messages if text), None)
-    return None if message is None else printable_lines(message)
+    # A mistake that wraps another one adds its place, so the outermost comes first; of the other
+    # errors, the innermost is the most specific.
+    messages = [*map(describe_mistake, links), *map(_describe_misfit, reversed(links))]
+    message = next(filter(None, messages), None)
+    return message and printable_lines(message)
 
 
 def describe_damage(error: BaseException) -> str:

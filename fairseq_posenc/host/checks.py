@@ -65,11 +65,11 @@ def refuse_wrong_checkpoints(checkpoint: Any) -> None:
         )
 
 
-def check_blocks(settings: Any, max_positions: int) -> None:
+def prepare_blocks(settings: Any, max_positions: int) -> None:
     """Refuse blocks that fairseq-eval-lm would leave out, as they are longer than the model reads.
 
-    Sentences may be longer: it counts those it leaves out. Batches are kept as small with a window
-    as without: fairseq counts only the tokens beyond it, so they could have thousands of blocks.
+    Sentences may be longer: it counts those it leaves out. With a window, ``max_tokens``
+    is lowered: fairseq counts only the tokens beyond it, so a batch could have thousands of blocks.
     """
     window = settings.eval_lm.context_window
     # fairseq-eval-lm has subtracted the window from --tokens-per-sample.

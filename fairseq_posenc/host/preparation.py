@@ -50,7 +50,7 @@ def prepare_command(model: Any, task: Any, **stacks: Any) -> None:
     if command == "eval_lm":
         if isinstance(model, FairseqEncoderDecoderModel):
             raise UserError("this is a translation model: use fairseq-generate or translate")
-        checks.check_blocks(settings, model.max_positions())
+        checks.prepare_blocks(settings, model.max_positions())
     elif command == "train":
         _prepare_training(model, task, settings)
 
@@ -206,9 +206,9 @@ def keep_batches(task: Any) -> None:
     build = task.get_batch_iterator
 
     def get_batch_iterator(dataset: Any, *args: Any, epoch: int = 1, **options: Any) -> Any:
-        renewed = options.get("disable_iterator_cache") or options.get("update_epoch_batch_itr")
-        is_built = dataset in task.dataset_to_epoch_iter  # fairseq's cache of iterators
-        if epoch == 1 or renewed or is_built or not task.can_reuse_epoch_itr(dataset):
+        wants_new = options.get("disable_iterator_cache") or options.get("update_epoch_batch_itr")
+        is_cached = dataset in task.dataset_to_epoch_iter  # by fairseq, after the first call
+        if epoch == 1 or wants_new or is_cached or not task.can_reuse_epoch_itr(dataset):
             return build(dataset, *args, epoch=epoch, **options)
         iterator = build(dataset, *args, epoch=1, **options)
         dataset.set_epoch(epoch)  # `build` has set it to 1

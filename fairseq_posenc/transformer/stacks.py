@@ -55,8 +55,7 @@ class InputPositions(nn.Module):
         """
         if (shared := current_context()) is None:
             raise UserError("embed_positions was called outside its stack, which counts the tokens")
-        positions = shared[0].positions  # the same for all kinds of layers
-        vectors = self.encodings.as_list()[0].embed(positions)
+        vectors = self.encodings.as_list()[0].embed(shared[0].positions)  # the same for all kinds
         assert vectors is not None, "an input encoding adds vectors"
         return vectors.type_as(self.like)
 
@@ -88,7 +87,7 @@ class _PositionalStack(nn.Module):
         self.layers_kept = cfg.layers_kept
         self.weight_settings = read_weight_settings(cfg, options, dictionary)
         self.init_positions = cfg.position.init_positions
-        spec, dims = self.spec, self.dims = cfg.spec, cfg.dims
+        self.spec, self.dims = spec, dims = cfg.spec, cfg.dims
         self.id_readers = assembly.find_id_readers(spec, dims)  # which a caller's ids must fit
         self.backend = cfg.position.backend
         self.eos_idx = dictionary.eos()
@@ -100,8 +99,8 @@ class _PositionalStack(nn.Module):
             layer: Any = self.layers[index]  # iterating over the layers would apply LayerDrop
             layer.self_attn.direction = direction
             layer.register_forward_pre_hook(inject_context, with_kwargs=True)  # adds the state
-        drafts = assembly.draft_terms(spec, dims, self.backend)  # of each kind of layer, no values
-        self.has_reset = any(terms.has(Reset) for terms in drafts)  # rows for the first token
+        drafts = assembly.draft_terms(spec, dims, self.backend)  # checked; of each kind of layer
+        self.has_reset = any(terms.has(Reset) for terms in drafts)  # reads where sentences begin
 
     def _next_index(self) -> int:
         """Count the layer that fairseq is about to build, as it does not pass the layer's index."""
@@ -176,7 +175,7 @@ class _PositionalStack(nn.Module):
             positions = self.encodings.number(positions).replace_ids(ids)
         positions = self.encodings.number(positions)  # restarts in documents, or draws at random
         if self.has_reset:
-            positions = positions._replace(first=positions.is_first())  # kept for all layers
+            positions = positions._replace(first=positions.is_first())  # once for all layers
         return compute_shared(self.encodings, positions)
 
 

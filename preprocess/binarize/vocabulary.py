@@ -46,9 +46,8 @@ class Vocabulary(NamedTuple):
         """
         files = {name: path for name in _OPTIONS if (path := getattr(args, name))}
         is_bpe = "encoder_json" in files
-        if is_bpe + ("sentencepiece_model" in files) + is_by_rule != 1 or (  # kinds of tokens
-            is_bpe != ("vocab_bpe" in files)
-        ):
+        chosen = [is_bpe, "sentencepiece_model" in files, is_by_rule]  # kinds of tokens
+        if sum(chosen) != 1 or is_bpe != ("vocab_bpe" in files):
             raise UserError(
                 "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model"
                 + alternatives

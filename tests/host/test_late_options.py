@@ -10,7 +10,7 @@ from fairseq.dataclass.configs import CheckpointConfig, EvalLMConfig, FairseqCon
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.checks import check_blocks, refuse_wrong_checkpoints
+from fairseq_posenc.host.checks import prepare_blocks, refuse_wrong_checkpoints
 from fairseq_posenc.host.explanations import explain_failure
 from tests.helpers.commands import USER_DIR, new_directory, pairs, run, sentences, train, trained
 from tests.helpers.products import product_of
@@ -161,12 +161,8 @@ def _train_on(data, family):
 
 def _eval_lm(*options, family="causal_lm", fails=False):
     path = trained(family).save_dir / "checkpoint_last.pt"
-    return run(
-        "fairseq-eval-lm",
-        *(sentences(), "--user-dir", USER_DIR, "--path", path),
-        *("--required-batch-size-multiple", 1, *options),
-        fails=fails,
-    )
+    options = ("--user-dir", USER_DIR, "--path", path, "--required-batch-size-multiple=1", *options)
+    return run("fairseq-eval-lm", sentences(), *options, fails=fails)
 
 
 @pytest.mark.parametrize(
@@ -189,14 +185,13 @@ def test_eval_lm_refuses_a_translation_model():
     assert "use fairseq-generate" in _eval_lm(family="translation", fails=True).error()
 
 
-def test_a_window_of_nearly_the_whole_block_makes_small_batches():
-    """A batch has no more tokens with a window than without; the perplexity is the same."""
+def test_a_window_of_nearly_the_whole_block_makes_small_batches_and_the_same_perplexity():
     options = ["--tokens-per-sample", 16, "--context-window", 15]
     (perplexity,) = re.findall(r"Perplexity: \S+", _eval_lm(*options, "--max-tokens", 32).log)
     assert perplexity in _eval_lm(*options, "--batch-size", 1).log
     settings = OmegaConf.structured(FairseqConfig(eval_lm=EvalLMConfig(context_window=15)))
     settings.task = {"tokens_per_sample": 1, "sample_break_mode": "none"}  # as fairseq leaves it
-    check_blocks(settings, max_positions=16)
+    prepare_blocks(settings, max_positions=16)
     assert settings.dataset.max_tokens == 36_000 // 16
 
 

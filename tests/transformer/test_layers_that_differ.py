@@ -110,6 +110,11 @@ def test_lists_that_cannot_be_read_are_one_line(written, message):
         specs.parse(written)
 
 
+def test_a_stack_has_a_layer():
+    with pytest.raises(UserError, match="rope: no layer is selected"):
+        specs.parse("rope").select_layers([])
+
+
 @pytest.mark.parametrize("kept", ["0,2", "2,0"])  # fairseq keeps them in their order
 def test_pruned_layers_keep_their_encodings_directions_and_weights(kept):
     positions = {"position_encoding": "rope,none,m4m", "attention_directions": "lr,both,rl"}

@@ -54,7 +54,7 @@ class SquadDataBin(NamedTuple):
 
     def check_lengths(self, max_positions: int, model: object) -> None:
         """Refuse windows that are too long for a model, whose name or path is ``model``."""
-        if self.limits.max_length > max_positions:  # quarters leave room, as `Limits.check` demands
+        if self.limits.max_length > max_positions:  # the advice leaves room for the context
             raise UserError(
                 f"{self.path} has windows of {self.limits.max_length} tokens, but {model} has "
                 f"{max_positions} positions: make the data with --max-length {max_positions} "
