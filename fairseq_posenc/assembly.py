@@ -165,8 +165,8 @@ def check_size(spec: Spec, dims: Dims, layers: int = 1, always_allocated: int = 
         spec: encodings of all layers.
         dims: sizes of the stack.
         layers: number of layers of the stack.
-        always_allocated: number of float32 values that the host allocates whatever the spec;
-            the tables of the spec replace them.
+        always_allocated: number of float32 values in a table of the host's own, which it allocates
+            before the tables of the spec replace it.
     """
     if not hasattr(os, "sysconf"):  # Windows: torch reports a failed allocation
         return

@@ -18,7 +18,7 @@ _HINTS = {
     "sine": "did you mean sinusoidal? ",
     "nope": "did you mean none? ",
     "yarn": "did you mean rope(scaling=yarn:2)? ",
-    "own": "write own, in small letters, with models of transformers alone; ",
+    "own": "own is only for models of transformers, in lower case; ",
 }
 # Encodings that act on these are companions: they change attention beside another encoding.
 _COMPANIONS = ("softmax", "mask", "positions")

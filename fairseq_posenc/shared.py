@@ -71,22 +71,22 @@ class Shared(NamedTuple):
             return self.rotation
         positions = self.positions
         if count != positions.tgt_len:  # computed by the first layer that needs it
-            compute = partial(self._rotate_ids, positions.places[:, -count:])
+            compute = partial(self.rotation_at, positions.places[:, -count:])
             return self.mask.cached("last", (positions.places, count), compute)
         rotating = (x for x in self.encodings if x.acts_on == "rotation")
         if is_reentrant_recomputation() and any(
             p.requires_grad for x in rotating for p in x.parameters()
         ):
-            return self._rotate_ids(positions.query_places)
+            return self.rotation_at(positions.query_places)
         return self.rotation
 
-    def _rotate_ids(self, ids: Tensor) -> Rotation | None:
-        """Compute the rotation at positions ``(B or 1, S)``."""
+    def rotation_at(self, ids: Tensor) -> Rotation | None:
+        """Compute the rotation at positions ``ids``, ``(B or 1, S)``."""
         return find_first(encoding.rotation(ids) for encoding in self.encodings)
 
     def with_source(self, ids: Tensor) -> "Shared":
         """Add the rotation of a source's keys at its positions, ``(B or 1, S)``."""
-        return self._replace(source_rotation=self._rotate_ids(ids))
+        return self._replace(source_rotation=self.rotation_at(ids))
 
 
 def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, ...]:

@@ -246,4 +246,4 @@ def _rotate_source(state: Shared, padding: Tensor, ids: Tensor | None) -> Rotati
         name, (batch, src_len) = "source_position_ids", padding.shape
         ids = input_checks.read_position_ids(name, ids, readers, batch, (src_len,))
         positions = positions.replace_ids(ids, name)
-    return cast(Rotation, state.with_source(positions.ids).source_rotation)  # of rope, so not None
+    return cast(Rotation, state.rotation_at(positions.ids))  # of rope, so not None

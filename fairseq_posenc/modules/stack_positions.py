@@ -15,7 +15,7 @@ from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules import input_checks
 from fairseq_posenc.modules.attention_core import AttentionCore, Cache
-from fairseq_posenc.positions import Positions, may_sync
+from fairseq_posenc.positions import Positions, find_changes, may_sync
 from fairseq_posenc.shared import Shared, compute_shared
 from fairseq_posenc.specs import Spec, parse
 
@@ -147,8 +147,7 @@ class StackPositions(nn.Module):
             raise UserError(f"document_ids: the spec {self.spec} must have +documents")
         input_checks.check_each_token("document_ids", ids, positions.batch_size, positions.src_len)
         input_checks.check_integers("document_ids", ids)
-        # The first token begins a document in any case, so it does not matter that 0 precedes it.
-        return positions.begin_documents(ids.ne(F.pad(ids, (1, 0))[:, :-1]))
+        return positions.begin_documents(find_changes(ids))
 
     def _replace_ids(self, positions: Positions, ids: Tensor, past_ids: Tensor | None) -> Positions:
         """Replace the position of each token by a caller's ids."""
