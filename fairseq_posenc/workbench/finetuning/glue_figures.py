@@ -20,7 +20,7 @@ def select_figures(record: Record) -> dict[str, float]:
     figures: dict[str, float] = {}
     for row in record.rows:  # with MNLI's accuracy_mm, which is the metric accuracy too
         column, metric = name_column(row["task"], row["metric"])  # such as MNLI-mm and accuracy
-        if metric == reported[row["task"]]:
+        if metric == reported.get(row["task"]):
             figures[column] = float(row[statistic])
     if len(figures) > 1:
         figures["average"] = statistics.fmean(figures.values())

@@ -50,13 +50,11 @@ def format_results(record: Record) -> str:
     groups = group_by(record.rows, itemgetter("model"))  # each in the order of lengths
     lengths = [f"{row['length']:,}" for row in next(iter(groups.values()))]
     lines = [["model", "trained at", *lengths]]
+    notes = []
     for model, scores in groups.items():
         lines.append([model, f"{scores[0]['trained_length']:,}", *map(_format_cell, scores)])
-    reasons: dict[str, str] = {}
-    for row in record.rows:
-        if row["refusal"]:
-            reasons.setdefault(row["model"], row["refusal"])
-    notes = [f"- {model}: no figure, because {reason}" for model, reason in reasons.items()]
+        if reasons := [row["refusal"] for row in scores if row["refusal"]]:
+            notes.append(f"- {model}: no figure, because {reasons[0]}")
     notes += _compare_with_first(groups)
     return "\n".join([align(lines, left=1), *([""] if notes else []), *notes])
 
