@@ -17,8 +17,6 @@ from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.options import Parser, add_examples
 
-_COMPLETING = "_ARGCOMPLETE"  # environment variable that argcomplete's shell function sets, on Tab
-
 
 class Command(NamedTuple):
     """A subcommand, and the module that defines its options and runs it.
@@ -129,7 +127,7 @@ def _run(argv: Sequence[str] | None) -> int | None:
     for word in words:
         if any("\ud800" <= character <= "\udfff" for character in word):  # surrogates: not UTF-8
             raise UserError(f"{word!a} is not UTF-8; rename the file, or change the text")
-    is_completing = _COMPLETING in os.environ
+    is_completing = "_ARGCOMPLETE" in os.environ  # on Tab, argcomplete's shell function sets it
     if is_completing:  # the shell passes the words typed so far in a variable
         words = os.environ["COMP_LINE"].split()[1:]
     name = next((word for word in words if not word.startswith("-")), "")  # on Tab maybe a part

@@ -21,9 +21,7 @@ In fairseq-train  --arch {name}
 Equivalent        --position-encoding learned --attention-directions {directions}
 The encoding      fairseq-posenc describe learned"""
 _MAX_COLUMNS = 100  # longer lines are hard to read on any terminal
-# The sections with formulas, and what the letters in them mean.
-_FORMULA_HEADINGS = ("Equation", "Shapes", "Parameters")
-_LETTERS = {
+_LETTERS = {  # in formulas
     "q, k, v": "query, key and value of a head",
     "h, H": "heads",
     "d, D": "width of a head",
@@ -88,7 +86,7 @@ def _strip_marks(text: str) -> str:
 
 def _explain_letters(rows: Mapping[str, str]) -> str:
     """Explain the letters in an encoding's sections."""
-    text = " ".join(rows[heading] for heading in _FORMULA_HEADINGS)
+    text = " ".join(rows[heading] for heading in ("Equation", "Shapes", "Parameters"))
     # Single letters, not in a word or a name, nor before an index or a prime.
     used = set(re.findall(r"(?<![A-Za-z_'])[A-Za-z](?![A-Za-z_0-9'])", text))
     explained = [letters for letters in _LETTERS if used & set(letters.split(", "))]

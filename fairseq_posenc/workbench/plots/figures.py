@@ -101,9 +101,9 @@ class PlottedTable(NamedTuple):
     title: str  # such as `query table, layer 1, head 2`
     values: Tensor  # `(rows, columns)`
     rows: Tensor  # position or distance of each row
-    columns: Sequence[int]  # number of each column
     row_label: str  # such as `POSITION` or `DISTANCE`
     column_label: str  # such as `CHANNEL`
+    heads: Sequence[int] = ()  # number of each column's head, if columns are heads
 
 
 @torch.no_grad()
@@ -118,8 +118,8 @@ def collect_tables(subject: Subject) -> list[PlottedTable]:
     """
     tables = []
     if (vectors := subject.compute_input_vectors()) is not None:
-        rows, columns = torch.arange(len(vectors)), range(vectors.size(1))
-        tables = [PlottedTable("at the input", vectors, rows, columns, POSITION, CHANNEL)]
+        rows = torch.arange(len(vectors))
+        tables = [PlottedTable("at the input", vectors, rows, POSITION, CHANNEL)]
     for layer, name in subject.named_layers.items():
         tables += _collect_term_tables(subject, layer, name)
     if not tables:
@@ -135,14 +135,14 @@ def draw_tables(subject: Subject) -> Any:
         values = table.values.float().numpy()
         limit = float(abs(values).max()) or 1.0  # colours need a range, also for zeros
         top, bottom = int(table.rows[0]) - 0.5, int(table.rows[-1]) + 0.5  # edges of its rows
-        extent = (-0.5, len(table.columns) - 0.5, bottom, top)
+        extent = (-0.5, values.shape[1] - 0.5, bottom, top)
         style = {"cmap": SIGNED, "vmin": -limit, "vmax": limit}
         image = axes.imshow(values, extent=extent, aspect="auto", interpolation="nearest", **style)
         axes.spines[:].set_visible(False)
         figure.colorbar(image, ax=axes, shrink=0.85)
         label_axes(axes, table.title, table.column_label, table.row_label)
-        if table.column_label == "head":
-            axes.set_xticks(range(len(table.columns)), [str(head) for head in table.columns])
+        if table.heads:
+            axes.set_xticks(range(len(table.heads)), [str(head) for head in table.heads])
     return figure
 
 
@@ -187,11 +187,10 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
     visible = distances <= (0 if subject.dims.causal else distances[-1])  # [R]
     if (pairs := terms.find(term_types.NumbersByPair)) is not None:
         biases = pairs.numbers[0]  # [H or 1, T, S]
-        queries, keys = torch.arange(biases.size(1)), range(biases.size(2))
-        labels = ("query's position", "key's position")
-        heads = subject.heads if len(biases) > 1 else None
-        for head, name in _title_heads(f"pair bias, {layer_name}", heads).items():
-            yield PlottedTable(name, biases[head], queries, keys, *labels)
+        queries, labels = torch.arange(biases.size(1)), ("query's position", "key's position")
+        shown = _title_heads(f"pair bias, {layer_name}", subject.heads if len(biases) > 1 else None)
+        for head, name in shown.items():
+            yield PlottedTable(name, biases[head], queries, *labels)
     by_distance = [term for term in terms if isinstance(term, term_types.ByDistance)]
     # Terms that share a table, as m4's do, differ in their names alone.
     for term, *others in group_by(by_distance, lambda term: id(term.table)).values():
@@ -203,15 +202,14 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
         if isinstance(term, term_types.RowsByDistance):
             for head, name in shown.items():
                 values, rows = _merge_equal_ends(table[head], distances[visible])
-                yield PlottedTable(name, values, rows, range(values.size(1)), DISTANCE, CHANNEL)
+                yield PlottedTable(name, values, rows, DISTANCE, CHANNEL)
         else:  # numbers: heads are columns
             values, rows = _merge_equal_ends(table[list(shown)].T, distances[visible])
-            numbers = [head + 1 for head in shown]
-            yield PlottedTable(title, values, rows, numbers, DISTANCE, "head")
+            heads = [head + 1 for head in shown]
+            yield PlottedTable(title, values, rows, DISTANCE, "head", heads)
     if (counted := terms.find(term_types.CountedRows)) is not None:  # CoPE's
         table, title = counted.rows.detach(), f"counted table, {layer_name}"
-        rows, columns = torch.arange(len(table)), range(table.size(1))
-        yield PlottedTable(title, table, rows, columns, "counted position", CHANNEL)
+        yield PlottedTable(title, table, torch.arange(len(table)), "counted position", CHANNEL)
 
 
 def _title_heads(title: str, heads: Sequence[int] | None) -> dict[int, str]:

@@ -103,7 +103,7 @@ class TestTables:
     def test_numbers_of_heads_are_columns(self):
         subject = spec_subject("t5")
         (table,) = tables_drawn(subject).values()
-        assert (table.column_label, list(table.columns)) == ("head", [1, 2, 3, 4])
+        assert (table.column_label, table.heads) == ("head", [1, 2, 3, 4])
         assert "all layers" in table.title
 
     @pytest.mark.parametrize(
