@@ -41,7 +41,7 @@ class StockFamily(NamedTuple):
         family: fairseq's family: ``masked_lm``, ``causal_lm`` or ``translation``.
         classes: for each head of a fairseq model, the class that has it.
         computes: options of fairseq -> their only values in the class.
-        parts: fairseq's name of a part -> its name in the class; ``{}`` is the number of a layer.
+        parts: fairseq's name of a part -> its name in the class; ``*`` is the number of a layer.
             The first name that fits is used, and parts of a part keep their names.
         options: option of fairseq -> field of config.json with the same value.
         own_positions: spec of the positions that the class itself computes as fairseq does; empty
@@ -96,9 +96,9 @@ class StockFamily(NamedTuple):
         'roberta.encoder.layer.3.attention.self.query.weight'
         """
         for fairseq_part, part in self.parts.items():
-            pattern = re.escape(fairseq_part).replace(r"\{\}", r"(\d+)")
+            pattern = re.escape(fairseq_part).replace(r"\*", r"(\d+)")
             if match := re.match(rf"{pattern}(?=\.|$)", name):  # whole parts of a name
-                return part.format(*match.groups()) + name[match.end() :]
+                return part.replace("*", "".join(match.groups())) + name[match.end() :]
         return ""
 
 
@@ -107,7 +107,7 @@ def _name_positions(stack: str, hf_stack: str, hf_attention: str) -> dict[str, s
     return {
         f"{stack}.embed_positions.encodings": f"{hf_stack}.positions.input",
         f"{stack}.encodings": f"{hf_stack}.positions.shared",
-        f"{stack}.layers.{{}}.self_attn.encodings": f"{hf_attention}.positions.encodings",
+        f"{stack}.layers.*.self_attn.encodings": f"{hf_attention}.positions.encodings",
     }
 
 
@@ -126,7 +126,7 @@ def _name_bert_options(side: str) -> dict[str, str]:
 
 def _define_roberta(prefix: str, base: str, *, pre_norm: bool) -> StockFamily:
     """Define the masked LMs whose names begin with ``prefix``; the stack is in ``base``."""
-    stack, layer = "encoder.sentence_encoder", f"{base}.encoder.layer.{{}}"
+    stack, layer = "encoder.sentence_encoder", f"{base}.encoder.layer.*"
     attention_norm, feedforward_norm = "attention.output.LayerNorm", "output.LayerNorm"
     if pre_norm:
         attention_norm, feedforward_norm = "attention.LayerNorm", "intermediate.LayerNorm"
@@ -147,14 +147,14 @@ def _define_roberta(prefix: str, base: str, *, pre_norm: bool) -> StockFamily:
             f"{stack}.embed_tokens": f"{base}.embeddings.word_embeddings",
             f"{stack}.layernorm_embedding": f"{base}.embeddings.LayerNorm",
             f"{stack}.layer_norm": f"{base}.LayerNorm",  # only in pre-norm models
-            f"{stack}.layers.{{}}.self_attn.q_proj": f"{layer}.attention.self.query",
-            f"{stack}.layers.{{}}.self_attn.k_proj": f"{layer}.attention.self.key",
-            f"{stack}.layers.{{}}.self_attn.v_proj": f"{layer}.attention.self.value",
-            f"{stack}.layers.{{}}.self_attn.out_proj": f"{layer}.attention.output.dense",
-            f"{stack}.layers.{{}}.self_attn_layer_norm": f"{layer}.{attention_norm}",
-            f"{stack}.layers.{{}}.fc1": f"{layer}.intermediate.dense",
-            f"{stack}.layers.{{}}.fc2": f"{layer}.output.dense",
-            f"{stack}.layers.{{}}.final_layer_norm": f"{layer}.{feedforward_norm}",
+            f"{stack}.layers.*.self_attn.q_proj": f"{layer}.attention.self.query",
+            f"{stack}.layers.*.self_attn.k_proj": f"{layer}.attention.self.key",
+            f"{stack}.layers.*.self_attn.v_proj": f"{layer}.attention.self.value",
+            f"{stack}.layers.*.self_attn.out_proj": f"{layer}.attention.output.dense",
+            f"{stack}.layers.*.self_attn_layer_norm": f"{layer}.{attention_norm}",
+            f"{stack}.layers.*.fc1": f"{layer}.intermediate.dense",
+            f"{stack}.layers.*.fc2": f"{layer}.output.dense",
+            f"{stack}.layers.*.final_layer_norm": f"{layer}.{feedforward_norm}",
             "encoder.lm_head.weight": "lm_head.decoder.weight",
             "encoder.lm_head.bias": "lm_head.decoder.bias",
             "encoder.lm_head": "lm_head",
@@ -186,7 +186,7 @@ def _define_translation(
             f"{side}_attention_heads": f"{side}_attention_heads",
             f"{side}_layerdrop": f"{side}_layerdrop",
         }
-        parts |= _name_positions(side, f"model.{side}", f"model.{side}.layers.{{}}.self_attn")
+        parts |= _name_positions(side, f"model.{side}", f"model.{side}.layers.*.self_attn")
     parts |= {"decoder.output_projection": "lm_head"}
     parts |= {"encoder": "model.encoder", "decoder": "model.decoder"}
     return StockFamily(
@@ -209,7 +209,7 @@ BIOGPT = StockFamily(
     classes={"causal_lm": "BioGptForCausalLM"},
     computes={"decoder_normalize_before": True, "layernorm_embedding": False},
     parts={
-        **_name_positions("decoder", "biogpt", "biogpt.layers.{}.self_attn"),
+        **_name_positions("decoder", "biogpt", "biogpt.layers.*.self_attn"),
         "decoder.output_projection": "output_projection",
         "decoder": "biogpt",
     },

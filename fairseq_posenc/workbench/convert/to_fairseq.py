@@ -18,14 +18,9 @@ from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.tasks.glue.criterion import HEAD
+from fairseq_posenc.workbench.convert import stock_classes
 from fairseq_posenc.workbench.convert.comparison import compare_with_transformers, refuse_difference
-from fairseq_posenc.workbench.convert.stock_classes import (
-    ACTIVATIONS,
-    EPSILON,
-    STOCK_FAMILIES,
-    TOKEN_TYPES,
-    StockFamily,
-)
+from fairseq_posenc.workbench.convert.stock_classes import EPSILON, StockFamily
 from fairseq_posenc.workbench.hf.folders import load_model
 from fairseq_posenc.workbench.loading import checkpoints, open_model
 
@@ -105,7 +100,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
 def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily, str]:
     """Find the stock family of a model, and its head."""
     names = [cls.__name__ for cls in type(model).__mro__]  # a stock class may be a base
-    for stock in STOCK_FAMILIES:
+    for stock in stock_classes.STOCK_FAMILIES:
         for head, name in stock.classes.items():
             if name in names:
                 return stock, head
@@ -129,7 +124,7 @@ def _list_options(config: PretrainedConfig, stock: StockFamily) -> dict[str, Any
         **dict.fromkeys(lengths, positions.max_positions),
         "no_scale_embedding": not getattr(config, "scale_embedding", False),
     }
-    fairseq_names = {name: fairseq_name for fairseq_name, name in ACTIVATIONS.items()}
+    fairseq_names = {hf_name: name for name, hf_name in stock_classes.ACTIVATIONS.items()}
     activation = options["activation_fn"]
     options["activation_fn"] = fairseq_names.get(activation, activation)
     if "decoder_embed_dim" in options:  # fairseq has two more options for this width
@@ -184,7 +179,8 @@ def _fold_token_types(model: PreTrainedModel, stock: StockFamily) -> None:
     Every token has type 0, and fairseq has no types. The model computes the same as before.
     """
     parameters = dict(model.named_parameters())
-    types = next((x for name, x in parameters.items() if name.endswith(TOKEN_TYPES)), None)
+    end = stock_classes.TOKEN_TYPES
+    types = next((x for name, x in parameters.items() if name.endswith(end)), None)
     if types is not None and types[0].any():
         tables = ("embed_positions.encodings.learned.table", "embed_tokens")
         names = [stock.find_name(f"{_STACK}.{table}.weight") for table in tables]
