@@ -241,7 +241,7 @@ def _parse_layer(layer: list[str], text: str) -> list[Item]:
         if name == "reset":
             if in_brackets:
                 raise UserError(f"reset has no option {shortened(in_brackets)!r}: write +reset")
-            _set_reset(encodings, text)
+            encodings = _apply_reset(encodings, text)
         else:
             encodings.append((name, _parse_options(name, in_brackets or "")))
     items = [Item.canonical(name, values) for name, values in encodings]
@@ -269,16 +269,18 @@ def _find_shortest_period(layers: Sequence[Items]) -> tuple[Items, ...]:
     return next(x for x in beginnings if x * (len(layers) // len(x)) == tuple(layers))
 
 
-def _set_reset(encodings: list[tuple[str, dict[str, object]]], text: str) -> None:
-    """Set the option ``reset`` of the last encoding that has it, in place."""
-    for name, values in reversed(encodings):
+def _apply_reset(
+    encodings: list[tuple[str, dict[str, object]]], text: str
+) -> list[tuple[str, dict[str, object]]]:
+    """Set the option ``reset`` of the last encoding that has it."""
+    for index, (name, values) in reversed(list(enumerate(encodings))):
         if "reset" in registry.options(name):
             if values.get("reset") is False:
                 raise UserError(
                     f"{shortened(text)!r}: {name}(reset=false) and +reset contradict each other"
                 )
-            values["reset"] = True
-            return
+            reset = name, {**values, "reset": True}
+            return [*encodings[:index], reset, *encodings[index + 1 :]]
     known = [name for name in registry.names() if "reset" in registry.options(name)]
     raise UserError(
         f"{shortened(text)!r}: reset must follow an encoding that has it: {', '.join(known)}"

@@ -45,12 +45,6 @@ def test_train_by_relative_path():
     assert_positions(model.run, "masked_lm")
 
 
-@pytest.mark.parametrize("words", [("--arch=roberta_alibii",), ("-a", "roberta_alibii")], ids=str)
-def test_a_misspelt_name_is_one_line(words):
-    said = train("masked_lm", *words, user_dir=BY_NAME, fails=True).run.error()
-    assert "roberta_alibii: did you mean roberta_alibi" in said
-
-
 BEFORE = """
 import sys
 import fairseq_posenc.api

@@ -6,6 +6,7 @@ place.
 """
 
 import logging
+import re
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,13 +25,14 @@ STOCK_TABLE = "embed_positions.weight"  # learned positions in fairseq's models
 LEARNED_TABLE = "embed_positions.encodings.learned.table.weight"  # and in ours
 # Copies of weights, which encoder layers of fairseq 0.12.2 have for its fast path.
 COPIES = [f"{x}_{y}" for x in ("in_proj", "out_proj", "fc1", "fc2") for y in ("weight", "bias")]
+_COPY_NAME = re.compile(rf"\.layers\.\d+\.(?:{'|'.join(COPIES)})$")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's padding_idx is 1
 
 
 def is_copy(name: str) -> bool:
     """Check whether a state-dict key is one of fairseq 0.12.2's copies of encoder weights."""
-    return name.rpartition(".")[2] in COPIES
+    return _COPY_NAME.search(name) is not None
 
 
 @runtime_checkable
@@ -46,7 +48,13 @@ class IdentifiedStack(Protocol):
 class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
+    num_updates: int = 0  # of the training so far
     optimizer_source: Path | None = None  # checkpoint whose optimizer's state is loaded as well
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Keep the number of updates, which fairseq's trainer gives before each update."""
+        self.num_updates = num_updates
+        super().set_num_updates(num_updates)  # type: ignore[misc]
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Rename the position parameters of fairseq's models, and drop copies of weights."""

@@ -4,25 +4,24 @@ The hook for exceptions (:mod:`~fairseq_posenc.host.startup`) prints the line.
 """
 
 import re
-import sys
 import traceback
+import weakref
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.registry import REGISTRIES
-from fairseq.tasks import TASK_REGISTRY
-from fairseq.trainer import Trainer
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from omegaconf.errors import OmegaConfBaseException as SettingError
 
-from fairseq_posenc.errors import UserError, chain, shortened, suggest
+from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
+from fairseq_posenc.errors import chain, shortened, suggest
 from fairseq_posenc.transformer.options import list_settings
-from fairseq_posenc.user_dir import USER_DIR
 
+# The model that this process trains, if it still lives, and the folder of its checkpoints.
+_training: tuple[weakref.ref[PositionCheckpoints], str] | None = None
 _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
 FAMILIES = (  # in messages: which --task and --criterion the models need
     "roberta_* and decbert_* are trained with --task masked_lm --criterion masked_lm, "
@@ -48,7 +47,7 @@ _ADVICE = {
     "sizes, they are longer than the model reads; else fairseq dropped what does not fill a "
     "multiple of 8 samples: give --required-batch-size-multiple 1 (or more --max-tokens)",
     r".*should not exceed max_tokens=(\d+)": r"a sample has more than \1 tokens, the most of a "
-    "batch: give more --max-tokens, or of running text less --tokens-per-sample",
+    "batch: give more --max-tokens",
     "Must specify batch size": "give --max-tokens, the tokens of a batch, or --batch-size",
     "Dataset not found: (.*)": r"the data have no split \1: name their folder, and a split of it",
     r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip": r"sample \1 "
@@ -63,17 +62,10 @@ _ADVICE = {
 }
 
 
-def refuse_unknown_names() -> None:
-    """Refuse an unknown name in the command line; fairseq would print all names and options."""
-    known = {f"--{name.replace('_', '-')}": part["registry"] for name, part in REGISTRIES.items()}
-    known |= {"--task": TASK_REGISTRY, "--arch": ARCH_MODEL_REGISTRY, "-a": ARCH_MODEL_REGISTRY}
-    words = [word for argument in sys.argv for word in argument.split("=", 1)]
-    values = dict(zip(words, words[1:]))  # by the word before them, such as an option
-    if Path(values.get("--user-dir", "")).name != USER_DIR.name:
-        return  # another program, or a user-dir with names of its own
-    for option, names in known.items():
-        if option in values and (name := values[option]) not in names:
-            raise UserError(f"{option} {name}: {suggest(name, names)}there is no such name")
+def watch(model: PositionCheckpoints, save_dir: str) -> None:
+    """Keep the model that is trained, so that the line on a divergence names its update."""
+    global _training
+    _training = weakref.ref(model), save_dir
 
 
 def parse_stop_update(message: str) -> int:
@@ -82,22 +74,21 @@ def parse_stop_update(message: str) -> int:
     return int(match[1].replace(",", "")) if match else 0
 
 
-def explain_failure(error: BaseException) -> str | None:
-    """Explain the error that ended a command, or the first known one of what caused it."""
-    return next(filter(None, map(_explain, chain(error))), None)
-
-
-def _explain(error: BaseException) -> str | None:
-    """Explain a divergence, a setting that hydra refuses, a missing file, or one of ``_ADVICE``."""
+def explain_failure(error: BaseException, settings: Any = None) -> str | None:
+    """Explain the first known error of a command with such settings, or of what caused it."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped; the same command continues from its last checkpoint, if it has written one"
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    trainer = next((x for f in frames if isinstance(x := f.f_locals.get("self"), Trainer)), None)
-    if isinstance(error, FloatingPointError) and trainer is not None:
+    return next(filter(None, (_explain(each, settings) for each in chain(error))), None)
+
+
+def _explain(error: BaseException, settings: Any) -> str | None:
+    """Explain a divergence, a setting that hydra refuses, a missing file, or one of ``_ADVICE``."""
+    model, save_dir = (_training[0](), _training[1]) if _training else (None, "")
+    if isinstance(error, FloatingPointError) and model is not None:  # in the update that follows
         return (
-            f"training stopped at update {trainer.get_num_updates() + 1:,}: {error}; the "
-            f"checkpoints in {trainer.cfg.checkpoint.save_dir}, except crash.pt, are from before: "
-            "continue from one of them with a smaller --lr, or with --clip-norm"
+            f"training stopped at update {model.num_updates + 1:,}: {error}; the checkpoints in "
+            f"{save_dir}, except crash.pt, are from before: continue from one of them with a "
+            "smaller --lr, or with --clip-norm"
         )
     for start, advice in _ADVICE.items():
         if match := re.match(start, str(error)):
@@ -113,14 +104,15 @@ def _explain(error: BaseException) -> str | None:
     # A setting that caused hydra's error explains more: `chain` yields it next.
     if isinstance(error, HydraException) and not isinstance(error.__cause__, SettingError):
         return shortened(" ".join(re.split("Config search path|See https", str(error))[0].split()))
-    raiser, variables = (frames[-1].f_code.co_name, frames[-1].f_locals) if frames else ("", {})
-    if isinstance(error, IndexError) and raiser == "batch_by_size":
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    place = frames[-1].f_code.co_name if frames else ""  # the function that raised the error
+    if isinstance(error, IndexError) and place == "batch_by_size":
         return _ADVICE["The dataset is empty"]
-    if str(error).startswith("Could not infer language pair") and "paths" in variables:
-        folder = Path(variables["paths"][0])  # the first of several shards
+    if str(error).startswith("Could not infer language pair") and settings is not None:
+        folder = Path(settings.task.data.partition(":")[0])  # the first of several shards
         found = ", ".join(sorted(path.name for path in folder.glob("*.idx")))
         return f"{folder} has no pairs, as train.de-en.de.idx; its splits: {found or 'none'}"
-    if isinstance(error, KeyError) and raiser == "build_x":  # fairseq.registry
+    if isinstance(error, KeyError) and place == "build_x":  # fairseq.registry
         known = [name for part in REGISTRIES.values() for name in part["registry"]]
         return f"fairseq has no {error}: {suggest(str(error.args[0]), known)}correct this name"
     if not isinstance(error, FileNotFoundError | NotADirectoryError) or not error.filename:
@@ -147,9 +139,8 @@ def _suggest_settings(error: ConfigKeyError | ConfigAttributeError) -> str:
     if key in own:
         return ""  # a setting of the model, which the file does not name
     root: Any = section._get_root()
-    known = {name: name for name in own}
-    for name, part in root.items():
-        for setting in map(str, part) if isinstance(part, DictConfig) else ():
-            known.setdefault(setting, f"{name}.{setting}")  # of several sections, the first
+    parts = [(name, x) for name, x in root.items() if isinstance(x, DictConfig)]
+    known = {str(k): f"{name}.{k}" for name, part in reversed(parts) for k in part}
+    known |= {name: name for name in own}
     near = [key] if key in known else get_close_matches(key, known, n=2)
     return f"did you mean {' or '.join(known[name] for name in near)}? " if near else ""

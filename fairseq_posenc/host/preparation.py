@@ -23,7 +23,7 @@ from fairseq_posenc.checkpoints.recovery import check_resumption, find_start, re
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import checks
-from fairseq_posenc.host.explanations import FAMILIES
+from fairseq_posenc.host.explanations import FAMILIES, watch
 from fairseq_posenc.host.startup import take_command
 
 _LOCK = ".fairseq-train"  # lock file in a --save-dir
@@ -73,13 +73,19 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
         criterion = getattr(settings.criterion, "_name", settings.criterion)  # or a name alone
         if criterion in _UNFIT[type(task)] or isinstance(model, FairseqEncoderDecoderModel):
             raise UserError(f"the model, the task or the criterion does not fit: {FAMILIES}")
-        block = settings.task.tokens_per_sample
+        block, batch = settings.task.tokens_per_sample, settings.dataset.max_tokens
+        if settings.task.sample_break_mode != "eos" and batch and block > batch:
+            raise UserError(
+                f"--tokens-per-sample {block} is more than --max-tokens {batch}, the most of a "
+                "batch: give more --max-tokens, or shorter blocks"
+            )
         checks.refuse_long_blocks(settings.task, block, model.max_positions())
     checks.check_shards(getattr(settings.task, "data", None) or "", settings.dataset.train_subset)
     lock_save_dir(settings)
     # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
     # fairseq, which torch loads only if files may run code. So several ranks could not resume.
     settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
+    watch(model, settings.checkpoint.save_dir)  # to name its update if the training diverges
     keep_batches(task)
     _prepare_saving(task, settings.checkpoint)
     if not settings.distributed_training.use_sharded_state:  # files of each rank are not checked

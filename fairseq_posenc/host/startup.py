@@ -22,6 +22,12 @@ from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.host.explanations import explain_failure
 
+# Warnings of hydra and torch about fairseq's code, at each start.
+_REMARKS = (
+    r"(?s).*(hydra\.experimental|version_base|@package _group_|strict flag|ConfigStore schema|"
+    r"torch\.cuda\.amp\.autocast|'pin_memory' argument)"
+)
+
 
 class _SettingsRecorder(logging.Filter):
     """Keeps the configuration that a command logs; lets messages of LOGLEVEL through."""
@@ -40,7 +46,7 @@ _RECORDER = _SettingsRecorder()
 def take_command() -> tuple[str, Any]:
     """Return the command that has started since the last call, if any, and its configuration.
 
-    A command is thus prepared once, for its first model.
+    A command is thus prepared once, for the first model; later errors need no configuration.
     """
     started, _RECORDER.started = _RECORDER.started, ("", None)
     return started
@@ -66,11 +72,7 @@ def prepare() -> None:
         logging.getLogger(f"fairseq.{name}").addFilter(
             lambda record: not record.getMessage().startswith(repeated)
         )
-    remarks = (  # of hydra and torch about fairseq's code, at each start
-        r"(?s).*(hydra\.experimental|version_base|@package _group_|strict flag|ConfigStore schema|"
-        r"torch\.cuda\.amp\.autocast|'pin_memory' argument)"
-    )
-    warnings.filterwarnings("ignore", remarks, module=r"sys$|hydra\.|fairseq|torch\.utils\.data\.")
+    warnings.filterwarnings("ignore", _REMARKS, module=r"sys$|hydra\.|fairseq|torch\.utils\.data\.")
     install_excepthook()
     # By default hydra prints an error itself and ends the program, without calling the hook.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -81,7 +83,7 @@ def install_excepthook() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if message := find_message(error) or explain_failure(error):
+        if message := find_message(error) or explain_failure(error, _RECORDER.started[1]):
             print(f"fairseq-posenc: error: {message}", file=sys.stderr)
         else:
             previous(kind, error, trace)

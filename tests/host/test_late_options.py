@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
         ("causal_lm", ["--best-checkpoint-metric", "bleu"], "add --maximize"),
         ("causal_lm", ["--maximize-best-checkpoint-metric"], "highest loss"),
         ("masked_lm", ["--max-positions", 12, "--tokens-per-sample", 16], "16: blocks are longer"),
-        ("causal_lm", ["--tokens-per-sample", 16, "--max-tokens", 8], "more than 8 tokens"),
+        ("causal_lm", ["--tokens-per-sample", 16, "--max-tokens", 8], "more than --max-tokens 8"),
         ("masked_lm", ["--mask-whole-words"], "--mask-whole-words does not work"),
         ("masked_lm", ["--criterion", "cross_entropy"], "--task masked_lm --criterion masked_lm"),
         ("masked_lm", ["--criterion", "label_smoothed_cross_entropy"], "or the criterion does not"),
