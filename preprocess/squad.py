@@ -84,5 +84,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     }
     for name, default in Limits()._asdict().items():
         option = f"--{name.replace('_', '-')}"
-        text = f"{texts[name]} (default: {default})"
-        add(option, type=int, default=default, help=text)
+        add(option, type=int, default=default, help=f"{texts[name]} (default: {default})")

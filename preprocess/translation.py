@@ -119,7 +119,8 @@ def _write_split(
     pair = "-".join(languages)
     for language, side, text in zip(languages, sides, split.sides):
         if name == "train":
-            counts = np.bincount(np.concatenate([tokens for tokens, _ in sides]))  # of both sides
+            both = np.concatenate([tokens for tokens, _ in sides])
+            counts = np.bincount(both, minlength=len(dictionary))
             _save_dictionary(dictionary, counts, folder / f"dict.{language}.txt")
         else:  # not NAME.SOURCE-TARGET.LANGUAGE, which fairseq would read instead of its data
             raw = "".join(f"{line}\n" for line in text.lines)
@@ -133,10 +134,10 @@ def _write_split(
 
 
 def _save_dictionary(dictionary: Dictionary, counts: np.ndarray, path: Path) -> None:
-    """Save a dictionary with the number of each of its symbols in the training text."""
+    """Save a dictionary with the number of each of its symbols in the training text, ``(V,)``."""
     counted = Dictionary()
     for index in range(dictionary.nspecial, len(dictionary)):  # `counted` has the special ones
-        counted.add_symbol(dictionary[index], n=int(counts[index]) if index < len(counts) else 0)
+        counted.add_symbol(dictionary[index], n=int(counts[index]))
     save_dictionary(counted, path)
 
 

@@ -96,7 +96,7 @@ def find_start(checkpoint: Any) -> Path | None:
     """Find the local file that a training starts from, by its ``checkpoint`` section, or None.
 
     Raises:
-        UserError: there is no file where an option names one.
+        UserError: an option names a file that does not exist.
     """
     from fairseq.file_io import PathManager  # takes seconds
 

@@ -92,7 +92,7 @@ class PositionCheckpoints(nn.Module):
         ours = sum(".fc1.weight" in name for name in model_state)
         if changes and theirs != ours:
             raise UserError(
-                f"the checkpoint has {theirs} layers, the model {ours}: build it with as many"
+                f"the checkpoint has {theirs} layers, the model {ours}: build it with {theirs}"
             )
         if changes and not all(stack.init_positions for stack in stacks.values()):
             raise UserError(

@@ -26,7 +26,6 @@ def check_precision(common: Any) -> None:
     """Refuse half precision without a GPU, and two precisions, in fairseq's section ``common``."""
     if find_spec("torch_xla"):  # it brings devices that torch does not list
         return
-    forget_tpu(common)
     chosen = [name for name in _HALF_PRECISIONS if getattr(common, name, False)]
     precisions = {name.removeprefix("memory_efficient_") for name in chosen}
     if len(precisions) > 1:
@@ -109,7 +108,7 @@ def check_shards(data: str, split: str) -> None:
     first, *shards = map(Path, utils.split_paths(data))
     for folder in shards:
         if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}, one of {len(shards) + 1} shards")
+            raise UserError(f"{folder}, one of {len(shards) + 1} shards, does not exist")
         splits = {path.name.partition(".")[0] for path in folder.glob("*.idx")}
         if split not in splits:
             raise UserError(

@@ -41,17 +41,17 @@ _ADVICE = {
     r"(?s)(?:Error parsing override|Ambiguous value for argument) '([^=]+)=([^'\n]+)'.*"
     "(?:Unknown function|sweep over it)": "a value with parentheses or commas needs its own quotes "
     r"""within the shell's: "\1='\2'" """,
-    r"(?s)Error parsing override '([^'\n]+)'.*missing EQUAL": r"\1 is no setting: write "
+    r"(?s)Error parsing override '([^'\n]+)'.*missing EQUAL": r"\1 is not a setting: write "
     "KEY=VALUE, as in model.position_encoding=m4m",
     "The dataset is empty": "a split has no batches left: if the log counts samples of invalid "
     "sizes, they are longer than the model reads; else fairseq dropped what does not fill a "
     "multiple of 8 samples: give --required-batch-size-multiple 1 (or more --max-tokens)",
-    r".*should not exceed max_tokens=(\d+)": r"a sample has more than \1 tokens, the most of a "
+    r".*should not exceed max_tokens=(\d+)": r"a sample has more than \1 tokens, the limit of a "
     "batch: give more --max-tokens",
     "Must specify batch size": "give --max-tokens, the tokens of a batch, or --batch-size",
     "Dataset not found: (.*)": r"the data have no split \1: name their folder, and a split of it",
     r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip": r"sample \1 "
-    r"has \2 tokens, and \3 is the most of the model or of --max-tokens: give more, or leave such "
+    r"has \2 tokens, and \3 is the limit of the model or of --max-tokens: give more, or leave such "
     "samples out by --skip-invalid-size-inputs-valid-test (the log then counts them)",
     r"world size is \d+ but": "--distributed-world-size is more than the GPUs that torch sees: "
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",

@@ -42,6 +42,7 @@ def prepare_command(model: Any, task: Any, **stacks: Any) -> None:
     """
     command, settings = take_command()  # "" for all models but the first that a command builds
     if command:
+        checks.forget_tpu(settings.common)
         checks.check_precision(settings.common)
     checks.check_data_bins(task)
     for name, stack in stacks.items():
@@ -76,7 +77,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
         block, batch = settings.task.tokens_per_sample, settings.dataset.max_tokens
         if settings.task.sample_break_mode != "eos" and batch and block > batch:
             raise UserError(
-                f"--tokens-per-sample {block} is more than --max-tokens {batch}, the most of a "
+                f"--tokens-per-sample {block} is more than --max-tokens {batch}, the limit of a "
                 "batch: give more --max-tokens, or shorter blocks"
             )
         checks.refuse_long_blocks(settings.task, block, model.max_positions())

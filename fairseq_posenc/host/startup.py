@@ -1,8 +1,8 @@
 """Prepares a process of fairseq: safe loading, the command's settings, one-line error messages.
 
-``models`` calls it when fairseq loads the plugin. It also records the command that runs, by a
-filter of its logger, to which alone fairseq gives the whole configuration before it builds a model.
-The filter reads no message, and hides none that LOGLEVEL asks for.
+``models`` calls it when fairseq loads the plugin. Before a model is built, fairseq passes its whole
+configuration only to the command's logger; a filter of that logger records it. The filter hides no
+message that LOGLEVEL asks for.
 """
 
 import logging

@@ -87,7 +87,7 @@ class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
         keep the token embeddings (plain, adaptive or by character).
         """
         if getattr(args, "attention_directions", ""):
-            raise UserError("--attention-directions is for encoders; a causal LM sees only lr")
+            raise UserError("--attention-directions is for encoders; a causal LM is always lr")
         if args.base_layers:
             raise UserError("--base-layers inserts layers without attention: not supported here")
         if args.decoder_layers_to_keep:

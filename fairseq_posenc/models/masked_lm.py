@@ -53,7 +53,7 @@ class SpanHead(nn.Module):
 
         Args:
             features: ``[B, T, C]``, of any precision.
-            padding: ``[B, T]``, true where there is no token; the scores there are -inf.
+            padding: ``[B, T]``, true for padding, whose scores become -inf.
         """
         weight, bias = self.scores.weight.float(), self.scores.bias.float()
         scores = F.linear(features.float(), weight, bias)  # [B, T, 2]

@@ -163,7 +163,7 @@ def _keep_between_documents(
 
     Returns:
         The mask of the items to keep, and whether the first and the last text were preceded and
-        followed by empty items; if there is no text, both are whether there are empty items.
+        followed by empty items; without any text, both say whether there are empty items.
     """
     result = is_text.copy()
     if not is_text.any():

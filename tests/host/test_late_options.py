@@ -122,7 +122,7 @@ def _damaged(kind):
     product_of(
         ["masked_lm", "causal_lm"],
         [
-            ("absent", "there is no folder {folder}, one of 2 shards"),
+            ("absent", "{folder}, one of 2 shards, does not exist"),
             ("without its part", "{folder} has no split 'train' (--train-subset), but test, valid"),
             ("of another dictionary", "{folder}/dict.txt is not the dictionary of"),
         ],
