@@ -23,9 +23,11 @@ from fairseq.dataclass.configs import GenerationConfig
 
 import glue
 from fairseq_posenc import specs
+from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.identity import Identity, is_identity
+from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.convert import comparison, stock_classes
 from fairseq_posenc.workbench.finetuning.glue.worker import predict
@@ -41,7 +43,9 @@ from tests.helpers.exchanged import (
     import_from,
     refuse_export,
 )
+from tests.helpers.glue_files import DATA
 from tests.helpers.hf_models import edit_config, save_llama
+from tests.helpers.preprocess import start
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import COMPANIONS, COMPOSITIONS, NAMES, PATTERNS, needs_causal
 from tests.workbench.finetuning.test_glue_commands import data as glue_data
@@ -124,6 +128,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
     ],
     "ctranslate2": [
         ("causal_lm", "rope", {**UNTIED, "adaptive_softmax_cutoff": "10,20"}, "adaptive softmax"),
+        ("causal_lm", "rope", {**UNTIED, "decoder_input_dim": 16}, "projections of embeddings"),
         ("causal_lm", "t5", {}, "t5 is not one of"),
         ("causal_lm", "xpos", {}, "xpos is not one of"),
         ("causal_lm", "alibi,none", {}, "perhaps of alibi"),
@@ -348,23 +353,44 @@ def check_lost_head(trained: Checkpoint, folder: Path) -> None:
         assert not tensor.any(), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("task", "spec"), product_of(["CoLA", "STS-B"], ["learned", "m4m+rope"]))
 @torch.no_grad()
-def test_predictions_of_glue_are_those_of_fairseq(task, spec):
-    """For a development set."""
-    made = glue_data()
+def compare_predictions(task: str, spec: str, raw: Path, data: Path, tokens: Path) -> Path:
+    """Compare those for a development set, and what comes back; return the exported folder."""
     options = {"max_positions": 64, "max_update": 2, "pooler_activation_fn": "tanh"}
-    trained = checkpoint("masked_lm", spec, made / "glue" / task, "glue", **options)
-    folder = export_to(trained, "--tokens", made / "pieces.model")
+    trained = checkpoint("masked_lm", spec, data / task, "glue", **options)
+    folder = export_to(trained, "--tokens", tokens)
     ours, _ = predict(trained.model, trained.task, "valid")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    file = glue.find_file(made / "raw", TASKS[task], "valid")
+    file = glue.find_file(raw, TASKS[task], "valid")
     texts = glue.read_examples(file, TASKS[task], "valid").sentences
-    theirs = load(folder)(**tokenizer(*texts, padding=True, return_tensors="pt")).logits
+    inputs = tokenizer(*texts, padding=True, return_tensors="pt")
+    theirs = load(folder)(**inputs).logits
     torch.testing.assert_close(theirs, ours.cpu(), atol=1e-5, rtol=1e-5)
     assert torch.equal(theirs.argmax(-1), ours.argmax(-1))
     check_lost_head(trained, folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (DATA / "gpt2_bpe").is_dir(), reason="GLUE's files are not here")
+def test_predictions_of_glues_published_set_are_those_of_fairseq(tmp_path):
+    bpe, raw = DATA / "gpt2_bpe", DATA / "glue_data"
+    tokens = ["--encoder-json", bpe / "encoder.json", "--vocab-bpe", bpe / "vocab.bpe"]
+    tokens += ["--dict", bpe / "dict.txt"]
+    start("glue", raw, "--out", tmp_path, "--tasks", "CoLA,RTE", *tokens)
+    made = [open_glue_data(tmp_path / task) for task in ("CoLA", "RTE")]
+    sizes = [(data.splits["valid"]["examples"], data.longest) for data in made]
+    assert sizes == [(1043, 47), (277, 292)]
+    assert all(data.dictionary.read_bytes() == (bpe / "dict.txt").read_bytes() for data in made)
+    assert [len(load_dictionary(data.dictionary)) for data in made] == [50265, 50265]
+    compare_predictions("CoLA", "m4m", raw, tmp_path, bpe)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "spec"), product_of(["CoLA", "STS-B"], ["learned", "m4m+rope"]))
+def test_predictions_of_glue_are_those_of_fairseq(task, spec):
+    made = glue_data()
+    folder = compare_predictions(task, spec, made / "raw", made / "glue", made / "pieces.model")
     labels = json.loads((folder / "config.json").read_text()).get("id2label")
     assert labels == ({"0": "LABEL_0"} if task == "STS-B" else {"0": "0", "1": "1"})
 

@@ -13,7 +13,7 @@ from fairseq.data.encoders import gpt2_bpe_utils
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import Limits, SquadDataBin
-from fairseq_posenc.tokens.squad_file import Answer, Question, Squad
+from fairseq_posenc.tokens.squad_file import Answer, Question, Squad, read_squad
 from fairseq_posenc.tokens.squad_windows import (
     WindowMaker,
     locate_answer,
@@ -21,8 +21,11 @@ from fairseq_posenc.tokens.squad_windows import (
     write_split,
 )
 from fairseq_posenc.tokens.subwords import GPT2, PieceEncoder, Pieces
+from fairseq_posenc.workbench.finetuning.squad.score import exact
 from tests.helpers.preprocess import write_bpe, write_pieces
 
+PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data"
+needs_files = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="no published files")
 TEXTS = [
     "  Zoë Müller was born in København (北京?) in 1912. ",
     "e\u0301t\u0301e 😀😀x\n\nthe\u00a0 ﬁsh ate ½ of ㎏, it's 3–4%\t!",
@@ -81,6 +84,27 @@ def test_offsets_of_bytes_are_those_of_decoding(tmp_path, text):
         assert text[start:end] == (piece.lstrip() or piece)
         before = after
     assert before.decode() == text
+
+
+@needs_files
+def test_every_published_answer_is_found_in_tokens():
+    squad = read_squad(PUBLISHED / "squad" / "dev-v1.1.json.gz")
+    tokenizer, dictionary = read_bpe(PUBLISHED / "gpt2_bpe")
+    encoder = WindowMaker(tokenizer, dictionary, Limits())
+    same, matches = [], []
+    for question in squad.questions[::9]:
+        tokens = encoder.tokenize_context(question.context)
+        assert dictionary.unk() not in tokens.ids
+        for answer in question.answers:
+            assert locate_answer(question.context, answer) == answer.start
+            first, last = tokens.covering(answer.start, answer.start + len(answer.text))
+            found = question.context[tokens.starts[first] : tokens.ends[last]]
+            assert answer.text.strip() in found
+            same.append(found == answer.text)
+            matches.append(exact(answer.text, found))
+    assert len(same) > 3_000
+    assert np.mean(same) > 0.985
+    assert np.mean(matches) > 0.995  # what a perfect model could reach
 
 
 @pytest.mark.parametrize("seed", range(60))
