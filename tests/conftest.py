@@ -41,9 +41,10 @@ def pytest_configure(config):
     register()
     hasten_hydra()
     torch.set_num_threads(1)
+    if not torch.cuda.is_available():  # where torch still takes a millisecond to note who seeds
+        torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
     if importlib.util.find_spec("triton") and not torch.cuda.is_available():
-        # Triton's own functions, which torch imports in some tests, are also for its interpreter
-        # only if they are defined under this.
+        # Triton's own functions, which some tests import, are for its interpreter only under this.
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_INTERPRET", "1")
             importlib.import_module("triton.language")

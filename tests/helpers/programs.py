@@ -1,8 +1,7 @@
 """Programs that start fast: beside another ``python``, which has them run by a server that forks.
 
-A start of a program costs seconds of imports, and the slow tests have hundreds, most of them made
-by other programs. A whole training of ``tests/test_user_dir.py`` takes 1.5 s of processor time with
-the server; the imports alone take 6 to 7 in a true start, which two tests of that file have. While
+A start of a program costs 6 to 7 seconds of imports, and the slow tests have hundreds, most of them
+made by other programs; a tiny training takes 0.3 s of processor time with the server. While
 :func:`fast` holds, programs find each other as always: beside ``sys.executable`` or on the PATH.
 """
 
