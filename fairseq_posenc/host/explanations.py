@@ -139,8 +139,8 @@ def _suggest_settings(error: ConfigKeyError | ConfigAttributeError) -> str:
     if key in own:
         return ""  # a setting of the model, which the file does not name
     root: Any = section._get_root()
-    parts = [(name, x) for name, x in root.items() if isinstance(x, DictConfig)]
-    known = {str(k): f"{name}.{k}" for name, part in reversed(parts) for k in part}
+    parts = reversed([(name, x) for name, x in root.items() if isinstance(x, DictConfig)])
+    known = {str(k): f"{name}.{k}" for name, part in parts for k in part}  # of several, the first
     known |= {name: name for name in own}
     near = [key] if key in known else get_close_matches(key, known, n=2)
     return f"did you mean {' or '.join(known[name] for name in near)}? " if near else ""
