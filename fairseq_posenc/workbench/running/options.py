@@ -1,7 +1,7 @@
 """Command-line options that several commands share, each defined once.
 
-``add_NAME`` adds the option ``--NAME``; its parameter ``text`` is the help. Functions that parse a
-value, or a default given as text, raise ``ArgumentTypeError``; :class:`Parser`, a UserError.
+``add_NAME`` adds the option ``--NAME``; its parameter ``text`` is the help. Functions that parse
+values (argparse calls them for defaults, too) raise ``ArgumentTypeError``, and so a UserError.
 """
 
 import argparse

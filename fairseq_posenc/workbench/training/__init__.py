@@ -1,7 +1,7 @@
 """Lets ``fairseq-hydra-train`` run the configurations of ``train_scripts/configs``.
 
 They name :class:`LoadPlugin` as a callback of hydra, and use resolvers: ``share`` and ``steps``
-divide an update among GPUs, ``name_data`` and ``plugin`` are the data's name and this package.
+divide an update among GPUs, ``name_data`` names the data, and ``plugin`` is this package's path.
 """
 
 from pathlib import Path

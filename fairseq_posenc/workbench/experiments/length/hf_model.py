@@ -35,9 +35,9 @@ def parse_models(texts: Sequence[str]) -> list[NamedModel]:
     """
     models = []
     for name, value in parse_named(texts, "NAME=FOLDER[@SPEC]").items():
-        path, at, spec = value.rpartition("@")
-        if not at or Path(value).exists():  # there is no spec; a path may contain "@"
-            path = value
+        path, spec = value, None
+        if "@" in value and not Path(value).exists():  # a path may contain "@"
+            path, _, spec = value.rpartition("@")
         folder = Path(path)
         if not (folder / "config.json").is_file():
             raise UserError(
@@ -45,7 +45,7 @@ def parse_models(texts: Sequence[str]) -> list[NamedModel]:
                 "or use fairseq-eval-lm --context-window"
             )
         check_folder(folder)  # refuses code, links and files elsewhere, and damaged files
-        models.append(NamedModel(name, folder, None if path == value else spec))
+        models.append(NamedModel(name, folder, spec))
     return models
 
 

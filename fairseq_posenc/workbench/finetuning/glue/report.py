@@ -77,8 +77,8 @@ def name_model(path: Path) -> str:
 
 def group_by_task(results: Sequence[GlueResult]) -> list[list[GlueResult]]:
     """Group results by task, in the order of :data:`TASKS`."""
-    groups = [[result for result in results if result.task == task] for task in TASKS]
-    return [group for group in groups if group]
+    groups = group_by(results, lambda result: result.task)
+    return [groups[task] for task in TASKS if task in groups]
 
 
 def build_record(results: Sequence[GlueResult], spec: str, facts: Mapping[str, Any]) -> Record:
