@@ -83,13 +83,15 @@ def copy_parameters(
         if not isinstance(encoding, Encoding):
             continue
         for parameter_name, _ in encoding.named_parameters():
-            if (values := trained.get(key := f"{name}.{parameter_name}")) is None:
+            key = f"{name}.{parameter_name}"
+            if key not in trained:
                 continue
             if old_spec and (changed := _list_changes(encoding, old_spec, new_spec)):
                 note = f"untrained, as the model's has other options: {changed}"
             else:
-                note = _copy_parameter(encoding, parameter_name, values, length, rule)
-            notes += [f"{key}: {note}"] if note else []
+                note = _copy_parameter(encoding, parameter_name, trained[key], length, rule)
+            if note:
+                notes.append(f"{key}: {note}")
     return notes
 
 

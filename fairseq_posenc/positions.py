@@ -46,7 +46,7 @@ def may_sync(device: torch.device, decoding: bool = False) -> bool:
 
 
 def refuse_if(is_wrong: Tensor, message: str) -> None:
-    """Refuse a call if a bool is true; in a graph or on a GPU by torch's error, without a wait."""
+    """Refuse a call if a bool is true; in a graph or on a GPU torch raises, and nothing waits."""
     if torch.compiler.is_compiling() or reading_waits(is_wrong.device):
         torch._assert_async(~is_wrong, message)
     elif is_wrong:
@@ -179,9 +179,7 @@ class Positions(NamedTuple):
         """
         if self.document_starts is not None:  # split before, perhaps at other tokens
             return self
-        begins = self.ends
-        if empty:
-            begins = begins & _shift_right(begins)
+        begins = self.ends & _shift_right(self.ends) if empty else self.ends
         return self.begin_documents(begins if causal else _shift_right(begins))
 
     def replace_ids(self, ids: Tensor, name: str = "position_ids") -> Positions:
