@@ -336,7 +336,7 @@ def test_wrong_input_is_one_line(capsys, tmp_path):
         ("no such file", tmp_path / "none.pt"),
         ("no such folder", masked, "--data", tmp_path / "none"),
         ("holds no dict.txt", masked, "--data", tmp_path),
-        ("has no files of a language pair", translating, "--data", tmp_path),
+        ("no files of a language pair", translating, "--data", tmp_path),
         ("--target is for translation", masked, "--target", "w1"),
         ("--text '': no token of it", masked, "--text", ""),
         ("--text 'a b': no token of it", masked, "--text", "a b"),
