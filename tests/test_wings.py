@@ -245,9 +245,9 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27734, 27500),
+    "fairseq_posenc": (27602, 27500),
     "fairseq_posenc/encodings": (3633, 3800),
-    "fairseq_posenc/backends": (3547, 3600),
+    "fairseq_posenc/backends": (3415, 3600),
     "fairseq_posenc/backends/triton": (1195, 1200),
     "fairseq_posenc/modules": (1146, 1150),
     "fairseq_posenc/analysis": (266, 300),
@@ -273,7 +273,7 @@ LINES = {
     "preprocess": (2585, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (3001, 3600),
-    "tests": (30649, 32000),
+    "tests": (30637, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -36,7 +36,7 @@ FAST = [name for name in HERE if name != "reference"]
 def _several_blocks(monkeypatch):
     """Make blocks so small that a call has several, and the last of them is not full."""
     monkeypatch.setattr(geometry, "MAX_QUERIES", 16)
-    monkeypatch.setattr(geometry, "NEAR_QUERIES", 16)
+    monkeypatch.setattr(geometry, "FEW_QUERIES", 16)
     monkeypatch.setattr(geometry, "PAIRS_PER_THREAD", 16 * 48)
 
 

@@ -205,18 +205,6 @@ def test_a_span_takes_the_rows_that_it_needs(starts, span):
     assert runs.is_whole == (len(set(expected)) == len(expected))
 
 
-@pytest.mark.parametrize(
-    ("rows", "groups", "repeats"), [(46, 1, False), (47, 1, True), (47, H, False)]
-)
-def test_a_table_of_almost_all_distances_is_repeated_to_all(rows, groups, repeats):
-    runs = Runs(range(1 - rows // 2, rows - rows // 2), 1 - T, T - 1)
-    assert runs.num_rows == rows
-    terms = terms_of(runs, query_table=torch.randn(groups, rows, D))
-    x = torch.randn(B, H, T, D)
-    expanded = blocked.expand_terms(AttentionCall(x, x, x, terms, Mask())).terms
-    assert (expanded.rows("query").runs is None) == repeats
-
-
 def test_equal_tables_stay_one_tensor_and_a_reset_stays_at_the_end():
     runs = Runs(range(-1, 2), -5, 4)
     table = torch.randn(1, 6, D)

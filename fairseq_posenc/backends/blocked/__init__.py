@@ -14,13 +14,11 @@ from torch import Tensor
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
-from fairseq_posenc.backends.blocked.geometry import find_near, split
+from fairseq_posenc.backends.blocked.geometry import split
 from fairseq_posenc.backends.blocked.operands import lay_out
 from fairseq_posenc.encodings.term import (
-    ByDistance,
     CountedRows,
     Decay,
-    NumbersByDistance,
     NumbersByPair,
     Reset,
     ScoreCap,
@@ -32,10 +30,7 @@ from fairseq_posenc.torch_modes import is_saving_hooked
 # again. With every encoding, RoBERTa-base saves 11 sentences of 512 tokens (396 MiB for a product
 # of three terms), and its 12 layers never save more than 4.7 GiB.
 SAVED_BYTES = 400 * 2**20
-# A table whose distinct rows are more than this share of the number of keys is repeated to all
-# distances: multiplying tiles with the rows they need is then faster than multiplying every token
-# with every row (measured).
-MAX_ROWS_PER_KEY = 2 / 3
+INDEXED = ("query_table", "key_table")  # names of terms whose tables may be shorter than distances
 
 
 def unavailable() -> str:
@@ -70,39 +65,23 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return _attend_blocks(call.with_all_heads()), None
 
 
-def expand_terms(call: AttentionCall) -> AttentionCall:
-    """Repeat the rows of tables that several distances share, where that is needed, or faster.
-
-    Gains and biases are read through views, which need a row for each distance. A table for each
-    head is never repeated for speed: that takes too long.
-    """
-
-    def select(term: ByDistance) -> bool:
-        if isinstance(term, NumbersByDistance) or term.runs is None:  # None: repeated already
-            return True
-        is_long = term.runs.num_rows > MAX_ROWS_PER_KEY * call.key.size(2)
-        return is_long and not term.per_head
-
-    return call._replace(terms=call.terms.expanded(select))
-
-
 def _attend_blocks(call: AttentionCall) -> Tensor:
-    call = expand_terms(call)
-    near = find_near(call.terms, call.key.size(2))
-    operands = lay_out(call, near is not None)
+    # Rows that several distances share are repeated, but those of queries and of keys: an index
+    # finds their products.
+    call = call._replace(terms=call.terms.expanded(lambda term: term.name not in INDEXED))
+    blocks = split(call)
+    operands = lay_out(call, has_far=any(any(block.far) for block in blocks))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     # Under hooks on saved tensors no block is saved: hooks would not see that a graph is dropped,
     # or would offload each block alone.
-    may_save = learns and not is_saving_hooked()
-    saves = may_save and _count_saved_bytes(call, has_far=near is not None) <= SAVED_BYTES
+    saves = learns and not is_saving_hooked() and _count_saved_bytes(call) <= SAVED_BYTES
     # Fixed biases may make weights denormal, which `flushes` turns into 0; trained ones do not.
     terms, bias = call.terms, call.terms.bias
     is_fixed = bias is not None and not bias.table.requires_grad  # a bias by distance
     work = Computation(
-        split(call, near),
-        operands.find_axes(),
+        blocks,
         call.key.size(2),
-        call.mask._replace(cache=None) if call.mask.hides_any else None,
+        call.mask._replace(cache=None) if call.mask.hides_any else None,  # a graph keeps no cache
         product=terms.product,
         softcap=terms.softcap,
         flushes=is_fixed or terms.has(NumbersByPair, Decay),
@@ -119,15 +98,14 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     return attended.type_as(call.query)
 
 
-def _count_saved_bytes(call: AttentionCall, has_far: bool) -> int:
+def _count_saved_bytes(call: AttentionCall) -> int:
     """Count what the graphs of all blocks would save for pairs, operation by operation.
 
-    Few pairs are near where others are far. Hidden pairs count: a call with a window saves blocks
-    only where one without does.
+    Hidden pairs count: a call with a window saves blocks only where one without does.
     """
     terms, temperature = call.terms, call.temperature()
     numbers = 1 + int(terms.gain is not None)  # of each pair: the weight, and the content
-    if terms.product and not has_far:  # of tables whose rows serve runs, products are saved alone
+    if terms.product:  # of tables whose rows serve runs, products are saved alone
         tables = filter(None, (terms.rows("query"), terms.rows("key")))
         numbers += sum(table.runs is None for table in tables)
     numbers += temperature is not None and temperature.requires_grad  # the score

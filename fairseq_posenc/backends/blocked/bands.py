@@ -1,4 +1,4 @@
-"""Looks up what belongs to the distance of each pair by views, without an index.
+"""Looks up what belongs to the distance of each pair by views, or by an index of distinct rows.
 
 Queries are stored last one first: then query i' and key j of a block have the distance i' + j,
 counted from the block's lowest one, and its M queries and W keys need M + W - 1 table rows.
@@ -8,14 +8,13 @@ than those of the token before. A view whose row stride is longer by one undoes 
 forward and backward. For M = 2, W = 2, products ``ab. | .cd`` are the pairs ``ab | cd``: stride 4
 in place of 3. Pictures are in ``docs/blocked.md``.
 
-autograd would copy such views back one by one, so these functions have hand-written gradients.
+autograd would copy such views back one by one, so :class:`Band` has a hand-written gradient.
 
 Shapes: k sentences and h heads of a block, M queries, W keys, D head size; G tables (1 or h); n
-tokens, queries or keys, in tiles of N.
+tokens, queries or keys, in tiles of N, and ``others``, the number of those on the other side.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -56,132 +55,61 @@ def look_up(products: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
     """Look up the numbers of pairs in the results of :func:`multiply_rows`, ``(k, h, M, W)``."""
     if index is None:
         return products
-    dim = 2 if of_keys else 3
-    return products.gather(dim, _view_index(index, products.shape, dim))
+    dim, tokens = (2, 3) if of_keys else (3, 2)  # of rows in the products, and of tokens
+    size = list(products.shape)
+    size[dim] = len(index) - products.size(tokens) + 1
+    # From query to query, and from key to key, the distance grows by one.
+    return products.gather(dim, index.as_strided(size, (0, 0, 1, 1), index.storage_offset()))
 
 
-def sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
+def sum_rows(weights: Tensor, rows: Tensor) -> Tensor:
     """Sum rows by the weights of pairs, sum over j of w_ij V_r: ``(k, h, M, D)``.
 
     Args:
         weights: ``(k, h, M, W)``.
-        rows: see :func:`multiply_rows`.
-        index: see :func:`multiply_rows`.
+        rows: ``(G, M + W - 1, D)``.
     """
-    if index is None:
-        index = torch.arange(rows.size(1), device=rows.device)
-    by_row = weights.new_zeros(*weights.shape[:3], rows.size(1))
-    return by_row.scatter_add(3, _view_index(index, weights.shape, 3), weights) @ rows
+    queries, distances = weights.size(2), rows.size(1)
+    # By distance: the weights of each query begin one column later than those of the one before.
+    flat = F.pad(weights, (0, queries)).flatten(2)[..., : queries * distances]
+    return flat.unflatten(2, (queries, distances)) @ rows
 
 
 class Band(torch.autograd.Function):
-    """Multiplies each token with the table rows of its pairs, all of which are distinct.
-
-    Pairs of keys by queries are transposed to queries by keys, with all heads side by side as one
-    matrix, which torch transposes several times faster than a view of several matrices.
-    """
+    """Multiplies each token with the table rows of its pairs, all of which are distinct."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, of_keys: bool) -> Tensor:
         """Multiply ``(k, h, n, D)`` and ``(G, M + W - 1, D)`` to ``(k, h, M, W)``."""
         ctx.save_for_backward(x, rows)
         ctx.of_keys = of_keys
-        tiles = _unskew(_tile(x, rows) @ _window(rows, x.size(2)).mT, x.shape)
-        if not of_keys:
-            return tiles.flatten(2, 3)
-        pairs = x.new_empty(*x.shape[:2], tiles.size(4), x.size(2))
-        by_token = tiles.permute(2, 3, 0, 1, 4).reshape(x.size(2), -1)  # [n, k * h * others]
-        pairs.view(-1, x.size(2)).copy_(by_token.t())
-        return pairs
+        tiles, window = _tile(x, rows), _window(rows, x.size(2))
+        # Row by row for keys, so that the pairs of a query are close together when copied.
+        skewed = (window @ tiles.mT).mT if of_keys else tiles @ window.mT
+        pairs = _unskew(skewed, x.shape)  # [k, h, tiles, N, others]
+        return pairs.permute(0, 1, 4, 2, 3).flatten(3) if of_keys else pairs.flatten(2, 3)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients of tokens and rows."""
         x, rows = ctx.saved_tensors
         tiles, window = _tile(x, rows), _window(rows, x.size(2))
-        skewed = grad.new_empty(*tiles.shape[:3], window.size(2))
-        pairs = _unskew(skewed, x.shape)  # [k, h, tiles, N, others]
+        stacked, count = tiles.size(2), window.size(2)
+        shape = (count, stacked) if ctx.of_keys else (stacked, count)
+        skewed = grad.new_empty(*tiles.shape[:2], *shape)
+        skewed = skewed.mT if ctx.of_keys else skewed  # [G, tiles, k * h / G * N, N + others - 1]
+        pairs = _unskew(skewed, x.shape)
         size = pairs.size(3)
         # Zeros are where a tile's rows are not those of a token: up to N - 1 on either side.
         skewed[..., : size - 1], skewed[..., pairs.size(4) :] = 0, 0
-        if ctx.of_keys:
-            by_token = grad.reshape(-1, x.size(2)).t().contiguous()  # [n, k * h * others]
-            grad = by_token.view(*pairs.shape[2:4], *pairs.shape[:2], -1).permute(2, 3, 0, 1, 4)
-        pairs.copy_(grad.reshape(pairs.shape))
+        by_tile = grad.unflatten(3 if ctx.of_keys else 2, (-1, size))
+        pairs.copy_(by_tile.permute(0, 1, 3, 4, 2) if ctx.of_keys else by_tile)
         x_grad = (skewed @ window).unflatten(2, (-1, size))  # [G, tiles, k * h / G, N, D]
         rows_grad = torch.zeros_like(rows)
-        by_tile = skewed.mT @ tiles  # [G, tiles, N + others - 1, D]
-        for index in range(by_tile.size(1)):  # one by one, since neighbouring tiles share rows
-            rows_grad[:, index * size : index * size + by_tile.size(2)] += by_tile[:, index]
+        of_window = skewed.mT @ tiles  # [G, tiles, N + others - 1, D]
+        for index in range(of_window.size(1)):  # one by one, since neighbouring tiles share rows
+            rows_grad[:, index * size : index * size + count] += of_window[:, index]
         return x_grad.transpose(1, 2).reshape(x.shape), rows_grad, None
-
-
-class AddLookedUp(torch.autograd.Function):
-    """Adds the products of tokens with distinct rows to numbers of pairs, in place.
-
-    Far pairs, those with the first keys and with the last ones, have the first and the last row.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        pairs: Tensor,
-        products: Tensor,
-        index: Tensor,
-        of_keys: bool,
-        widths: tuple[int, int, int],
-    ) -> Tensor:
-        """Add to ``(k, h, M, W)``, and return it.
-
-        Args:
-            ctx: torch's context of this call.
-            pairs: the numbers of pairs.
-            products: ``(k, h, M, U)`` of queries, or ``(k, h, U, W)`` of keys.
-            index: the row of each distance of near pairs.
-            of_keys: whether the tokens are keys.
-            widths: the numbers of keys that are far before near ones, near, and far after them.
-        """
-        ctx.save_for_backward(index)
-        ctx.shape, ctx.widths, ctx.dim = products.shape, widths, 2 if of_keys else 3
-        ctx.mark_dirty(pairs)
-        for part, of_part, is_near in _split(pairs, products, ctx):
-            if is_near:
-                of_part = of_part.gather(ctx.dim, _view_index(index, of_part.shape, ctx.dim))
-            part += of_part
-        return pairs
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Sum the gradients of equal rows."""
-        (index,) = ctx.saved_tensors
-        sums = grad.new_zeros(ctx.shape)
-        for part, of_part, is_near in _split(grad, sums, ctx):
-            if is_near:
-                of_part.scatter_add_(ctx.dim, _view_index(index, of_part.shape, ctx.dim), part)
-            else:
-                of_part += part.sum(ctx.dim, keepdim=True)
-        return grad, sums, None, None, None
-
-
-def _split(pairs: Tensor, products: Tensor, ctx: Any) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """Yield the pairs before near ones, near ones, and those after them, with their products."""
-    parts = products.split(ctx.widths, 3) if ctx.dim == 2 else [products] * 3
-    for place, part, of_part in zip(("before", "near", "after"), pairs.split(ctx.widths, 3), parts):
-        rows = {"before": slice(1), "near": slice(None), "after": slice(-1, None)}[place]
-        yield part, of_part[:, :, rows] if ctx.dim == 2 else of_part[..., rows], place == "near"
-
-
-def _view_index(index: Tensor, shape: torch.Size, dim: int) -> Tensor:
-    """View an index by distance, ``(M + W - 1,)``, as that of pairs, ``(k, h, M, W)``.
-
-    Args:
-        index: of the distances of a block.
-        shape: that of pairs, but in one dimension.
-        dim: this dimension.
-    """
-    size = list(shape)
-    size[dim] = len(index) - shape[5 - dim] + 1  # 5 - dim: the other one of dimensions 2 and 3
-    return index.as_strided(size, (0, 0, 1, 1), index.storage_offset())
 
 
 def _tile(x: Tensor, rows: Tensor) -> Tensor:
@@ -204,8 +132,10 @@ def _unskew(skewed: Tensor, shape: torch.Size) -> Tensor:
 
     With a table for each head, a block has one sentence (``split``). ``shape`` is ``(k, h, n, D)``.
     """
-    groups, tiles, stacked, rows = skewed.shape
+    groups, tiles, _, rows = skewed.shape
+    to_next_group, to_next_tile, to_next_token, to_next_row = skewed.stride()
     size = shape[2] // tiles
-    to_next_head = size * rows if groups == 1 else tiles * stacked * rows
-    strides = (to_next_head * shape[1], to_next_head, stacked * rows, rows + 1, 1)
+    to_next_head = size * to_next_token if groups == 1 else to_next_group
+    of_heads = (to_next_head * shape[1], to_next_head)
+    strides = (*of_heads, to_next_tile, to_next_token + to_next_row, to_next_row)
     return skewed.as_strided((*shape[:2], tiles, size, rows - size + 1), strides)

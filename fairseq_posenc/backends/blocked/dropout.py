@@ -59,8 +59,7 @@ def mark_dropped(weights: Tensor, rate: float, query_seeds: Tensor, key_seeds: T
 class Weigh(torch.autograd.Function):
     """Turns the scores of a block into weights, drops some, and sums values by the others.
 
-    A dropped weight keeps its size and gets a minus sign, so that one tensor holds what the
-    gradients of the softmax and of the values need. The factor 1 / (1 - rate) is the caller's.
+    The weights that :func:`mark_dropped` returns are all that both gradients need of them.
     """
 
     @staticmethod

@@ -20,7 +20,7 @@ from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked import bands
 from fairseq_posenc.backends.blocked.dropout import Weigh
 from fairseq_posenc.backends.blocked.geometry import Block
-from fairseq_posenc.backends.blocked.operands import Operands
+from fairseq_posenc.backends.blocked.operands import AXES, Operands
 from fairseq_posenc.mask import Mask
 from fairseq_posenc.precision import no_autocast
 from fairseq_posenc.torch_modes import copy_if_kept
@@ -30,29 +30,16 @@ HIDDEN = -1e38  # the score of a hidden pair, below any other, and finite: all k
 
 @dataclass(frozen=True)
 class Computation:
-    """What blocks compute of a call's tensors.
+    """What blocks compute of a call's tensors."""
 
-    Attributes:
-        blocks: they cover all queries.
-        axes: those of each of the operands.
-        src_len: the number of keys of the call.
-        mask: the keys that queries may see; None for all.
-        product: whether content and rows are multiplied, not added.
-        softcap: the limit of the scores.
-        flushes: whether weights may be denormal numbers, which become 0.
-        dropout: the probability of dropping a weight.
-        saves: whether the graphs of blocks are kept for the backward pass.
-    """
-
-    blocks: Sequence[Block]
-    axes: Sequence[str]
-    src_len: int
-    mask: Mask | None
-    product: bool
-    softcap: float | None
-    flushes: bool
-    dropout: float
-    saves: bool
+    blocks: Sequence[Block]  # they cover all queries
+    src_len: int  # the number of keys of the call
+    mask: Mask | None  # the keys that queries may see; None for all
+    product: bool  # whether content and rows are multiplied, not added
+    softcap: float | None  # the limit of the scores
+    flushes: bool  # whether weights may be denormal numbers, which become 0
+    dropout: float  # the probability of dropping a weight
+    saves: bool  # whether the graphs of blocks are kept for the backward pass
 
     def list_blocks(
         self, device: torch.device, are_saved: bool = False
@@ -67,12 +54,7 @@ class Computation:
             yield block, hidden
 
     def attend(
-        self,
-        call: Operands,
-        block: Block,
-        hidden: Tensor | None,
-        records: bool,
-        sums: Tensor | None = None,
+        self, call: Operands, block: Block, hidden: Tensor | None, sums: Tensor | None = None
     ) -> tuple[Operands, Tensor]:
         """Compute the sums of values of a block, ``(k, h, M, D)``, not divided by the keep rate.
 
@@ -80,20 +62,17 @@ class Computation:
             call: the tensors of the call.
             block: its places in the call.
             hidden: the pairs that are hidden; see :meth:`list_blocks`.
-            records: whether autograd records a graph of the block alone, from its own tensors on.
             sums: the result, if it is known and only its graph is needed.
 
         Returns:
-            The tensors of the block, which are the leaves of its graph, and the sums.
+            The tensors of the block, the leaves of a graph of the block alone, and the sums.
         """
-        parts = block.select_all(call, self.axes)
-        if records:
-            parts = [
-                None if whole is None else part.detach().requires_grad_(whole.requires_grad)
-                for part, whole in zip(parts, call)
-            ]
+        parts = (
+            None if x is None else block.select(x, axes).detach().requires_grad_(x.requires_grad)
+            for x, axes in zip(call, AXES)
+        )
         x = Operands._make(parts)
-        with torch.set_grad_enabled(records):
+        with torch.set_grad_enabled(self.saves or sums is not None):
             scores = equation.score(
                 self._multiply_tokens(x, block),
                 biases=self._list_biases(x, block),
@@ -111,51 +90,55 @@ class Computation:
                 scores, self.flushes, self.dropout, x.query_seeds, x.key_seeds, known, x.value
             )
             if x.value_rows is not None:
-                attended = attended + bands.sum_rows(kept, x.value_rows, x.value_index)
+                attended = attended + bands.sum_rows(kept, x.value_rows)
             return x, attended
 
     def _multiply_tokens(self, x: Operands, block: Block) -> Tensor:
-        """Combine the content q_i.k_j, its gain and the products with rows: ``(k, h, M, W)``.
-
-        The scale is in the operands already. Products have keys of their own for far pairs.
-        """
+        """Combine the content q_i.k_j, its gain and the products with rows: ``(k, h, M, W)``."""
+        near = self._combine(x, block)
         if x.before_key is None or x.after_key is None:
-            return self._combine(x, block.widths)
-        query, ends = x.query, (slice(1), slice(-1, None))
-        # (q.k) (q.Q) (k.K) is the dot product of (q.Q) q and (k.K) k.
-        before, after = (
-            (query if x.query_rows is None else query * (query @ x.query_rows[:, end].mT)) @ key.mT
-            for end, key in zip(ends, (x.before_key, x.after_key))
-        )
-        near = self._combine(x, (0, x.key.size(2), 0))
+            return near
+        before = self._combine_far(x, x.before_key, slice(1))
+        after = self._combine_far(x, x.after_key, slice(-1, None))
         return torch.cat([before, near, after], -1)
 
-    def _combine(self, x: Operands, widths: tuple[int, int, int]) -> Tensor:
-        """Combine all parts of the pairs of the block's keys; see ``bands.AddLookedUp``."""
-        tables = [
-            (bands.multiply_rows(tokens, rows, index, of_keys), tokens, index, of_keys, reset)
-            for tokens, rows, index, of_keys, reset in (
-                (x.query, x.query_rows, x.query_index, False, x.query_reset),
-                (x.key, x.key_rows, x.key_index, True, x.key_reset),
-            )
-            if rows is not None
-        ]
+    def _combine_far(self, x: Operands, key: Tensor, row: slice) -> Tensor:
+        """Combine the parts of pairs with far keys, which share a row of each table."""
+        of_query = None if x.query_rows is None else x.query @ x.query_rows[:, row].mT
+        if self.product:  # (q.k) (q.Q) (k.K) is the dot product of (q.Q) q and (k.K) k, the `key`
+            return (x.query if of_query is None else x.query * of_query) @ key.mT
+        scores = copy_if_kept(x.query @ key.mT)
+        scores = scores if of_query is None else scores.add_(of_query)
+        return scores if x.key_rows is None else scores.add_(x.key_rows[:, row] @ key.mT)
 
-        def combine() -> Tensor:
-            scores = copy_if_kept(x.query @ x.key.mT)
-            if x.gain is not None:
-                scores = scores * _view_numbers(x, x.gain, x.gain_reset)
-            for found, tokens, index, of_keys, reset in tables:
-                if index is not None and reset is None and not self.product:
-                    scores = bands.AddLookedUp.apply(scores, found, index, of_keys, widths)
-                    continue
-                pairs = bands.look_up(found, index, of_keys)
+    def _combine(self, x: Operands, block: Block) -> Tensor:
+        """Combine the parts of pairs with near keys, whose rows are looked up by distance."""
+        tables = []  # with their products, which are made once: not again in `combine`
+        for tokens, rows, index, of_keys, reset in (
+            (x.query, x.query_rows, x.query_index, False, x.query_reset),
+            (x.key, x.key_rows, x.key_index, True, x.key_reset),
+        ):
+            if rows is not None:
+                # Without an index, those of the block's distances (and "G": of all these heads).
+                rows = rows if index is not None else block.select(rows, "GRD")
+                products = bands.multiply_rows(tokens, rows, index, of_keys)
+                tables.append((products, tokens, index, of_keys, reset))
+
+        def look_up() -> Iterator[Tensor]:
+            for products, tokens, index, of_keys, reset in tables:
+                pairs = bands.look_up(products, index, of_keys)
                 if reset is not None:
                     numbers = (tokens @ reset.mT).unbind(-1)  # two of each token, [k, h, M or W]
                     dim = -2 if of_keys else -1
                     pairs = _insert_reset(x, pairs, *(y.unsqueeze(dim) for y in numbers))
-                scores = scores * pairs if self.product else scores.add_(pairs)
-            return scores
+                yield pairs
+
+        def combine() -> Tensor:
+            content = copy_if_kept(x.query @ x.key.mT)
+            gain = None if x.gain is None else _view_numbers(x, x.gain, x.gain_reset)
+            return equation.score(
+                content, look_up(), product=self.product, gain=gain, add=Tensor.add_
+            )
 
         if not self.product:
             return combine()
@@ -169,8 +152,7 @@ class Computation:
         if x.pair_bias is not None:
             biases.append(x.pair_bias)
         if x.state_rows is not None and x.states is not None:
-            products = bands.multiply_rows(x.states, x.state_rows, x.state_index, of_keys=False)
-            biases.append(bands.look_up(products, x.state_index, of_keys=False))
+            biases.append(bands.multiply_rows(x.states, x.state_rows, None, of_keys=False))
         if x.query_decay is not None and x.key_decay is not None:
             decay = equation.subtract_sums(x.query_decay, x.key_decay)
             if x.later_query_decay is not None and x.later_key_decay is not None:
@@ -189,12 +171,11 @@ class Blocks(torch.autograd.Function):
         """Compute the sums of values ``(B, H, T, D)``; ``tensors`` are the operands."""
         call = Operands._make(tensors)
         batch, heads, queries, _ = call.query.shape
-        # fairseq's `(T, B, C)` is a view of this.
         sums = call.value.new_empty(queries, batch, heads, call.value.size(3))
-        sums = sums.permute(1, 2, 0, 3)  # [B, H, T, D]
+        sums = sums.permute(1, 2, 0, 3)  # [B, H, T, D]; fairseq's `(T, B, C)` is a view of it
         ctx.graphs = []
         for block, hidden in work.list_blocks(sums.device):
-            graph = work.attend(call, block, hidden, records=work.saves)
+            graph = work.attend(call, block, hidden)
             if work.saves:
                 ctx.graphs.append(graph)
             block.select(sums, "BHTD").copy_(graph[1].detach())  # a view of the block's part
@@ -210,7 +191,11 @@ class Blocks(torch.autograd.Function):
         sums, *tensors = ctx.saved_tensors
         call = Operands._make(tensors)
         learns = [x is not None and x.requires_grad for x in tensors]
-        totals = [torch.zeros_like(x) if y else None for x, y in zip(tensors, learns)]
+        totals: list[Tensor | None] = [None] * len(tensors)
+        for index, (name, x) in enumerate(zip(call._fields, tensors)):
+            if learns[index]:  # transposed as those of keys and values come, which adds faster
+                is_transposed = name.endswith(("key", "value"))
+                totals[index] = x.new_zeros(x.mT.shape).mT if is_transposed else torch.zeros_like(x)
         graphs, ctx.graphs = ctx.graphs[::-1], []  # a second backward pass computes them again
         for block, hidden in work.list_blocks(grad.device, are_saved=bool(graphs)):
             with no_autocast(grad.device):
@@ -218,14 +203,14 @@ class Blocks(torch.autograd.Function):
                     leaves, attended = graphs.pop()
                 else:
                     known = block.select(sums, "BHTD")
-                    leaves, attended = work.attend(call, block, hidden, True, known)
+                    leaves, attended = work.attend(call, block, hidden, known)
                 learnt = [leaf for leaf, y in zip(leaves, learns) if y]  # in the order of `totals`
                 grads = iter(torch.autograd.grad(attended, learnt, block.select(grad, "BHTD")))
             del attended, leaves, learnt  # their memory is needed
-            for total in block.select_all(totals, work.axes):
+            for total, axes in zip(totals, AXES):
                 if total is not None:
-                    total += next(grads)  # in place: these are views of the totals
-        return None, *totals
+                    block.select(total, axes).add_(next(grads))  # a view of the block's part
+        return None, *(None if total is None else total.contiguous() for total in totals)
 
 
 def _view_numbers(x: Operands, numbers: Tensor, reset: Tensor | None) -> Tensor:

@@ -8,11 +8,10 @@ call's lowest one.
 Shapes: B batch, H heads, T queries, S keys.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +27,9 @@ PAIRS_PER_THREAD = 2**19  # pairs of a block on a CPU, for each thread of torch
 PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
 MIN_QUERIES = 64  # the fewest queries of a block where a window or segments hide most keys
 KEYS_PER_QUERY = 8  # there, a block has a query for every 8 keys that a query sees on average
-FEW_QUERIES = 256  # the most queries of a block where a direction hides keys: fewer hide more
-NEAR_QUERIES = 256  # the most in a block of a product with far keys: fewer have fewer near keys
-MAX_NEAR = 0.75  # the largest share of all keys that are near ones
+# The most queries of a block where a direction hides keys, or keys are far: with fewer, more are.
+FEW_QUERIES = 256
+MAX_NEAR = 0.75  # the largest share of near keys: with more, all keys are treated as near
 
 # The first and the last key that each of T queries sees.
 Ranges = tuple[Sequence[int], Sequence[int]]
@@ -40,8 +39,7 @@ Ranges = tuple[Sequence[int], Sequence[int]]
 class Block:
     """Some sentences, heads and queries of a call, with a range of keys.
 
-    >>> keys = slice(0, 3)
-    >>> block = Block(slice(0, 1), slice(0, 2), queries=slice(2, 4), keys=keys, near=keys)
+    >>> block = Block(slice(0, 1), slice(0, 2), queries=slice(2, 4), keys=slice(0, 3))
     >>> block.select(torch.arange(10, 16), "R")  # of the distances of queries 2, 3 to keys 0, 1, 2
     tensor([12, 13, 14, 15])
     """
@@ -50,18 +48,20 @@ class Block:
     heads: slice
     queries: slice  # counted back from the last one
     keys: slice
-    near: slice  # part of the keys: before it, and after it, all pairs share a row of each table
+    # How many of the keys, the first ones, are far before all queries, and how many, the last ones,
+    # far after them: their pairs have the first, and the last, row of each table.
+    far: tuple[int, int] = (0, 0)
 
     @cached_property
     def _places(self) -> dict[str, slice]:
         """The places by the letters of :meth:`select`."""
         first, last = self.queries.start, self.queries.stop - 1
+        begin, end = self.keys.start, self.keys.stop
+        low, high = begin + self.far[0], end - self.far[1]  # of near keys
         return {
             **{"B": self.sentences, "H": self.heads, "T": self.queries, "S": self.keys},
-            "R": slice(first + self.keys.start, last + self.keys.stop),
-            "r": slice(first + self.near.start, last + self.near.stop),
-            **{"b": slice(self.keys.start, self.near.start), "n": self.near},
-            "a": slice(self.near.stop, self.keys.stop),
+            **{"R": slice(first + begin, last + end), "r": slice(first + low, last + high)},
+            **{"b": slice(begin, low), "n": slice(low, high), "a": slice(high, end)},
         }
 
     def list_places(self, src_len: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -70,33 +70,25 @@ class Block:
         keys = torch.arange(self.keys.start, self.keys.stop, device=device)
         return src_len - 1 - queries[:, None], keys[None]
 
-    @property
-    def widths(self) -> tuple[int, int, int]:
-        """The numbers of keys before near ones, of these, and after them."""
-        begin, end = self.near.start, self.near.stop
-        return begin - self.keys.start, end - begin, self.keys.stop - end
-
     def select(self, x: Tensor, axes: str) -> Tensor:
         """Select this block of a tensor, as a view.
 
         Args:
             x: the tensor; a dimension of size 1 is kept whole, as it is for all.
-            axes: a letter for each dimension: B, H, T and S as above, R distances, r those of near
-                keys, n near keys, b those before and a those after them; others are taken whole.
+            axes: a letter for each dimension: B, H, T and S as above, R distances; b keys that are
+                far before all queries, a those far after them, n near keys, all others, r the
+                distances of these; other dimensions are taken whole.
         """
         whole, places = slice(None), self._places
         return x[tuple([places.get(y, whole) if n > 1 else whole for y, n in zip(axes, x.shape)])]
 
-    def select_all(self, tensors: Iterable[Tensor | None], axes: Sequence[str]) -> list[Any]:
-        """Select this block of tensors, as views; None stays."""
-        return [None if x is None else self.select(x, y) for x, y in zip(tensors, axes)]
 
-
-def split(call: AttentionCall, near: tuple[int, int] | None = None) -> list[Block]:
-    """List the blocks that hold all visible pairs of a call; :func:`find_near` finds ``near``."""
+def split(call: AttentionCall) -> list[Block]:
+    """List the blocks that hold all visible pairs of a call."""
     batch, heads, tgt_len, _ = call.query.shape
     src_len, device, mask = call.key.size(2), call.query.device, call.mask
-    # With a table for each head, one sentence: `bands` views heads and sentences as one dimension.
+    # With a table for each head, a block has one sentence: a view of its pairs (``bands.Band``) has
+    # heads and sentences as one dimension.
     per_head = any(term.per_head for term in call.terms if isinstance(term, ByDistance))
     # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs work
     # for all of its processors at once.
@@ -104,23 +96,23 @@ def split(call: AttentionCall, near: tuple[int, int] | None = None) -> list[Bloc
     deps = (*mask.cache_deps, tgt_len, src_len, device)
     find = partial(_find_ranges, mask, tgt_len, src_len, device)
     groups = mask.cached("ranges", deps, find)  # once for all layers
+    near = _find_near(call.terms, src_len)
     blocks = []
     for index, ranges in enumerate(groups):  # one for all sentences, or one for each of them
         begin, end = (index, index + 1) if len(groups) > 1 else (0, batch)
-        most = NEAR_QUERIES if near and call.terms.product else MAX_QUERIES
-        size = _choose_queries(ranges, mask, most)
+        size = _choose_queries(ranges, mask, has_far=near is not None)
         places = []
         for start in range(0, tgt_len, size):
             queries = slice(start, min(start + size, tgt_len))
             of_block = slice(tgt_len - queries.stop, tgt_len - start)  # counted from the first
             keys = slice(min(ranges[0][of_block]), max(ranges[1][of_block]) + 1)
-            low, high = keys.start, keys.stop
-            if near is not None:
-                # Key j is at i' + j - (S - 1) from query i'. The near keys include one of the far
-                # ones of each side, so that their rows include those of far ones.
-                low = min(max(near[0] - 1 + src_len - queries.stop, low), high - 1)
-                high = max(min(near[1] + src_len - queries.start, high), low + 1)
-            places.append((queries, keys, slice(low, high)))
+            far = (0, 0)
+            if near is not None:  # key j is at i' + j - (S - 1) from query i'
+                low = near[0] + src_len - queries.stop  # the first key that is near for any query
+                high = near[1] + src_len - 1 - queries.start  # the first one that is far for all
+                low = min(max(low, keys.start), keys.stop - 1)  # a key at least is near
+                far = low - keys.start, keys.stop - max(min(high, keys.stop), low + 1)
+            places.append((queries, keys, far))
         widest = max(keys.stop - keys.start for _, keys, _ in places)
         fitting = max(pairs // (min(size, tgt_len) * widest), 1)  # heads of all sentences together
         sentences = 1 if per_head else max(fitting // heads, 1)
@@ -131,20 +123,22 @@ def split(call: AttentionCall, near: tuple[int, int] | None = None) -> list[Bloc
     return blocks
 
 
-def _choose_queries(ranges: Ranges, mask: Mask, most: int) -> int:
-    """Choose how many queries a block has, at most ``most``, given the keys that they see."""
+def _choose_queries(ranges: Ranges, mask: Mask, has_far: bool) -> int:
+    """Choose how many queries a block has, given the keys that they see."""
+    most = min(FEW_QUERIES if has_far or mask.direction != "both" else MAX_QUERIES, MAX_QUERIES)
     if mask.limits and mask.first_keys is None:  # a window or segments
         # A block has the keys of all its queries: the fewer queries, the fewer hidden pairs.
         widths = [last - first + 1 for first, last in zip(*ranges)]
         few = sum(widths) // len(widths) // KEYS_PER_QUERY // MIN_QUERIES * MIN_QUERIES
         return min(most, max(few, MIN_QUERIES))
-    return min(most, FEW_QUERIES) if mask.direction != "both" else most
+    return most
 
 
-def find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
+def _find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
     """Find the distances between which tables have different rows, if there are many others.
 
-    Far pairs must share a row in every table.
+    Keys are *near* a query at these distances. Far keys share a row in every table, the first or
+    the last one, and so need no other number by distance (a gain, or the rows of a reset).
 
     Returns:
         The first distance of the second row, and that of the last row, of all tables together.
@@ -155,7 +149,7 @@ def find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
     if not starts or whole or terms.gain is not None or terms.first is not None:
         return None
     low, high = min(x[0] for x in starts), max(x[-1] for x in starts)
-    return (low, high) if high - low + NEAR_QUERIES <= MAX_NEAR * src_len else None
+    return (low, high) if high - low + FEW_QUERIES <= MAX_NEAR * src_len else None
 
 
 def _find_ranges(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -> list[Ranges]:

@@ -18,25 +18,22 @@ from fairseq_posenc.precision import at_least_fp32
 class Operands(NamedTuple):
     """The tensors of a call, or those of a block.
 
-    Each field says its axes. A block takes its part of B, H, T, S, R and r, the distances of near
-    keys, and all of D, W, U, N and 2. A table whose rows serve runs of distances has U rows in
-    place of R, and an index.
+    Each field says its axes. A block takes its part of B, H, T, S and R, only keys far before its
+    queries of b, near ones of n and far ones after them of a, and all of the others.
     """
 
     query: Annotated[Tensor, "BHTD"]  # scaled
-    key: Annotated[Tensor, "BHSD"]
+    key: Annotated[Tensor, "BHnD"]
     value: Annotated[Tensor, "BHSD"]
-    # Of a product, (k.K) k of far keys before near ones, and after them; `key` has near ones alone.
+    # The keys once more, for far pairs (`Block.far`); in a product (k.K) k, of these pairs' row K.
     before_key: Annotated[Tensor | None, "BHbD"]
     after_key: Annotated[Tensor | None, "BHaD"]
-    query_rows: Annotated[Tensor | None, "HrD"]
+    query_rows: Annotated[Tensor | None, "HUD"]  # one for each distance, or with an index fewer
     query_index: Annotated[Tensor | None, "r"]  # which of U rows each distance has
-    key_rows: Annotated[Tensor | None, "HrD"]
+    key_rows: Annotated[Tensor | None, "HUD"]
     key_index: Annotated[Tensor | None, "r"]
     state_rows: Annotated[Tensor | None, "HRW"]
-    state_index: Annotated[Tensor | None, "R"]
     value_rows: Annotated[Tensor | None, "HRD"]
-    value_index: Annotated[Tensor | None, "R"]
     gain: Annotated[Tensor | None, "HR"]
     bias: Annotated[Tensor | None, "HR"]
     # Of a reset: True for the first token, and for its pairs two rows of each table, with the
@@ -58,33 +55,19 @@ class Operands(NamedTuple):
     query_seeds: Annotated[Tensor | None, "BH2T"]  # of dropout, two for each query
     key_seeds: Annotated[Tensor | None, "BHS"]
 
-    def find_axes(self) -> list[str]:
-        """Find the axes of each tensor, for :meth:`~.geometry.Block.select`."""
-        axes = dict(AXES)
-        if self.before_key is not None:
-            axes["key"] = "BHnD"
-        for name in self._fields:
-            if name.endswith("_rows") and getattr(self, name.replace("rows", "index")) is not None:
-                axes[name] = AXES[name].upper().replace("R", "U")  # U: whole
-        return list(axes.values())
 
-
-AXES: dict[str, str] = {
-    name: x.__metadata__[0] for name, x in get_type_hints(Operands, include_extras=True).items()
-}
+AXES = [x.__metadata__[0] for x in get_type_hints(Operands, include_extras=True).values()]
 
 
 def lay_out(call: AttentionCall, has_far: bool) -> Operands:
-    """Lay out the tensors of a call whose terms have a bias and a gain for each distance."""
+    """Lay out the tensors of a call; only rows of queries and of keys may serve runs."""
     device, terms = call.query.device, call.terms
     (batch, heads, tgt_len, head_dim), src_len = call.query.shape, call.key.size(2)
     scale = terms.scale(head_dim)
     # In a sum, the scale is in the queries and in the rows of keys; in a product, in one factor.
-    scaled = terms.rows("key")
-    if terms.product and scaled is None:
-        scaled = terms.rows("query")
+    scaled = terms.rows("key") or (terms.rows("query") if terms.product else None)
     query = _reverse(call.query).contiguous()  # products of contiguous tensors are faster
-    query = query if terms.product and scaled is not None else query * scale
+    query = query if terms.product else query * scale
     key, value = (at_least_fp32(x).contiguous() for x in (call.key, call.value))
     found: dict[str, Tensor | None] = dict.fromkeys(Operands._fields)
     found["query"], found["key"], found["value"] = query, key, value
@@ -103,13 +86,12 @@ def lay_out(call: AttentionCall, has_far: bool) -> Operands:
         if term.runs is not None:
             found[name.replace("rows", "index")] = term.runs.find(distances)
         found[name] = rows.contiguous()
-    if has_far and terms.product:
-        key_rows = found["key_rows"]
-        for side, end in (("before", slice(1)), ("after", slice(-1, None))):
-            # Not a matrix product, whose gradient autocast would round.
-            found[f"{side}_key"] = (
-                key if key_rows is None else key * (key * key_rows[:, end]).sum(-1, keepdim=True)
-            )
+    if has_far:
+        found["before_key"] = found["after_key"] = key
+        if terms.product and (key_rows := found["key_rows"]) is not None:
+            for name, row in (("before_key", slice(1)), ("after_key", slice(-1, None))):
+                # Not a matrix product, whose gradient autocast would round.
+                found[name] = key * (key * key_rows[:, row]).sum(-1, keepdim=True)
     if (first := terms.first) is not None:  # [B or 1, S]
         found["first_query"] = first[:, None, src_len - tgt_len :, None].flip(2)
         found["first_key"] = first[:, None, None]
