@@ -64,8 +64,7 @@ def test_what_a_command_ends_with(error, code, monkeypatch, capsys):
 
 def python(code, *arguments, **streams):
     """Run Python code under the command line's rules for its end."""
-    room = "fairseq_posenc.workbench.running"
-    head = f"import sys\nfrom {room}.exit_codes import run_main\n{code}"
+    head = f"import sys\nfrom fairseq_posenc.workbench.running.exit_codes import run_main\n{code}"
     with tempfile.TemporaryFile("w+") as said:
         done = subprocess.run(
             [sys.executable, "-c", f"{head}\nsys.exit(run_main(program))", *map(str, arguments)],

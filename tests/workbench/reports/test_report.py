@@ -57,6 +57,7 @@ def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory
     rows = [{"system": "rope", "beam": beam, "BLEU": x, "chrF2": 50.0} for beam, x in found]
     facts = {"sentences": 1000, "subset": "test"}
     Record("bleu", {"scores": rows}, facts).write(elsewhere / "deep.json")
+    (tmp_path / "other.json").write_text("no record")
     text = report(capsys, tmp_path)
     assert "MNLI-m | MNLI-mm | CoLA | average | collapsed runs" in text
     assert row(text, "`m4m`")[2:-1] == ["80.00", "81.00", "0.00", "53.67", "1.00"]
