@@ -105,9 +105,10 @@ def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
         stack.refuse_other_layers(old_spec)
         return old_spec, expand_own(text, old_spec, len(stack.attentions))
     try:
-        return own_positions.read_spec(stack.module), parse(text)
-    except UserError:  # no spec describes the present one, or the new one cannot be read
+        old_spec = own_positions.read_spec(stack.module)
+    except UserError:
         return None, parse(text)
+    return old_spec, parse(text)
 
 
 def _build_parts(spec: Spec, stack: Stack, settings: PositionSettings) -> Parts:

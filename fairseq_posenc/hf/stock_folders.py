@@ -163,26 +163,31 @@ def _draw_inputs(model: PreTrainedModel, stack: Stack) -> dict[str, Tensor]:
 def _compute_outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
     """Compute logits or states of all tokens but padding, ``(N, V)``.
 
-    A model that generates computes those of the last two tokens one by one, with a cache. Of a
+    A model that generates also computes them with a cache, the last two tokens one by one. Of a
     model with one output for each text, N are the texts.
     """
     prefix = "decoder_" if "decoder_input_ids" in inputs else ""
     names = {f"{prefix}input_ids", "position_ids"} & inputs.keys()
     mask = inputs[f"{prefix}attention_mask"]
-    steps = [mask.size(1) - 2, 1, 1] if model.can_generate() else [mask.size(1)]
-    cached: dict[str, Any] = {"use_cache": True} if steps[1:] else {}
-    parts = []
-    for tokens in torch.arange(mask.size(1)).split(steps):
-        step = {name: inputs[name][:, tokens] for name in names}
-        step[f"{prefix}attention_mask"] = mask[:, : tokens[-1] + 1]
-        # Not by a call, which could be a compiled one.
-        output = model.forward(**{**inputs, **step}, **cached, return_dict=True)
-        cached |= {name: x for name, x in output.items() if isinstance(x, Cache)}
-        if cached.keys() == {"use_cache"}:
-            raise NoStockModelError(f"{type(model).__name__} returns no cache to compare")
-        parts.append(output[0])
-    states = torch.cat(parts, 1)
-    return states if states.dim() == 2 else states[mask.bool()]
+    length = mask.size(1)
+    passes: list[tuple[list[int], dict[str, Any]]] = [([length], {})]
+    if model.can_generate():
+        passes.append(([length - 2, 1, 1], {"use_cache": True}))
+    outputs = []
+    for sizes, cached in passes:
+        parts = []
+        for tokens in torch.arange(length).split(sizes):
+            step = {name: inputs[name][:, tokens] for name in names}
+            step[f"{prefix}attention_mask"] = mask[:, : tokens[-1] + 1]
+            # Not by a call, which could be a compiled one.
+            output = model.forward(**{**inputs, **step}, **cached, return_dict=True)
+            cached |= {name: x for name, x in output.items() if isinstance(x, Cache)}
+            if cached.keys() == {"use_cache"}:
+                raise NoStockModelError(f"{type(model).__name__} returns no cache to compare")
+            parts.append(output[0])
+        states = torch.cat(parts, 1)
+        outputs.append(states if states.dim() == 2 else states[mask.bool()])
+    return torch.cat(outputs)
 
 
 def write_configuration(config_class: Any, config: Any, positions: StackPositions) -> Any:
@@ -203,7 +208,7 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
     attending = [index for index, name in enumerate(types) if name in ATTENTION_TYPES]
     shares = [read_head_share(config, index) for index in attending]
     layers = _list_options(spec, dims, shares)
-    ropes = [layer.get("rope_parameters", {}) for layer in layers]
+    ropes = [dict(layer.get("rope_parameters", {})) for layer in layers]  # the stock class's own
     for index, layer in zip(attending, layers):
         types[index] = "sliding_attention" if "window" in layer else "full_attention"
     size = next((layer["window"]["size"] for layer in layers if "window" in layer), None)
