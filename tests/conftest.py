@@ -41,8 +41,6 @@ def pytest_configure(config):
     register()
     hasten_hydra()
     torch.set_num_threads(1)
-    if not torch.cuda.is_available():  # where torch still takes a millisecond to note who seeds
-        torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
     if importlib.util.find_spec("triton") and not torch.cuda.is_available():
         # Triton's own functions, which some tests import, are for its interpreter only under this.
         with pytest.MonkeyPatch.context() as patch:

@@ -69,7 +69,7 @@ class _PositionalStack(nn.Module):
     layers_kept: list[int] | None = None  # indices in the trained stack, read on loading; None: all
     layers_built = 0  # so far; fairseq's constructor builds them in order
     weight_settings: WeightSettings
-    init_positions: bool  # value of --init-positions, for loading
+    init_positions: bool = False  # value of --init-positions, for loading
 
     def install(self, cfg: Any, options: Any, dictionary: Any, directions: tuple[str, ...]) -> None:
         """Build the encodings, and set the directions of the layers, which fairseq has built.

@@ -131,8 +131,11 @@ def test_weights_of_other_meaning_are_not_taken() -> None:
 
 def test_the_table_of_other_buckets_is_not_taken() -> None:
     model = build("llama", "t5")
+    name = "model.positions.shared.t5.table"
+    trained = model.get_parameter(name).clone()
     with pytest.warns(UserWarning, match=r"t5\.table: untrained, .* options: max_distance=256"):
         set_positions(model, "t5(max_distance=256)")
+    assert not torch.equal(model.get_parameter(name), trained)
 
 
 def test_trained_weights_that_are_taken_away_are_named_and_again_when_they_are_missed() -> None:

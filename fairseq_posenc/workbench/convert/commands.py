@@ -89,7 +89,8 @@ def run_swap(options: argparse.Namespace) -> None:
     if options.position_encoding is None and options.max_positions is None:
         raise UserError("nothing to swap: give --position-encoding or --max-positions")
     source = options.checkpoint
-    if not (source / "config.json").is_file():
+    # The folder of an adapter has another file, and is refused below.
+    if not (source / "config.json").is_file() and not (source / "adapter_config.json").is_file():
         raise UserError(
             f"--checkpoint {source}: is not a folder of transformers: give $(hf download NAME "
             "-q); for fairseq's, use fairseq-train --finetune-from-model FILE --init-positions"

@@ -50,7 +50,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
     Raises:
         UserError: the folder cannot be read, or fairseq has no such model.
     """
-    if not (path / "config.json").is_file():
+    if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
         raise UserError(f"--from {path}: is not a folder of transformers")
     source = load_model(path).eval()
     stock, head = _find_stock_family(source, path)

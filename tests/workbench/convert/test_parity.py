@@ -440,7 +440,10 @@ def test_a_roberta_of_transformers_computes_the_same_in_fairseq(kind, types):
 )
 def test_what_fairseq_does_not_have_is_refused(change, message, capsys):
     _, folder = make_roberta()
-    change(folder) if callable(change) else edit_config(folder, **change)
+    if callable(change):
+        change(folder)
+    else:
+        edit_config(folder, **change)
     out = new_directory() / "start.pt"
     assert message in refused(capsys, "import", "--from", folder, "--out", out)
     assert not out.exists()

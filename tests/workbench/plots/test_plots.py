@@ -292,7 +292,10 @@ class TestCommand:
             ("table --encoding m4 --stack decoder", "--stack decoder: --encoding has encoder only"),
             ("table --checkpoint missing.pt", "missing.pt: no such file"),
             ("table --encoding m4 --heads 3", "3"),
-            ("table --checkpoint x.pt --heads 4", "--decoder are for --encoding"),
+            (
+                "table --checkpoint x.pt --heads 4",
+                "--heads is for --encoding, not for",
+            ),
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
             ("map --encoding raffel", "a map needs a table of vectors"),
             ("products --encoding alibi", "alibi adds no vectors at the input"),

@@ -84,9 +84,9 @@ def evaluate(
         scores = _compute_scores(answered, predictions, empty_agrees=False)
         # The script adds one score after the other; from Python 3.12 on, `sum` compensates rounding
         # errors. The script for 2.0 calls `sum`: its figures and ours depend on Python's version.
-        sums = (reduce(add, values.values(), 0.0) for values in scores)
-        exact_match, mean_f1 = (100.0 * total / len(squad.questions) for total in sums)
-        return {"exact_match": exact_match, "f1": mean_f1}
+        exact_matches, f1s = (reduce(add, values.values(), 0.0) for values in scores)
+        count = len(squad.questions)
+        return {"exact_match": 100.0 * exact_matches / count, "f1": 100.0 * f1s / count}
     return _evaluate_v2(squad, predictions, odds, threshold)
 
 
