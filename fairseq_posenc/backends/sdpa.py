@@ -71,8 +71,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     # torch's own causal mask aligns the first query with the first key: it serves square scores
     # only, and nothing else may be hidden. While torch compiles, lengths compare to a SymBool.
     hides_more = mask.may_hide_all or mask.limits  # padding or pairs; a window or segments
-    is_square = bool(tgt_len == src_len)
-    causal = mask.direction == "lr" and is_square and not (_has_bias(terms) or hides_more)
+    is_torch_causal = mask.direction == "lr" and not (_has_bias(terms) or hides_more)
+    causal = is_torch_causal and bool(tgt_len == src_len)
     bias = None
     if not causal:
         total = sum_biases(terms, tgt_len, src_len, mask)
