@@ -104,12 +104,14 @@ class Computation:
 
     def _combine_far(self, x: Operands, key: Tensor, row: slice) -> Tensor:
         """Combine the parts of pairs with far keys, which share a row of each table."""
-        of_query = None if x.query_rows is None else x.query @ x.query_rows[:, row].mT
+        of_query = None if x.query_rows is None else x.query_rows[:, row]  # Q
         if self.product:  # (q.k) (q.Q) (k.K) is the dot product of (q.Q) q and (k.K) k, the `key`
-            return (x.query if of_query is None else x.query * of_query) @ key.mT
-        scores = copy_if_kept(x.query @ key.mT)
-        scores = scores if of_query is None else scores.add_(of_query)
-        return scores if x.key_rows is None else scores.add_(x.key_rows[:, row] @ key.mT)
+            return (x.query if of_query is None else x.query * (x.query @ of_query.mT)) @ key.mT
+        scores = x.query @ key.mT  # of k + Q
+        if x.key_rows is None:
+            return scores
+        key = key if of_query is None else key - of_query
+        return copy_if_kept(scores).add_(x.key_rows[:, row] @ key.mT)
 
     def _combine(self, x: Operands, block: Block) -> Tensor:
         """Combine the parts of pairs with near keys, whose rows are looked up by distance."""

@@ -25,7 +25,8 @@ class Operands(NamedTuple):
     query: Annotated[Tensor, "BHTD"]  # scaled
     key: Annotated[Tensor, "BHnD"]
     value: Annotated[Tensor, "BHSD"]
-    # The keys once more, for far pairs (`Block.far`); in a product (k.K) k, of these pairs' row K.
+    # The keys once more, for far pairs (`Block.far`), whose rows are Q and K: in a sum k + Q, since
+    # q.k + q.Q = q.(k + Q); in a product (k.K) k.
     before_key: Annotated[Tensor | None, "BHbD"]
     after_key: Annotated[Tensor | None, "BHaD"]
     query_rows: Annotated[Tensor | None, "HUD"]  # one for each distance, or with an index fewer
@@ -86,12 +87,14 @@ def lay_out(call: AttentionCall, has_far: bool) -> Operands:
         if term.runs is not None:
             found[name.replace("rows", "index")] = term.runs.find(distances)
         found[name] = rows.contiguous()
-    if has_far:
-        found["before_key"] = found["after_key"] = key
-        if terms.product and (key_rows := found["key_rows"]) is not None:
-            for name, row in (("before_key", slice(1)), ("after_key", slice(-1, None))):
-                # Not a matrix product, whose gradient autocast would round.
-                found[name] = key * (key * key_rows[:, row]).sum(-1, keepdim=True)
+    for name, row in (("before_key", slice(1)), ("after_key", slice(-1, None))) if has_far else ():
+        table, far_key = found["key_rows" if terms.product else "query_rows"], key
+        if table is not None and terms.product:
+            # Not a matrix product, whose gradient autocast would round.
+            far_key = key * (key * table[:, row]).sum(-1, keepdim=True)
+        elif table is not None:
+            far_key = key + table[:, row]
+        found[name] = far_key
     if (first := terms.first) is not None:  # [B or 1, S]
         found["first_query"] = first[:, None, src_len - tgt_len :, None].flip(2)
         found["first_key"] = first[:, None, None]
