@@ -2,7 +2,7 @@
 
 The class of such an object is derived from its stock class and from one or more mixins, which come
 first. There is one class for each stock class and set of mixins, so an object that gets two mixins
-has a single class with both. A mixin that changes ``forward`` has a method
+has a single class with both. One mixin may change ``forward``, by a method
 ``run_forward(forward, args, named)``, which gets the stock one. A hook does not suffice: it runs if
 a module is called, not if only its ``forward`` is, which may be a compiled method.
 """

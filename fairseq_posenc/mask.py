@@ -274,7 +274,7 @@ class Mask(NamedTuple):
     def __and__(self, other: Mask) -> Mask:
         """Combine the limits of two encodings: a key is visible if both allow it.
 
-        One may have first keys; directions, padding, pairs and cache are those of the first mask.
+        One at most has a window, as in a spec. Directions, padding, pairs and cache are our own.
         """
         segments = other.segments if self.segments is None else self.segments
         if self.segments is not None and other.segments is not None:

@@ -39,7 +39,8 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
     layers = split_spec(spec)
     # A spec of more layers than the model has keeps them all, so that the model refuses it.
     count = max(num_layers, len(layers))
-    own_layers = [own.select_layers([index]).items for index in range(count)]  # of the model
+    # The model's, `none` for one without positions, which `parse` takes beside others.
+    own_layers = [own.select_layers([index]).items for index in range(count)]
     expanded = []
     for index, own_items in enumerate(own_layers):
         place = index % len(layers)  # the layers of a spec are repeated over the stack
@@ -48,6 +49,7 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
             if (match := _OWN.fullmatch(item)) is None:
                 items.append(item)
                 continue
+            # No value has a comma.
             pairs = [part.partition("=") for part in (match[1] or "").split(",") if part.strip()]
             changes = {name.strip(): value.strip() for name, _, value in pairs}
             replaced = chain(*own_layers[place :: len(layers)])  # by this item, in all layers

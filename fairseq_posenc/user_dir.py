@@ -73,7 +73,9 @@ def import_user_dir(folder: Path) -> None:
     if not (folder / "__init__.py").is_file():
         raise UserError(f"--user-dir {folder}: name a folder of a Python package, with __init__.py")
     sys.path.insert(0, str(folder.parent))
-    import_module(folder.name)
+    found = import_module(folder.name).__file__  # Python may have another module of this name
+    if found is None or Path(found).resolve().parent != folder:
+        raise UserError(f"--user-dir {folder}: Python has another module {folder.name}; rename it")
 
 
 class RegisteringPath(list[str]):

@@ -85,7 +85,7 @@ def split(
     Args:
         query: projected queries, neither scaled nor rotated, ``(B, H, T, D)``.
         key: projected keys, not rotated, ``(B, H, S, D)``.
-        terms: terms of the layer; rows of ``layer`` are projected (``Terms.projected``).
+        terms: terms of the layer, whose projections have been applied (``Terms.projected``).
         rotation: rotation of the queries, or None.
         key_rotation: rotation of the keys, if they are not the queries' tokens.
         mask: used by encodings that count the visible keys; no score is hidden.

@@ -1,6 +1,7 @@
 """Rotary position embedding, and its variants with trained frequencies and with decay (xPos).
 
-B batch, H heads, T tokens, D head size; in formulas d head size, n and L lengths in tokens.
+B batch, H heads, T tokens, D head size; in formulas d head size, n and L lengths in tokens, and c
+the scale factor of an encoding beside, else 1.
 """
 
 import math
@@ -83,7 +84,7 @@ class Rope(Encoding):
         if self.rotated < 2 or self.rotated % 2 or self.rotated > dims.head_dim:
             raise UserError(
                 f"{self.name} rotates pairs, but {fraction:g} of a head of size {dims.head_dim} is "
-                f"{self.rotated} coordinates: the number must be even, and at least 2"
+                f"{self.rotated} coordinates: the number must be even, from 2 to {dims.head_dim}"
             )
         if base <= 1:
             raise UserError(f"{self.name}(base={base:g}): the base must be more than 1")
@@ -163,7 +164,7 @@ class LeRope(Rope):
     """As ``rope``, but the frequency of each pair of coordinates is trained.
 
     Equation:
-        e_ij = (R_i q_i).(R_j k_j) / sqrt(d), where R_i turns pair t of coordinates by the angle
+        e_ij = (R_i q_i).(R_j k_j) / sqrt(c d), where R_i turns pair t of coordinates by the angle
         i * w_t * exp(a_t), w_t is the frequency of ``rope``, base^(-2t/d), and a_t is trained.
     Shapes:
         a ``(D/2,)``, of rotated pairs, once for all layers; it starts at 0, which is ``rope``.

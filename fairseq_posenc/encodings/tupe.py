@@ -1,6 +1,7 @@
 """Dot products of positions (TUPE): in the form of the M4M paper, and in that of TUPE's authors.
 
-B batch, T queries, S keys, H = h heads, D = d head size, C model size; n positions, m layers.
+B batch, T queries, S keys, H = h heads, G tables (H, or 1 for all heads), D = d head size, C model
+size; n positions, m layers.
 """
 
 from typing import Any
@@ -50,7 +51,8 @@ class Tupe(DistanceEncoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Add products of positions, scaled here, ``(B or 1, 1, T, S)``, and those by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
-        ids = positions.common_ids(self.dims.max_positions)  # [B or 1, S]
+        # One row for all sentences, if it serves: [B or 1, S].
+        ids = positions.common_ids(self.dims.max_positions)
         vectors = at_least_fp32(self.positions[ids])  # [B or 1, S, D]
         if self.has_reset:  # two numbers of the table by distance replace its products
             vectors = vectors.masked_fill(positions.is_first()[..., None], 0.0)

@@ -34,11 +34,11 @@ _EXCLUDED = rf"(?#call fairseq_posenc.hf.set_positions first)(.*\.)?{POSITIONS}"
 
 
 def stock_name_of_record(config_class: Any) -> str:
-    """Write a pattern of the weight whose name a stack's record has where it is guarded.
+    """Write a pattern of the stock weight whose name a stack's record has in files.
 
     It is a projection in the first layer. The first group of the pattern is the stack's name.
     """
-    family = find_family(config_class) or Family()
+    family = find_family(config_class) or Family()  # an unknown type: the usual names
     guarded = family.guarded or family.projections[0]
     return "(.*)" + re.escape(f"{family.layers}.0.{family.attention}.{guarded}.weight")
 

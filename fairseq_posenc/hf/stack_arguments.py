@@ -120,7 +120,8 @@ class StackArguments:
         if ids is None or ids.dim() == 3:
             return ids
         new = slice(-ids.size(1), None)
-        if self.real is None:
+        # A mask that is too short is refused later.
+        if self.real is None or self.real.size(1) < ids.size(1):
             is_counted = ids.eq(torch.arange(ids.size(1), device=ids.device) + self.cached)
         else:
             is_counted = ids.eq(self.real.cumsum(1)[:, new] - 1) | ~self.real[:, new]

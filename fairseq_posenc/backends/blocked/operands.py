@@ -1,7 +1,8 @@
 """Lays out the tensors of a call as blocks use them, all of one dtype.
 
-Queries are stored last one first. B batch, H heads, T queries, S keys, R distances, G tables (H, or
-1 for all heads), U distinct rows of a table, D head size, W width of a state.
+Queries are stored last one first, so that distances grow with their index. B batch, H heads, T
+queries, S keys, R distances, G tables (H, or 1 for all heads), U distinct rows of a table, D head
+size, W width of a state.
 """
 
 from typing import Annotated, NamedTuple, get_type_hints
@@ -18,8 +19,9 @@ from fairseq_posenc.precision import at_least_fp32
 class Operands(NamedTuple):
     """The tensors of a call, or those of a block.
 
-    Each field says its axes. A block takes its part of B, H, T, S and R, only keys far before its
-    queries of b, near ones of n and far ones after them of a, and all of the others.
+    Each field says its axes. A block takes its part of B, H, T, S (keys) and R (distances), and all
+    of the others. Keys beyond the ends of tables are far: then b are a block's keys far before its
+    queries, a those far after them, n the near ones, and r their distances.
     """
 
     query: Annotated[Tensor, "BHTD"]  # scaled

@@ -143,7 +143,7 @@ class Attention(torch.autograd.Function):
         # gradient, so that they cancel out if a query sees a single key.
         grad = grad.type_as(problem.query).contiguous()
         delta = (grad * attended).sum(-1) / problem.kept_factor  # times 1 - p of dropout
-        of_queries = torch.stack((shifts, delta), -1).view(torch.int64)  # for `load_two_numbers`
+        two_numbers = torch.stack((shifts, delta), -1).view(torch.int64)  # of a query, as one
         tile = choose_tile(problem, backward=True)
         block = min(tile.queries, tile.keys)
         square = tile._replace(queries=block, keys=block)  # for the kernels of `stored`
@@ -190,7 +190,7 @@ class Attention(torch.autograd.Function):
         of_tables = tuple(side for side in sides if side.table_grad is not None)
         for slab in slabs:
             programs = slab.sequences * (slab.keys // tile.keys)
-            arguments = grad, of_queries, slab, tiles, grad_key, grad_value
+            arguments = grad, two_numbers, slab, tiles, grad_key, grad_value
             launch(backward_kernel, programs, problem, tile, *arguments)
             programs = slab.sequences * blocks
             launch(tokens_kernel, programs, problem, square, slab, tiles.content, *sides[:2])

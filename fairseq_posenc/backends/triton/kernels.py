@@ -95,7 +95,7 @@ def store_tile(tiles, start, row, stride, column, tile):
 def store_gradients(
     problem, opt, slab, tiles, parts, grad, sequence_in_slab, first_query, first_key
 ):
-    """Store the gradients of the parts of ``tiles``, the content's first, and return these."""
+    """Store the gradients of the parts of ``tiles``; return those of the content."""
     content, gain, query_term, key_term = parts
     m, n = tl.arange(0, opt.M)[None, :], tl.arange(0, opt.N)[:, None]
     sequence_start = sequence_in_slab.to(tl.int64) * slab.queries * slab.keys
@@ -118,7 +118,7 @@ def store_gradients(
 
 
 @triton.jit
-def backward_kernel(problem, opt, grad, of_queries, slab, tiles, grad_key, grad_value):
+def backward_kernel(problem, opt, grad, two_numbers, slab, tiles, grad_key, grad_value):
     """Write the tiles, and the gradients of values and of keys without their table's term."""
     sequence_in_slab, first_key = split_program(tl.program_id(0), problem.src_len, opt.N)
     sequence = slab.sequence + sequence_in_slab
@@ -146,9 +146,9 @@ def backward_kernel(problem, opt, grad, of_queries, slab, tiles, grad_key, grad_
                 # [queries M, W], loaded late to save registers.
                 g = load_rows(problem, opt, grads, first_query, problem.tgt_len, opt.M)
                 inside = m < problem.tgt_len
-                rows = of_queries + queries + first_query + tl.arange(0, opt.M)[None, :]
+                rows = two_numbers + queries + first_query + tl.arange(0, opt.M)[None, :]
                 shift, delta = load_two_numbers(opt, rows, inside, tl.float32)
-                if not opt.FULL:  # weights of queries beyond the last one will be 0
+                if not opt.FULL:  # no whole tiles: weights beyond the last query will be 0
                     shift, delta = tl.where(inside, shift, NO_SUM), tl.where(inside, delta, 0)
                 weights = tl.exp2(scores * (problem.scale * LOG2_E) + shift)
                 kept = weights

@@ -109,9 +109,10 @@ def run(args: argparse.Namespace) -> None:
 
         def on_end(training: trainings.Training, end: trainings.TrainingEnd) -> None:
             ends[runs[training]] = end
-            result = f"perplexity {end.curve.entries[-1].perplexity:,.4g}"
-            if end.diverged_at:
+            if end.diverged_at:  # perhaps before the first validation
                 result = f"diverged at update {end.diverged_at:,}"
+            else:
+                result = f"perplexity {end.curve.entries[-1].perplexity:,.4g}"
             say(f"[{len(ends)} of {len(runs)}] {training.label}: {result}")
             report.write_page(plan, facts, ends, page)
 
