@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.user_dir import import_user_dir
 from tests.helpers.commands import (
     SENTENCES,
     USER_DIR,
@@ -225,3 +227,12 @@ def test_hydra_train_a_causal_lm_by_relative_path():
     done = run("fairseq-hydra-train", *words, cwd=here)
     (line,) = done.positions()
     assert line.startswith("rope | directions: lr x2 |")
+
+
+def test_a_folder_whose_name_python_has_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = tmp_path / "encodings"  # a module of Python's own
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    with pytest.raises(UserError, match="another module encodings; rename it"):
+        import_user_dir(folder)

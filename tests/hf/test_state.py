@@ -225,6 +225,21 @@ def test_a_decoder_whose_class_counts_from_its_padding_generates(spec: str, padd
 
 
 @torch.no_grad()
+def test_a_mask_that_is_shorter_than_ids_is_refused() -> None:
+    model = set_positions(MODELS["roberta"].build(), "alibi")
+    ids = torch.arange(2, 2 + TOKENS.size(1))[None]
+    with pytest.raises(UserError, match=r"attention_mask \(1, 4\) must be \(1, 12\)"):
+        model(TOKENS, attention_mask=torch.ones(1, 4), position_ids=ids)
+
+
+@torch.no_grad()
+def test_numbers_of_documents_are_of_all_tokens() -> None:
+    model = set_positions(MODELS["llama"].build(), "alibi+documents")
+    with pytest.raises(UserError, match=r"seq_idx \(1, 4\) must be \(1, 12\)"):
+        model(TOKENS, seq_idx=torch.zeros(1, 4, dtype=torch.long))
+
+
+@torch.no_grad()
 def test_ends_of_sentences_are_not_kept_in_a_cache() -> None:
     model = set_positions(MODELS["llama"].build(), "sentence_learned", boundary_id=5)
     settings: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
