@@ -1,4 +1,8 @@
-"""Combines the terms of several encodings for a layer, which has at most one of each name."""
+"""Combines the terms of several encodings for a layer, which has at most one of each name.
+
+Rows by distance meet queries, keys or states, or are summed as values; those ``of`` the ``layer``
+are projected by it to rows of queries and of keys; those of a ``channel`` are gains for each.
+"""
 
 from __future__ import annotations
 

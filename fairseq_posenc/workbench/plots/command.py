@@ -83,11 +83,13 @@ def _find_subject(args: argparse.Namespace) -> Subject:
         stack = _choose_stack(f"--checkpoint {args.checkpoint}", list(subjects), args.stack)
         subject = replace(subjects[stack], label=f" in {args.checkpoint}")
     else:
+        if args.data:
+            raise UserError("--data is for --checkpoint, not for --encoding")
         width, heads = args.embed_dim or 256, args.heads or 4
         subject = build_subject(args.encoding, width, heads, max_positions=128, causal=args.decoder)
         _choose_stack("--encoding", [subject.stack], args.stack)
     layers = _choose_numbers(args.layer, len(subject.layers), "layer", subject.title)
-    shown = _choose_numbers(args.head, len(subject.heads), "head", subject.title)  # of all heads
+    shown = _choose_numbers(args.head, len(subject.heads), "head", subject.title)
     return replace(subject, layers=layers, heads=shown)
 
 

@@ -296,6 +296,7 @@ class TestCommand:
                 "table --checkpoint x.pt --heads 4",
                 "--heads is for --encoding, not for",
             ),
+            ("table --encoding m4 --data bin", "--data is for --checkpoint, not for --encoding"),
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
             ("map --encoding raffel", "a map needs a table of vectors"),
             ("products --encoding alibi", "alibi adds no vectors at the input"),
