@@ -7,12 +7,7 @@ from typing import NamedTuple
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import intervals
-from fairseq_posenc.workbench.results.intervals import (
-    LEAST_SEEDS,
-    LEVEL,
-    Interval,
-    PairedDifference,
-)
+from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, LEVEL, Interval, Pair
 
 
 class Run(NamedTuple):
@@ -81,7 +76,7 @@ def rank_models(ends: Mapping[Run, TrainingEnd]) -> list[ModelOutcome]:
     return list(at_best_rate.values())
 
 
-def compare_models(models: Sequence[ModelOutcome]) -> dict[tuple[str, str], PairedDifference]:
+def compare_models(models: Sequence[ModelOutcome]) -> dict[Pair, intervals.PairedDifference]:
     """Compare all pairs of models that did not diverge, the better one first."""
     whole = [model for model in models if not model.diverged]
     return intervals.compare_all({model.variant.name: model.by_seed for model in whole})
@@ -114,7 +109,7 @@ def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
     return sentences
 
 
-def _judge(pairs: Mapping[tuple[str, str], PairedDifference]) -> list[str]:
+def _judge(pairs: Mapping[Pair, intervals.PairedDifference]) -> list[str]:
     """Say which differences are significant; nothing without pairs."""
     worse: dict[str, list[str]] = {}
     for (better, other), difference in pairs.items():

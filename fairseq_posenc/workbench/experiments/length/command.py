@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.folders import Request, checksum, lock_folder, read_result, write_result
+from fairseq_posenc.folders import checksum, lock_folder, read_result, write_result
 from fairseq_posenc.hf.own_positions import read_positions, read_trained_length
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.corpus import read_text
@@ -102,7 +102,16 @@ def _score_model(
 ) -> list[scoring.Score]:
     """Compute the scores of a model by length; read those that are finished from their files."""
     scores = []
-    shared = _collect_request(named, args)
+    files = sorted(path for path in named.path.iterdir() if path.is_file())
+    shared = {  # what the scores depend on, except length and stride
+        "model": {path.name: checksum(path) for path in files},
+        "positions": named.spec_override,
+        "text": checksum(args.text),
+        "precision": [args.fp16, args.bf16],
+        "max tokens": args.max_tokens,  # other batches round differently
+        "windows": [args.windows, args.lengths[-1]] if args.windows else None,  # where they end
+        "version": __version__,
+    }
     total, longest = len(text) - 1, args.lengths[-1]  # lengths are sorted
     (args.out / named.name).mkdir(exist_ok=True)
     for length in args.lengths:
@@ -127,20 +136,6 @@ def _score_model(
             write_result(path, request, figures)
         scores.append(scoring.Score(**figures))
     return scores
-
-
-def _collect_request(named: NamedModel, args: argparse.Namespace) -> Request:
-    """Collect what the scores of a model depend on, except length and stride."""
-    files = sorted(path for path in named.path.iterdir() if path.is_file())
-    return {
-        "model": {path.name: checksum(path) for path in files},
-        "positions": named.spec_override,
-        "text": checksum(args.text),
-        "precision": [args.fp16, args.bf16],
-        "max tokens": args.max_tokens,  # other batches round differently
-        "windows": [args.windows, args.lengths[-1]] if args.windows else None,  # where they end
-        "version": __version__,
-    }
 
 
 def _check_length(tokens: int, args: argparse.Namespace) -> None:

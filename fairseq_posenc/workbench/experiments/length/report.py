@@ -9,13 +9,8 @@ import torch
 
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length.scoring import Score
-from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.intervals import (
-    LEVEL,
-    compare,
-    interval,
-    interval_of_perplexity,
-)
+from fairseq_posenc.workbench.results import intervals, pictures
+from fairseq_posenc.workbench.results.intervals import LEVEL, interval
 from fairseq_posenc.workbench.results.markdown import align
 from fairseq_posenc.workbench.results.record import Record, Row, group_by, own_command
 
@@ -66,7 +61,7 @@ def _compare_with_first(groups: Mapping[str, Sequence[Row]]) -> list[str]:
     for model, rows in others:
         ratios = []
         for row, first_row in zip(rows, first_rows, strict=True):  # one for each length
-            log_ratio = compare(_read_windows(row), _read_windows(first_row)).interval
+            log_ratio = intervals.compare(_read_windows(row), _read_windows(first_row)).interval
             if log_ratio.is_bounded:  # there were enough windows
                 low, high = math.exp(log_ratio.low), math.exp(log_ratio.high)
                 ratios.append(f"{row['length']:,}: {low:.3f} to {high:.3f}")
@@ -82,7 +77,7 @@ def _format_cell(row: Row) -> str:
     if row["perplexity"] is None:
         return "-"
     if windows := _read_windows(row):
-        return interval_of_perplexity(windows.values()).show(2)  # of the mean loss
+        return intervals.interval_of_perplexity(windows.values()).show(2)  # of the mean loss
     return f"{row['perplexity']:,.2f}"
 
 
