@@ -35,24 +35,17 @@ COPIES = {
 
 
 class StockFamily(NamedTuple):
-    """Classes of transformers that differ only in their heads, and their names for fairseq's parts.
+    """Classes of transformers that differ only in heads, and their names for fairseq's parts."""
 
-    Attributes:
-        family: fairseq's family: ``masked_lm``, ``causal_lm`` or ``translation``.
-        classes: for each head of a fairseq model, the class that has it.
-        computes: options of fairseq -> their only values in the class.
-        parts: fairseq's name of a part -> its name in the class; ``*`` is the number of a layer.
-            The first name that fits is used, and parts of a part keep their names.
-        options: option of fairseq -> field of config.json with the same value.
-        own_positions: spec of the positions that the class itself computes as fairseq does; empty
-            where it has others, or counts padding as tokens.
-    """
-
-    family: str
-    classes: Mapping[str, str]
-    computes: Mapping[str, bool | str]
+    family: str  # fairseq's: `masked_lm`, `causal_lm` or `translation`
+    classes: Mapping[str, str]  # for each head of a fairseq model, the class that has it
+    computes: Mapping[str, bool | str]  # options of fairseq -> their only values in the class
+    # fairseq's name of a part -> its name in the class; `*` is the number of a layer. The first
+    # name that fits is used, and parts of a part keep their names.
     parts: Mapping[str, str]
-    options: Mapping[str, str]
+    options: Mapping[str, str]  # option of fairseq -> field of config.json with the same value
+    # Spec of the positions that the class itself computes as fairseq does; empty where it has
+    # others, or counts padding as tokens.
     own_positions: str = ""
 
     def pair_weights(

@@ -72,11 +72,9 @@ def build_settings(model_options: dict[str, Any], task_options: dict[str, Any]) 
 
 
 def build_model(settings: Mapping[str, Any], dictionaries: Sequence[Dictionary]) -> Any:
-    """Build a model with new parameters, without data.
+    """Build a model of settings (:func:`build_settings`) with new parameters, without data.
 
-    Args:
-        settings: result of :func:`build_settings`.
-        dictionaries: those of its text, the source's first.
+    The dictionaries are those of its text, the source's first.
     """
     task = SimpleNamespace(  # all that models read of a task while they are built
         source_dictionary=dictionaries[0],
@@ -97,12 +95,9 @@ class TrainedDictionary(NamedTuple):
     file: Path | None  # the file that the training read, which may be gone; None if unknown
 
     def check(self, file: Path, dictionary: Dictionary, advice: str) -> None:
-        """Refuse a dictionary that differs from that of the training.
+        """Refuse the dictionary of a file if it differs from that of the training.
 
-        Args:
-            file: file of the dictionary.
-            dictionary: its content.
-            advice: ends the message.
+        The message ends with ``advice``.
         """
         has_mask = "<mask>" in dictionary  # some tasks add it after loading
         if self.size is not None and self.size != len(dictionary):
