@@ -94,10 +94,3 @@ def options(name: str) -> dict[str, inspect.Parameter]:
         if "others" not in parameters:
             break
     return found
-
-
-def module_owner(cls: type[Encoding]) -> str:
-    """Name the owner of an encoding's module: the ``input``, the ``stack``, or every ``layer``."""
-    if cls.acts_on == "input":
-        return "input"
-    return "stack" if cls.shared_by_layers else "layer"

@@ -84,10 +84,6 @@ class Shared(NamedTuple):
         """Compute the rotation at positions ``ids``, ``(B or 1, S)``."""
         return find_first(encoding.rotation(ids) for encoding in self.encodings)
 
-    def with_source(self, ids: Tensor) -> "Shared":
-        """Add the rotation of a source's keys at its positions, ``(B or 1, S)``."""
-        return self._replace(source_rotation=self.rotation_at(ids))
-
 
 def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, ...]:
     """Compute the position state of each kind of layer; each encoding computes its part once.

@@ -31,7 +31,6 @@ from fairseq_posenc.encodings.base import Encoding, Place
 from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.errors import UserError, shortened, suggest
 from fairseq_posenc.option_values import format_value, parse_value
-from fairseq_posenc.registry import module_owner
 
 # A name with options; it may have letters and signs that no name has, which are then reported.
 _ITEM = re.compile(r"\s*([\w:-]+)\s*(?:\(([^()]*)\))?\s*")
@@ -120,7 +119,8 @@ class Spec(NamedTuple):
     @property
     def shared_modules(self) -> dict[str, Item]:
         """The encodings with one module for all layers, by the module's name in the stack."""
-        return name_modules(item for item in self.items if module_owner(item.encoding) == "stack")
+        others = (item for item in self.items if item not in self.input_items)
+        return name_modules(item for item in others if item.encoding.shared_by_layers)
 
     @property
     def rotates_source(self) -> bool:
@@ -136,7 +136,7 @@ class Spec(NamedTuple):
     def layer_modules(self, index: int) -> dict[str, Item]:
         """Select the encodings with a module in layer ``index``, from 0, by the module's name."""
         layer = self.layers[index % len(self.layers)]
-        return name_modules(item for item in layer if module_owner(item.encoding) == "layer")
+        return name_modules(item for item in layer if not item.encoding.shared_by_layers)
 
     def layer_kind(self, index: int) -> int:
         """Look up the kind of layer ``index``, an index in :attr:`layer_kinds`."""

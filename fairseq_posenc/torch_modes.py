@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# torch has no public functions for these two, and before 2.8 it lacks the first.
-_top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+# torch has no public functions for these two. The first finds the innermost hooks (pack, unpack) of
+# saved tensors, or None. Before 2.8 torch lacks it: then () means that there may be hooks.
+_find_hooks: Any = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda in_tracing: ()
+)
 # Without the function, a dispatch mode is assumed to be active.
 _count_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
-_UNKNOWN_HOOKS = ()  # there may be hooks, but torch cannot tell
 
 
 def is_exporting() -> bool:
@@ -29,7 +31,7 @@ def is_saving_hooked() -> bool:
     Non-reentrant activation checkpointing sets them. It runs a layer again in the backward pass,
     and expects it to save the same tensors: so nothing that autograd records may be in the cache.
     """
-    return _find_hooks() is not None
+    return _find_hooks(True) is not None  # True: also in tracing
 
 
 def is_reentrant_recomputation() -> bool:
@@ -40,7 +42,7 @@ def is_reentrant_recomputation() -> bool:
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return False
-    hooks = _find_hooks()
+    hooks = _find_hooks(True)
     # Other hooks may be active in a backward pass, such as those that keep tensors on the CPU.
     # Those of non-reentrant checkpointing are known by their module alone.
     is_non_reentrant = bool(hooks) and hooks[0].__module__ == "torch.utils.checkpoint"
@@ -55,8 +57,3 @@ def copy_if_kept(x: Tensor) -> Tensor:
     matrix products, and uses them instead of computing them again.
     """
     return x.clone() if _count_modes() else x
-
-
-def _find_hooks() -> Any:
-    """Find the innermost hooks (pack, unpack) of saved tensors; None if there are none."""
-    return _UNKNOWN_HOOKS if _top_hooks is None else _top_hooks(True)  # True: also in tracing

@@ -233,12 +233,12 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
         UserError: names a line that has too few columns, or a label that the task does not have.
     """
     lines = _read_lines(path)
-    header: Sequence[str] = task.headless.get(split, ())  # of a file without a header line
+    is_labelled = split not in task.test_splits
+    header: Sequence[str] = task.headless if is_labelled else ()  # of a file without a header line
     if not header:
         _, first_line = next(lines, (1, ""))
         header = first_line.split("\t")
     columns = [_find_column(header, name, path) for name in task.sentences]  # one, or two
-    is_labelled = split not in task.test_splits
     label_column = _find_column(header, task.label, path) if is_labelled else None
     sentences: tuple[list[str], ...] = tuple([] for _ in columns)
     labels, ids, broken = [], [], 0

@@ -25,14 +25,9 @@ STOCK_TABLE = "embed_positions.weight"  # learned positions in fairseq's models
 LEARNED_TABLE = "embed_positions.encodings.learned.table.weight"  # and in ours
 # Copies of weights, which encoder layers of fairseq 0.12.2 have for its fast path.
 COPIES = [f"{x}_{y}" for x in ("in_proj", "out_proj", "fc1", "fc2") for y in ("weight", "bias")]
-_COPY_NAME = re.compile(rf"\.layers\.\d+\.(?:{'|'.join(COPIES)})$")
+COPY_NAME = re.compile(rf"\.layers\.\d+\.(?:{'|'.join(COPIES)})$")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's padding_idx is 1
-
-
-def is_copy(name: str) -> bool:
-    """Check whether a state-dict key is one of fairseq 0.12.2's copies of encoder weights."""
-    return _COPY_NAME.search(name) is not None
 
 
 @runtime_checkable
@@ -58,7 +53,7 @@ class PositionCheckpoints(nn.Module):
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Rename the position parameters of fairseq's models, and drop copies of weights."""
-        for key in filter(is_copy, list(state_dict)):
+        for key in filter(COPY_NAME.search, list(state_dict)):
             del state_dict[key]
         super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
         for key in [key for key in state_dict if key.endswith(STOCK_TABLE)]:
@@ -117,9 +112,6 @@ def _match_identities(
     """Compare the identity of each stack with the checkpoint's; return how positions differ.
 
     If they do, the state dict gets the model's identity, as it will get its parameters.
-
-    Raises:
-        UserError: settings other than positions differ.
     """
     changes, mismatches = [], []
     for name, stack in stacks.items():

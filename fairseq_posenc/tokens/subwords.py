@@ -4,7 +4,7 @@ A subword's number in its model is not its token id: that is its index in fairse
 """
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ class GPT2(SymbolEncoder):
         fairseq = _load(encoder_json, vocab_bpe)
         self._find_words = fairseq.pat.findall  # as the pattern of GPT-2 splits a text
         self._words = _SplitWords(fairseq)  # word -> its symbols
-        super().__init__(self._split, dictionary)  # whose `encode` looks up what `_split` returns
+        super().__init__(partial(map, self._find_symbols), dictionary)
 
     def tokens(self, text: str) -> TextTokens:
         """Tokenize a text, with the characters of each token."""
@@ -41,9 +41,6 @@ class GPT2(SymbolEncoder):
         # A piece is written with one letter per byte.
         spans = spans_of_bytes(text, np.array([len(piece) for piece in pieces], np.int64))
         return TextTokens.from_spans(text, list(map(self.index, self._find_symbols(text))), spans)
-
-    def _split(self, lines: Sequence[str]) -> Iterable[Iterable[str]]:
-        return map(self._find_symbols, lines)
 
     def _find_symbols(self, text: str) -> Iterable[str]:
         return chain.from_iterable(map(self._words.__getitem__, self._find_words(text)))

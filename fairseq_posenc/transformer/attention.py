@@ -13,7 +13,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore, Kept
 from fairseq_posenc.transformer.forward_context import current_layer
 
-IncrementalState = dict[str, dict[str, Tensor | None]] | None
+IncrementalState = dict[str, Any] | None
 _NO_TORCHSCRIPT = "TorchScript is not supported: encodings and backends are chosen in Python"
 
 
@@ -112,9 +112,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         rows = None
         if incremental_state is not None:
             # Projected rows of DeBERTa's table, under a key of this module; all beams share them.
-            values: dict[str, Any] = incremental_state
             key_of_rows = self._get_full_incremental_state_key("rows")
-            rows = values.setdefault(key_of_rows, ProjectedRows())  # `compute_terms` adds new ones
+            rows = incremental_state.setdefault(key_of_rows, ProjectedRows())  # to be extended
         inputs = query.transpose(0, 1)  # [B, T, C]
         # What the forget gates of all S tokens sum up to; None for encodings without gates.
         decay = self.encodings.decay(inputs, positions, buffer.get("prev_decay"))

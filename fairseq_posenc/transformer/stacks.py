@@ -234,17 +234,16 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         if full_context_alignment:
             raise UserError("full-context alignment is not supported: decoders see only the past")
         decoding = incremental_state is not None
-        if decoding:  # refuse a token whose predecessors have not been decoded
-            state: Any = incremental_state
+        if incremental_state is not None:  # refuse a token whose predecessors were not decoded
             layer: Any = self.layers[0]  # only to make a key that no other module uses
             key = layer.self_attn._get_full_incremental_state_key("steps")
-            steps, tokens = state.get(key, 0), prev_output_tokens.size(1)
+            steps, tokens = incremental_state.get(key, 0), prev_output_tokens.size(1)
             if tokens != steps + 1:
                 raise UserError(
                     f"{tokens} tokens were given to decode after {steps}: with an incremental "
                     "state, decode token by token, from the first"
                 )
-            state[key] = tokens  # the cache may have fewer keys, with a window
+            incremental_state[key] = tokens  # the cache may have fewer keys, with a window
         shared = current_context()  # a caller's, of `at_positions`, or None
         if shared is None or decoding:
             shared = self.compute_shared(prev_output_tokens, decoding)
@@ -253,7 +252,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         if is_first and encoder_out is not None and self.spec.rotates_source:
             (padding,) = encoder_out["encoder_padding_mask"]  # [B, S]
             source = Positions.from_padding(padding, tgt_len=0)  # keys alone, no queries
-            shared = tuple(state.with_source(source.ids) for state in shared)
+            shared = tuple(x._replace(source_rotation=x.rotation_at(source.ids)) for x in shared)
         with set_context(shared):
             decoded = super().extract_features(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
@@ -265,15 +264,10 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
 
 
 def _assemble(cfg: Any, side: str) -> Any:
-    """Assemble the encodings of a stack, for the layers that LayerDrop's pruning keeps.
+    """Copy fairseq's configuration, with what the layers of its ``encoder`` or ``decoder`` read.
 
-    Args:
-        cfg: fairseq's configuration.
-        side: ``encoder`` or ``decoder``.
-
-    Returns:
-        A copy of the configuration with ``spec`` and ``dims``, which layers read there, and
-        ``layers_kept``, the indices of the kept layers, None for all.
+    The copy has ``spec`` and ``dims``, for the layers that LayerDrop's pruning keeps, and
+    ``layers_kept``, the indices of these layers, None for all.
     """
     stack, spec = getattr(cfg, side), getattr(cfg.position, side)
     kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None

@@ -55,7 +55,7 @@ def write_task(folder: Path, name: str, sizes: dict[str, int], wrong: str = "") 
     for split, size in ((split, sizes[split]) for split in task.files if split in sizes):
         labelled = split not in task.test_splits
         columns = header("WNLI" if split == "test2" else name, labelled)
-        lines = [] if split in task.headless else ["\t".join(columns)]
+        lines = [] if labelled and task.headless else ["\t".join(columns)]
         for number in range(size):
             which = rng.randrange(len(labels_of(task)))
             words = [*rng.choices(WORDS[3:], k=rng.randint(2, 6)), *[COLOURS[which]] * 3]

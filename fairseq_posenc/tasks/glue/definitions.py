@@ -5,8 +5,6 @@ set AX is one more test set for MNLI's model. WNLI's development set contradicts
 so models do worse than chance: as usual since BERT, the majority class is submitted for it.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
@@ -27,8 +25,8 @@ class Task(NamedTuple):
     # names of the submitted files for `test`, `test1`, ...; empty for the task's own name
     submitted: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()  # splits that are left out if their files do not exist
-    # split -> columns, for files without a header line
-    headless: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    # columns of training and development files that have no header line
+    headless: tuple[str, ...] = ()
     # whether some training and development rows lack columns; such rows are skipped and counted
     may_be_broken: bool = False
 
@@ -67,7 +65,6 @@ _MNLI_FILES = {
 }
 _MNLI_CLASSES = ("entailment", "neutral", "contradiction")
 _COLA_COLUMNS = ("source", "label", "mark", "sentence")
-_COLA_HEADLESS = {"train": _COLA_COLUMNS, "valid": _COLA_COLUMNS}
 _BINARY = ("0", "1")
 _ENTAILMENT = ("entailment", "not_entailment")
 _PAIR = ("sentence1", "sentence2")
@@ -84,7 +81,7 @@ _TASKS = (
     Task("QQP", ("question1", "question2"), "is_duplicate", _BINARY, may_be_broken=True),
     Task("QNLI", ("question", "sentence"), "label", _ENTAILMENT),
     Task("SST-2", ("sentence",), "label", _BINARY),
-    Task("CoLA", ("sentence",), "label", _BINARY, headless=_COLA_HEADLESS),
+    Task("CoLA", ("sentence",), "label", _BINARY, headless=_COLA_COLUMNS),
     Task("STS-B", _PAIR, "score", classes=()),
     Task("MRPC", ("#1 String", "#2 String"), "Quality", _BINARY),
     Task("RTE", _PAIR, "label", _ENTAILMENT),
