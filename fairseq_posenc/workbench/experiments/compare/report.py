@@ -54,6 +54,10 @@ def write_page(
     if not missing:
         conclusions = outcomes.conclude(models, facts.unigram_perplexity)
     used = {item.name for v in plan.variants for item in parse(v.position_encoding).items}
+    curves = {model.variant.name: model.curve for model in models}
+    picture = io.BytesIO()  # empty if there is nothing to draw
+    if figure := pictures.draw_curves(curves, "validation perplexity", log=True):
+        figure.savefig(picture, format="png", metadata={"Software": None})  # no version
     template = (Path(__file__).parent / "page.html").read_text("utf-8")
     page = jinja2.Template(template, autoescape=True).render(
         plan=plan,
@@ -62,7 +66,7 @@ def write_page(
         rows=[_format_row(model) for model in models],
         # Summaries are reStructuredText, with two backquotes around code.
         encodings=[(name, summarize(name).replace("``", "")) for name in sorted(used)],
-        picture=base64.b64encode(draw(models)).decode(),
+        picture=base64.b64encode(picture.getvalue()).decode(),
         conclusions=conclusions,
         command=own_command(),
     )
@@ -95,15 +99,6 @@ def _format_row(model: outcomes.ModelOutcome) -> dict[str, str]:
         "tokens/s": mean(lambda end: end.curve.speed, "{:,.0f}".format),
         "time": mean(lambda end: end.seconds, tqdm.format_interval),  # minutes:seconds
     }
-
-
-def draw(models: Sequence[outcomes.ModelOutcome]) -> bytes:
-    """Draw validation perplexity over updates as PNG, with bands for intervals; b"" without any."""
-    lines = {model.variant.name: model.curve for model in models}
-    content = io.BytesIO()
-    if figure := pictures.draw_curves(lines, "validation perplexity", log=True):
-        figure.savefig(content, format="png", metadata={"Software": None})  # no version
-    return content.getvalue()
 
 
 def build_record(

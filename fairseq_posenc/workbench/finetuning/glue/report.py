@@ -85,7 +85,10 @@ def build_record(results: Sequence[GlueResult], spec: str, facts: Mapping[str, A
     """Build the record of all results; ``facts`` are about the model, whose spec is ``spec``."""
     figures: dict[str, list[Row]] = {"tasks": [], "runs": []}
     for group in group_by_task(results):
-        selected, best = _select_best_rate(group), find_best(group)
+        rates = group_by(group, lambda result: result.learning_rate).values()
+        # The learning rate with the best mean over its seeds.
+        selected = max(rates, key=lambda x: statistics.fmean(y.metrics[y.metric] for y in x))
+        best = find_best(group)
         for name in best.metrics:
             row = {"task": best.task, "metric": name, "reported": name == best.metric}
             figures["tasks"].append({**row, **_summarise_seeds(selected, name, best)})
@@ -99,14 +102,6 @@ def build_record(results: Sequence[GlueResult], spec: str, facts: Mapping[str, A
 def find_best(results: Sequence[GlueResult]) -> GlueResult:
     """Find the best result of a task, of all learning rates and seeds."""
     return max(results, key=lambda result: result.metrics[result.metric])
-
-
-def _select_best_rate(results: Sequence[GlueResult]) -> list[GlueResult]:
-    """Select a task's results of the learning rate with the best mean over its seeds."""
-    return max(
-        group_by(results, lambda result: result.learning_rate).values(),
-        key=lambda group: statistics.fmean(result.metrics[result.metric] for result in group),
-    )
 
 
 def _summarise_seeds(results: Sequence[GlueResult], metric: str, best: GlueResult) -> Row:
