@@ -72,10 +72,7 @@ def build_settings(model_options: dict[str, Any], task_options: dict[str, Any]) 
 
 
 def build_model(settings: Mapping[str, Any], dictionaries: Sequence[Dictionary]) -> Any:
-    """Build a model of settings (:func:`build_settings`) with new parameters, without data.
-
-    The dictionaries are those of its text, the source's first.
-    """
+    """Build a new model of :func:`build_settings` and dictionaries, the source's first."""
     task = SimpleNamespace(  # all that models read of a task while they are built
         source_dictionary=dictionaries[0],
         target_dictionary=dictionaries[-1],  # the source's where there is only one
@@ -95,10 +92,7 @@ class TrainedDictionary(NamedTuple):
     file: Path | None  # the file that the training read, which may be gone; None if unknown
 
     def check(self, file: Path, dictionary: Dictionary, advice: str) -> None:
-        """Refuse the dictionary of a file if it differs from that of the training.
-
-        The message ends with ``advice``.
-        """
+        """Refuse a file's dictionary if it is not the training's; ``advice`` ends the message."""
         has_mask = "<mask>" in dictionary  # some tasks add it after loading
         if self.size is not None and self.size != len(dictionary):
             raise UserError(

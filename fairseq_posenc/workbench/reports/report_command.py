@@ -16,8 +16,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.finetuning.glue_figures import STATISTIC_TITLES, select_figures
 from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
-from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.loss_stages import last_loss
+from fairseq_posenc.workbench.results.markdown import code, format_number, table
 from fairseq_posenc.workbench.results.record import Record, group_by, read
 from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, TRAIN_LOG, read_curve_file
 from fairseq_posenc.workbench.running.progress import say
@@ -154,15 +154,12 @@ def format_report(results: Iterable[Result]) -> str:
         columns = [name for name in _GLUE_NAMES if name in found] or list(found)  # not GLUE
         cells = []
         for row in [*rows, *_average_seeds(rows)]:  # a mean over seeds has no path
-            figures = [
-                markdown.format_number(row.figures.get(name), _DIGITS.get(name, 2))
-                for name in columns
-            ]
-            model = markdown.code(row.model) if row.path else row.model
-            path = markdown.code(row.path) if row.path else ""
-            cells.append([model, markdown.code(row.encoding), *figures, path])
+            figures = [format_number(row.figures.get(x), _DIGITS.get(x, 2)) for x in columns]
+            model = code(row.model) if row.path else row.model
+            path = code(row.path) if row.path else ""
+            cells.append([model, code(row.encoding), *figures, path])
         align = "ll" + "r" * len(columns) + "l"
-        parts += [f"## {title}", markdown.table(["", "positions", *columns, "path"], cells, align)]
+        parts += [f"## {title}", table(["", "positions", *columns, "path"], cells, align)]
     return "\n\n".join(parts)
 
 

@@ -23,11 +23,7 @@ class Parser(ArgumentParser):
         super().__init__(**settings, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message: str) -> NoReturn:
-        """Raise argparse's message.
-
-        Raises:
-            UserError: always.
-        """
+        """Raise argparse's message as a UserError."""
         raise UserError(f"{message} (see {self.prog} --help)")
 
 

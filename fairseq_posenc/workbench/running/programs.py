@@ -188,11 +188,7 @@ def run_here(
 
 
 def raise_failures(failures: list[str], count: int) -> None:
-    """Raise an error that lists the failures of ``count`` tasks, if there are any.
-
-    Raises:
-        RunError: a task failed.
-    """
+    """Raise a RunError that lists the failures of ``count`` tasks, if there are any."""
     if failures:
         raise RunError(
             f"{len(failures)} of {count} runs failed; the same command tries them again: "

@@ -47,8 +47,8 @@ def test_tokens_are_scored_once_none_reads_too_much_and_batches_are_equal(total,
     for limit in (20, 8):  # tokens; a longer window is a batch of its own
         batches = list(batch_windows(iter(found), limit))
         assert [window for batch in batches for window in batch] == found
-        assert all(len({window.shape for window in batch}) == 1 for batch in batches)
-        assert all(len(x) == 1 or len(x) * x[0].shape[0] <= limit for x in batches)
+        assert {len({(x.end - x.start, x.end - x.scored) for x in b}) for b in batches} == {1}
+        assert all(len(x) == 1 or len(x) * (x[0].end - x[0].start) <= limit for x in batches)
 
 
 @pytest.fixture(scope="module")

@@ -27,11 +27,6 @@ class TextWindow(NamedTuple):
     scored: int
     end: int
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Numbers of tokens that are read, and that are predicted."""
-        return self.end - self.start, self.end - self.scored
-
 
 def cut_windows(total: int, length: int, stride: int) -> Iterator[TextWindow]:
     """Cut a text of ``total`` tokens so that every token is predicted exactly once.
@@ -63,9 +58,9 @@ def spread_windows(
 
 
 def batch_windows(windows: Iterable[TextWindow], max_tokens: int) -> Iterator[list[TextWindow]]:
-    """Group neighbours of equal shape into batches of ``max_tokens``; a longer window is alone."""
-    for (read, _), same_shape in groupby(windows, key=lambda window: window.shape):
-        while batch := list(islice(same_shape, max(1, max_tokens // read))):
+    """Group neighbours of equal sizes into batches of ``max_tokens``; a longer window is alone."""
+    for (read, _), same in groupby(windows, lambda x: (x.end - x.start, x.end - x.scored)):
+        while batch := list(islice(same, max(1, max_tokens // read))):
             yield batch
 
 

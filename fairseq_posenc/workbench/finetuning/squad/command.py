@@ -136,9 +136,7 @@ def _predict(args: argparse.Namespace) -> None:
             say(f"{cut:,} questions were longer than the limit and were cut")
         answers = {x.id: x.answer for x in predictions}
         odds = {x.id: x.null_odds for x in predictions} if squad.version == V2 else None
-        preferred = {
-            key: "" if odds and odds[key] > 0.0 else answer for key, answer in answers.items()
-        }
+        preferred = {x.id: "" if odds and x.null_odds > 0.0 else x.answer for x in predictions}
         _write_json(args.out / "predictions.json", preferred)
         if odds is not None:
             # Also those of questions left unanswered above: scoring finds the best threshold.

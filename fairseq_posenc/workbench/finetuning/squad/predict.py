@@ -122,14 +122,11 @@ class Predictor(NamedTuple):
         return cls(place(opened.model, dtype), window_maker, str(opened.positions["encoder"]))
 
     def predict(self, questions: Sequence[Question], max_tokens: int) -> list[Prediction]:
-        """Answer questions.
+        """Answer questions; return the predictions in their order.
 
         Args:
             questions: the questions; faster if those about the same paragraph are neighbours.
             max_tokens: maximum number of tokens in a batch, including padding.
-
-        Returns:
-            The predictions in the order of the questions.
         """
         inputs = [
             (number, window)
