@@ -95,11 +95,6 @@ class Mask(NamedTuple):
         return self.key_padding is not None or self.pairs is not None
 
     @property
-    def hides_any(self) -> bool:
-        """Whether a query may be unable to see a key."""
-        return self.direction != "both" or self.limits or self.may_hide_all
-
-    @property
     def cache_deps(self) -> tuple[object, ...]:
         """All that hides keys: a cached result is valid as long as these objects are the same."""
         return tuple(self._replace(cache=None))

@@ -10,9 +10,7 @@ from torch import Tensor
 
 # torch has no public functions for these two. The first finds the innermost hooks (pack, unpack) of
 # saved tensors, or None. Before 2.8 torch lacks it: then () means that there may be hooks.
-_find_hooks: Any = getattr(
-    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda in_tracing: ()
-)
+_find_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: ())
 # Without the function, a dispatch mode is assumed to be active.
 _count_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 

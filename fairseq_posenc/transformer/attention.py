@@ -13,7 +13,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore, Kept
 from fairseq_posenc.transformer.forward_context import current_layer
 
-IncrementalState = dict[str, Any] | None
 _NO_TORCHSCRIPT = "TorchScript is not supported: encodings and backends are chosen in Python"
 
 
@@ -83,7 +82,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         key: Tensor | None,
         value: Tensor | None,
         key_padding_mask: Tensor | None = None,
-        incremental_state: IncrementalState = None,
+        incremental_state: dict[str, Any] | None = None,
         need_weights: bool = True,
         static_kv: bool = False,
         attn_mask: Tensor | None = None,

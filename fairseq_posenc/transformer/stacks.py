@@ -23,7 +23,6 @@ from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared, compute_shared
-from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.forward_context import current_context, inject_context, set_context
 from fairseq_posenc.transformer.layers import (
     PositionalDecoderLayer,
@@ -47,7 +46,7 @@ class InputPositions(nn.Module):
         # Vectors are computed in float32, and converted to the dtype of this buffer, the model's.
         self.register_buffer("like", torch.zeros(()), persistent=False)
 
-    def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
+    def forward(self, tokens: Tensor, incremental_state: dict[str, Any] | None = None) -> Tensor:
         """Compute vectors ``(B or 1, T, C)``; when decoding, only that of the last token.
 
         Raises:
@@ -221,7 +220,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         self,
         prev_output_tokens: Tensor,
         encoder_out: dict[str, list[Tensor]] | None = None,
-        incremental_state: IncrementalState = None,
+        incremental_state: dict[str, Any] | None = None,
         full_context_alignment: bool = False,
         *args: Any,
         **kwargs: Any,

@@ -16,13 +16,7 @@ from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
 from fairseq_posenc.backends.blocked.geometry import split
 from fairseq_posenc.backends.blocked.operands import lay_out
-from fairseq_posenc.encodings.term import (
-    CountedRows,
-    Decay,
-    NumbersByPair,
-    Reset,
-    ScoreCap,
-)
+from fairseq_posenc.encodings.term import CountedRows, Decay, NumbersByPair, Reset, ScoreCap
 from fairseq_posenc.precision import at_least_fp32, no_autocast
 from fairseq_posenc.torch_modes import is_saving_hooked
 
@@ -78,10 +72,11 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     # Fixed biases may make weights denormal, which `flushes` turns into 0; trained ones do not.
     terms, bias = call.terms, call.terms.bias
     is_fixed = bias is not None and not bias.table.requires_grad  # a bias by distance
+    hides = call.mask.limits or call.mask.may_hide_all or call.mask.direction != "both"
     work = Computation(
         blocks,
         call.key.size(2),
-        call.mask._replace(cache=None) if call.mask.hides_any else None,  # a graph keeps no cache
+        call.mask._replace(cache=None) if hides else None,  # a graph keeps no cache
         product=terms.product,
         softcap=terms.softcap,
         flushes=is_fixed or terms.has(NumbersByPair, Decay),

@@ -79,9 +79,7 @@ class SquadTask(FairseqTask):
             {
                 "id": fairseq_data.IdDataset(),
                 "net_input": {
-                    "src_tokens": fairseq_data.RightPadDataset(
-                        tokens, pad_idx=self.dictionary.pad()
-                    ),
+                    "src_tokens": fairseq_data.RightPadDataset(tokens, self.dictionary.pad()),
                     "src_lengths": fairseq_data.NumelDataset(tokens),
                 },
                 "starts": fairseq_data.RawLabelDataset(spans[:, 0].tolist()),
