@@ -68,10 +68,14 @@ def compute_hf_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def compare_with_transformers(ours: Any, head: str, theirs: Any) -> float:
-    """Compute the largest difference of two models' scores, as a share of our largest score.
+    """Compute the largest difference of two models' scores, as a share of the largest score.
 
-    The scores are those of a head (:func:`compute_scores`) of a fairseq model and of a transformers
-    model, except those of padding. If a score is NaN, so is the result.
+    Scores of padding are not compared. If a score is NaN, so is the result.
+
+    Args:
+        ours: the fairseq model.
+        head: its head, as in :func:`compute_scores`.
+        theirs: the transformers model.
     """
     differences = []
     # The scores of classes are read at the first token, before which there is no padding.

@@ -34,7 +34,13 @@ def swap_folder(
 ) -> list[str]:
     """Write a folder whose model has other positions; return lines that describe it.
 
-    The arguments are the options of ``fairseq-posenc swap``; ``source`` is its ``--checkpoint``.
+    Args:
+        source: folder of a transformers model.
+        out: the new folder.
+        spec: the new positions, in which ``own`` means those that the model has.
+        max_positions: length of the longest sequence; by default the model's.
+        extend: how trained tables by position become longer.
+        seed: random seed of new parameters.
 
     Raises:
         UserError: the folder cannot be read, or its model cannot have such positions.

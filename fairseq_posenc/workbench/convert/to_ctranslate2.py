@@ -116,8 +116,10 @@ def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder
 def build_specification(trained: OpenModel, vocabularies: list[list[str]], dtype: str) -> Any:
     """Build CTranslate2's specification of a model: a tree of layers, whose leaves are the weights.
 
-    The vocabularies are the symbols of each dictionary, the source's first; ``dtype`` is that of
-    the weights, ``float32``, ``float16`` or ``int8``.
+    Args:
+        trained: the model.
+        vocabularies: symbols of each dictionary, the source's first.
+        dtype: ``float32``, ``float16`` or ``int8``.
     """
     stacks = {name: _build_stack(trained, stack) for name, stack in trained.stacks.items()}
     if trained.head == "translation":

@@ -38,7 +38,14 @@ _STACK = "encoder.sentence_encoder"  # of masked LMs
 
 @torch.no_grad()
 def import_folder(path: Path, out: Path) -> list[str]:
-    """Write a folder's model as a start checkpoint, if both compute the same; return notes on it.
+    """Write the model of a transformers folder as a start checkpoint, if both compute the same.
+
+    Args:
+        path: the folder.
+        out: file of the checkpoint.
+
+    Returns:
+        Notes about the model.
 
     Raises:
         UserError: the folder cannot be read, or fairseq has no such model.

@@ -87,9 +87,12 @@ def find_stock_family(trained: OpenModel) -> StockFamily:
 
 @torch.no_grad()
 def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool) -> PreTrainedModel:
-    """Build the transformers model, of a class in ``stock``, that computes the same.
+    """Build the transformers model that computes the same.
 
-    With ``is_plain``, the positions are left to the class, which has them itself.
+    Args:
+        trained: the model.
+        stock: its family in transformers.
+        is_plain: whether to leave the positions to the class, which has them itself.
 
     Raises:
         UserError: the class lacks a part of the model.

@@ -58,7 +58,11 @@ def find_tokenization(tokens: str | None, folder: Path, language: str) -> Path |
 
 
 def build_tokenizers(trained: OpenModel, tokens: str | None) -> list[Tokenizer]:
-    """Build the tokenizer of each of a model's dictionaries by ``--tokens``; none for ``none``.
+    """Build the tokenizer of each of a model's dictionaries; none with ``--tokens none``.
+
+    Args:
+        trained: the model.
+        tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
 
     Raises:
         UserError: there is no tokenizer, or its files cannot be read.
@@ -85,7 +89,9 @@ def build_tokenizers(trained: OpenModel, tokens: str | None) -> list[Tokenizer]:
 def build_tokenizer(tokenization: Path | str, dictionary: Dictionary) -> Tokenizer:
     """Build a tokenizer; pieces that the dictionary lacks get the ids after those of its symbols.
 
-    The tokenization is as :func:`find_tokenization` returns it; an unreadable file is refused.
+    Args:
+        tokenization: result of :func:`find_tokenization`; a file that cannot be read is refused.
+        dictionary: fairseq's dictionary.
     """
     try:
         if isinstance(tokenization, str):  # words or characters
@@ -105,7 +111,12 @@ def build_tokenizer(tokenization: Path | str, dictionary: Dictionary) -> Tokeniz
 
 
 def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Path) -> list[str]:
-    """Write a model's tokenizers (:func:`build_tokenizers`) as transformers reads them.
+    """Write a model's tokenizers as transformers reads them.
+
+    Args:
+        trained: the model.
+        tokenizers: the results of :func:`build_tokenizers`.
+        folder: folder of the model.
 
     Returns:
         The folders of the tokenizers within ``folder``, which is "" itself. The target's has one

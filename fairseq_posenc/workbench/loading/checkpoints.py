@@ -24,7 +24,11 @@ def load_state(path: Path, option: str) -> State:
     """Load a checkpoint, with its settings upgraded to those of this fairseq.
 
     The optimizer's state is left out. Settings that name other files are set to None: those files
-    may be gone. Messages begin with the ``option`` that named the checkpoint.
+    may be gone.
+
+    Args:
+        path: the checkpoint.
+        option: the option that named it; begins messages.
 
     Raises:
         UserError: the path is not a file, or not a whole checkpoint of fairseq.

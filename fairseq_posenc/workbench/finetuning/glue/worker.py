@@ -36,7 +36,10 @@ _BATCH_SIZE = 32  # sentences, in evaluation
 def fine_tune(run: GlueRun, out: Path, environment: programs.Environment) -> None:
     """Train a run, or continue, and evaluate it in a process of its own; skip a finished one.
 
-    The run's folder in ``out`` is bound to it; ``environment`` selects its GPU.
+    Args:
+        run: the run, whose folder is bound to it.
+        out: folder of all runs.
+        environment: variables that select its GPU.
     """
     folder = run.folder(out)
     with lock_folder(folder) as lock:

@@ -106,7 +106,13 @@ def _train(args: argparse.Namespace) -> None:
 def compose_training(
     pretrained: Pretrained, data_bin: SquadDataBin, out: Path, changes: Sequence[str]
 ) -> tuple[DictConfig, list[str]]:
-    """Compose a training with the user's hydra overrides; return its configuration and command.
+    """Compose a training; return its configuration and its command.
+
+    Args:
+        pretrained: the model to start from.
+        data_bin: the data.
+        out: folder of the results.
+        changes: the user's hydra overrides.
 
     Raises:
         UserError: an override cannot be read, or sizes do not fit.
