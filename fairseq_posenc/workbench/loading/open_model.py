@@ -72,16 +72,12 @@ def build_settings(model_options: dict[str, Any], task_options: dict[str, Any]) 
 
 
 def build_model(settings: Mapping[str, Any], dictionaries: Sequence[Dictionary]) -> Any:
-<<<<<<< ours
-    """Build a new model of :func:`build_settings` and dictionaries, the source's first."""
-=======
     """Build a model with new parameters, without data.
 
     Args:
         settings: result of :func:`build_settings`.
         dictionaries: those of its text, the source's first.
     """
->>>>>>> theirs
     task = SimpleNamespace(  # all that models read of a task while they are built
         source_dictionary=dictionaries[0],
         target_dictionary=dictionaries[-1],  # the source's where there is only one
@@ -101,9 +97,6 @@ class TrainedDictionary(NamedTuple):
     file: Path | None  # the file that the training read, which may be gone; None if unknown
 
     def check(self, file: Path, dictionary: Dictionary, advice: str) -> None:
-<<<<<<< ours
-        """Refuse a file's dictionary if it is not the training's; ``advice`` ends the message."""
-=======
         """Refuse a dictionary that differs from that of the training.
 
         Args:
@@ -111,7 +104,6 @@ class TrainedDictionary(NamedTuple):
             dictionary: its content.
             advice: ends the message.
         """
->>>>>>> theirs
         has_mask = "<mask>" in dictionary  # some tasks add it after loading
         if self.size is not None and self.size != len(dictionary):
             raise UserError(
