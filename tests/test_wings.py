@@ -245,7 +245,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27526, 27500),
+    "fairseq_posenc": (27522, 27500),
     "fairseq_posenc/encodings": (3640, 3800),
     "fairseq_posenc/backends": (3417, 3600),
     "fairseq_posenc/backends/triton": (1195, 1200),
@@ -257,11 +257,11 @@ LINES = {
     "fairseq_posenc/checkpoints": (786, 800),
     "fairseq_posenc/host": (684, 700),
     "fairseq_posenc/hf": (2700, 2700),
-    "fairseq_posenc/workbench": (8957, 10000),
+    "fairseq_posenc/workbench": (8953, 10000),
     "fairseq_posenc/tokens": (776, 800),
     "fairseq_posenc/workbench/running": (673, 700),
     "fairseq_posenc/workbench/loading": (499, 520),
-    "fairseq_posenc/workbench/hf": (247, 260),
+    "fairseq_posenc/workbench/hf": (243, 260),
     "fairseq_posenc/workbench/results": (483, 500),
     "fairseq_posenc/workbench/experiments": (1579, 1700),
     "fairseq_posenc/workbench/training": (74, 400),

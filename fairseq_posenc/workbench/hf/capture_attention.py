@@ -58,13 +58,9 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
 
     # Our code attends (`is_native`) and rotates (`is_rotated`) even where the model's code usually
     # does: only then does our attention function get queries and keys before their rotation.
-    names: dict[Any, str] = {HFStackPositions: "is_native", AttentionPositions: "is_rotated"}
-    changes = [
-        (module, name, False)
-        for module in model.modules()
-        for cls, name in names.items()
-        if isinstance(module, cls)
-    ]
+    stacks = [x for x in model.modules() if isinstance(x, HFStackPositions)]
+    layers = [x for x in model.modules() if isinstance(x, AttentionPositions)]
+    changes = [(x, "is_native", False) for x in stacks] + [(x, "is_rotated", False) for x in layers]
     usual = model(**inputs, use_cache=False)[0]
     before = model.config._attn_implementation
     AttentionInterface.register(OUR_ATTENTION, attend)  # for all models, until the end
