@@ -74,7 +74,8 @@ def import_user_dir(folder: Path) -> None:
         raise UserError(f"--user-dir {folder}: name a folder of a Python package, with __init__.py")
     sys.path.insert(0, str(folder.parent))
     found = import_module(folder.name).__file__  # Python may have another module of this name
-    if found is None or Path(found).resolve().parent != folder:
+    is_found = found is not None and Path(found).parent.resolve() == folder
+    if not is_found and folder.name != USER_DIR.name:  # this package has perhaps a second copy
         raise UserError(f"--user-dir {folder}: Python has another module {folder.name}; rename it")
 
 

@@ -89,7 +89,7 @@ class PositionCheckpoints(nn.Module):
             raise UserError(
                 f"the checkpoint has {theirs} layers, the model {ours}: build it with {theirs}"
             )
-        if changes and not any(stack.init_positions for stack in stacks.values()):
+        if changes and not all(stack.init_positions for stack in stacks.values()):
             raise UserError(
                 "the checkpoint's positions are not the model's (--init-positions, in hydra "
                 f"+model.init_positions=true, starts the model's own fresh): {'; '.join(changes)}"

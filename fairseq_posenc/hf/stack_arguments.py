@@ -153,7 +153,7 @@ class StackArguments:
     def _list_numbers(self) -> list[Tensor]:
         """List the numbers of the new tokens' documents, ``(B, T)``, in each way that is used."""
         numbers, batch, tgt_len = self.named.get("seq_idx"), *self.inputs.shape[:2]
-        if numbers is not None and numbers.shape != (batch, tgt_len):
+        if numbers is not None and numbers.shape not in ((batch, tgt_len), (1, tgt_len)):
             raise UserError(f"seq_idx {tuple(numbers.shape)} must be {(batch, tgt_len)}")
         listed = [] if numbers is None else [numbers]
         if (offsets := self.named.get("cu_seq_lens_q")) is not None:  # 0, ends in the whole batch

@@ -64,7 +64,8 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     # finds their products.
     call = call._replace(terms=call.terms.expanded(lambda term: term.name not in INDEXED))
     blocks = split(call)
-    operands = lay_out(call, has_far=any(any(block.far) for block in blocks))
+    before, after = zip(*(block.far for block in blocks))  # numbers of far keys
+    operands = lay_out(call, (any(before), any(after)))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     # Under hooks on saved tensors no block is saved: hooks would not see that a graph is dropped,
     # or would offload each block alone.

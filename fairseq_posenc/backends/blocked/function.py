@@ -110,8 +110,9 @@ class Computation:
         scores = x.query @ key.mT  # of k + Q
         if x.key_rows is None:
             return scores
-        key = key if of_query is None else key - of_query
-        return copy_if_kept(scores).add_(x.key_rows[:, row] @ key.mT)
+        of_key = x.key_rows[:, row] @ key.mT  # K.(k + Q)
+        of_key = of_key if of_query is None else of_key - x.key_rows[:, row] @ of_query.mT
+        return copy_if_kept(scores).add_(of_key)
 
     def _combine(self, x: Operands, block: Block) -> Tensor:
         """Combine the parts of pairs with near keys, whose rows are looked up by distance."""

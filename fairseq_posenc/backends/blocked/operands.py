@@ -62,7 +62,7 @@ class Operands(NamedTuple):
 AXES = [x.__metadata__[0] for x in get_type_hints(Operands, include_extras=True).values()]
 
 
-def lay_out(call: AttentionCall, has_far: bool) -> Operands:
+def lay_out(call: AttentionCall, far_sides: tuple[bool, bool]) -> Operands:
     """Lay out the tensors of a call; only rows of queries and of keys may serve runs."""
     device, terms = call.query.device, call.terms
     (batch, heads, tgt_len, head_dim), src_len = call.query.shape, call.key.size(2)
@@ -89,14 +89,15 @@ def lay_out(call: AttentionCall, has_far: bool) -> Operands:
         if term.runs is not None:
             found[name.replace("rows", "index")] = term.runs.find(distances)
         found[name] = rows.contiguous()
-    for name, row in (("before_key", slice(1)), ("after_key", slice(-1, None))) if has_far else ():
+    rows_of_ends = (slice(1), slice(-1, None))  # the first row of a table, and the last
+    for name, row, is_far in zip(("before_key", "after_key"), rows_of_ends, far_sides):
         table, far_key = found["key_rows" if terms.product else "query_rows"], key
-        if table is not None and terms.product:
+        if is_far and table is not None and terms.product:
             # Not a matrix product, whose gradient autocast would round.
             far_key = key * (key * table[:, row]).sum(-1, keepdim=True)
-        elif table is not None:
+        elif is_far and table is not None:
             far_key = key + table[:, row]
-        found[name] = far_key
+        found[name] = far_key if any(far_sides) else None
     if (first := terms.first) is not None:  # [B or 1, S]
         found["first_query"] = first[:, None, src_len - tgt_len :, None].flip(2)
         found["first_key"] = first[:, None, None]

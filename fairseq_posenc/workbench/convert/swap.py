@@ -61,6 +61,7 @@ def swap_folder(
     both = [name for name in new if name in old and record.is_of_positions(name)]  # in both models
     # Model class -> the first Auto class that loads it: reversed, as the last entry stays.
     found = {x._model_mapping.get(type(model.config), None): x for x in reversed(AUTO_CLASSES)}
+    auto = found.get(type(model), type(model)).__name__
     return [
         f"source: {source}: {type(model).__name__}, positions: {old_positions}",
         f"kept bit for bit: the {len(new.keys() & old) - len(both)} tensors that are not positions",
@@ -70,7 +71,7 @@ def swap_folder(
         f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'} "
         f"({class_name.removeprefix(CLASS_PREFIX)}): positions: {read_positions(model)} "
         f"(max_positions {model.config.position_encoding_max_positions:,})",
-        f"load it by {found[type(model)].__name__}.from_pretrained" + ("" if stock else _IMPORTS),
+        f"load it by {auto}.from_pretrained" + ("" if stock else _IMPORTS),
     ]
 
 

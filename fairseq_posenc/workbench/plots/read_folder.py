@@ -67,9 +67,9 @@ def _read_target(
     """Build the input of a decoder, ``(1, T)``: its start, and the target without its end."""
     start = model.generation_config.decoder_start_token_id
     if target is None:
-        # By default, transformers stops after 20 tokens.
-        limit = min(_MAX_TARGET, count_positions(model))
-        tokens = model.generate(**inputs, do_sample=False, max_length=limit)[0].tolist()
+        # transformers stops after 20 tokens, or after a number that the folder states.
+        limits = {"max_length": min(_MAX_TARGET, count_positions(model)), "max_new_tokens": None}
+        tokens = model.generate(**inputs, do_sample=False, **limits)[0].tolist()
     elif start is None:
         raise UserError(f"{folder}: its generation_config.json has no decoder_start_token_id")
     else:
