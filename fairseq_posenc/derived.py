@@ -30,15 +30,15 @@ class Derived:
 def derive(stock: Any, mixins: tuple[type[Derived], ...]) -> Any:
     """Derive a class from a stock class.
 
-    It has the stock class's name and module, by which transformers selects losses, conversions of
-    weights, recorded outputs, and models for pipelines.
+    It has the stock class's name and module, by which a library selects what belongs to a class:
+    transformers its losses, conversions of weights, recorded outputs, and models for pipelines.
     """
     attributes = {"__module__": stock.__module__, "__doc__": stock.__doc__}
     attributes |= {"stock": stock, "mixins": mixins}
     derived: Any = type(stock.__name__, (*mixins, stock), attributes)
-    if hasattr(derived, "run_forward"):  # a method of mixins of a stack or an attention
+    if hasattr(derived, "run_forward"):  # a mixin changes `forward`
 
-        @wraps(stock.forward)  # transformers reads its signature
+        @wraps(stock.forward)  # callers may read its signature
         def forward(module: Any, *args: Any, **named: Any) -> Any:
             return module.run_forward(stock.forward, args, named)
 

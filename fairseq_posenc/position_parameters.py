@@ -87,7 +87,7 @@ def copy_parameters(
             if key not in trained:
                 continue
             if old_spec and (changed := _list_changes(encoding, old_spec, new_spec)):
-                note = f"untrained, as the model's has other options: {changed}"
+                note = f"untrained, because of different options: {changed}"
             else:
                 note = _copy_parameter(encoding, parameter_name, trained[key], length, rule)
             if note:
