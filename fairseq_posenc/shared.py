@@ -28,8 +28,7 @@ class Shared(NamedTuple):
         positions: positions of the tokens.
         mask: the keys that a query may see, without the direction of a layer. Its cache has values
             that are computed once for all layers.
-        encodings: those that these layers share, to compute terms or rotations again; empty for
-            fairseq's layers, which get the tensors of both, with their gradients, as arguments.
+        encodings: those that these layers share, to compute terms or rotations again.
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
         source_rotation: rotation of the keys of an encoder's output, for rotary attention to it.
@@ -52,7 +51,7 @@ class Shared(NamedTuple):
         When reentrant checkpointing runs a layer again, they are computed again: the backward pass
         of the first layer frees the graph of its arguments, and all layers have these terms.
         """
-        if self.encodings and is_reentrant_recomputation():
+        if is_reentrant_recomputation():
             return Terms.combine(x.combined_terms(self.positions) for x in self.encodings)
         return self.terms
 
@@ -67,8 +66,6 @@ class Shared(NamedTuple):
         A trained one is computed again by reentrant checkpointing, as in :meth:`layer_terms`; not a
         fixed one, as later passes may have changed the frequencies (``dynamic``).
         """
-        if not self.encodings:  # a layer of fairseq, whose cache has rotated keys
-            return self.rotation
         positions = self.positions
         if count != positions.tgt_len:  # computed by the first layer that needs it
             compute = partial(self.rotation_at, positions.places[:, -count:])

@@ -48,9 +48,8 @@ def test_a_layer_equals_the_plugins_with_the_same_weights(spec, direction):
     padding[2, :2] = True
     x, shared = positions(embeddings, padding)
     found, weights = ours(x, shared, need_weights=True)
-    batch_second = x.transpose(0, 1)
-    with set_context(layer=shared[0]):
-        expected, _ = theirs(batch_second, None, None, key_padding_mask=padding)
+    with set_context(shared):
+        expected, _ = theirs(x.transpose(0, 1), None, None, key_padding_mask=padding)
     torch.testing.assert_close(found, expected.transpose(0, 1), rtol=1e-6, atol=1e-6)
     assert weights.shape == (3, 2, 7, 7)
     without, nothing = ours(x, shared)

@@ -245,13 +245,13 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27527, 27500),
+    "fairseq_posenc": (27496, 27500),
     "fairseq_posenc/encodings": (3640, 3800),
     "fairseq_posenc/backends": (3420, 3600),
     "fairseq_posenc/backends/triton": (1195, 1200),
     "fairseq_posenc/modules": (1146, 1150),
     "fairseq_posenc/analysis": (266, 300),
-    "fairseq_posenc/transformer": (939, 1100),
+    "fairseq_posenc/transformer": (911, 1100),
     "fairseq_posenc/models": (481, 520),
     "fairseq_posenc/tasks": (807, 820),
     "fairseq_posenc/checkpoints": (786, 800),
@@ -272,7 +272,7 @@ LINES = {
     "fairseq_posenc/workbench/reports": (370, 400),
     "preprocess": (2587, 2600),
     "docs/generate": (423, 750),
-    "benchmarks": (3001, 3600),
+    "benchmarks": (2999, 3600),
     "tests": (30673, 32000),
 }
 LONGEST_FILE = 401  # outside tests/

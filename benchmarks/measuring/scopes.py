@@ -21,7 +21,7 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.mask import Mask
 from fairseq_posenc.shared import compute_shared
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.forward_context import inject_context, set_context
+from fairseq_posenc.transformer.forward_context import set_context
 from fairseq_posenc.transformer.layers import PositionalDecoderLayer, PositionalEncoderLayer
 from fairseq_posenc.transformer.options import build_stack_config
 from measuring.contenders import STOCK, Contender, build_random_encodings, make_positions
@@ -93,8 +93,6 @@ def layer(contender: Contender, case: Case) -> Pass:
         return _build_pass(lambda: _select_output(stock(x, **inputs)), case, stock, [x])
     our_class: Any = PositionalDecoderLayer if case.causal else PositionalEncoderLayer
     ours = our_class(layer_config(contender, case), **settings)
-    # A stack gives its layers the shared state of a pass; this layer has no stack around it.
-    ours.register_forward_pre_hook(inject_context, with_kwargs=True)
     ours.self_attn.encodings, shared = build_random_encodings(contender.encoding, case.dims)
     modules = nn.ModuleList([ours, shared]).to(case.device, case.dtype)
     positions = make_positions(case.batch, case.length, case.device)

@@ -11,7 +11,7 @@ from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore, Kept
-from fairseq_posenc.transformer.forward_context import current_layer
+from fairseq_posenc.transformer.forward_context import state_of_kind
 
 _NO_TORCHSCRIPT = "TorchScript is not supported: encodings and backends are chosen in Python"
 
@@ -41,7 +41,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         encodings: the encodings of this layer, without those of the input.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         backend: ``auto`` or the name of a backend.
-        kind: index of this layer's encodings among those of different layers; 0 if all are equal.
+        kind: number of this layer's kind, whose state of a forward pass it reads; 0 if all layers
+            have equal encodings.
         **kwargs: passed on to fairseq's class.
     """
 
@@ -63,7 +64,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         self.encodings = encodings
         self.direction = direction
         self.backend = backend
-        self.kind = kind  # by which `inject_context` selects the state for the layer
+        self.kind = kind
 
     def __prepare_scriptable__(self) -> None:
         """Refuse ``torch.jit.script``, which calls this method of every submodule."""
@@ -101,7 +102,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             raise UserError(_NO_TORCHSCRIPT)
         if static_kv or before_softmax:
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
-        shared = current_layer()  # the layer's forward has set it; refuses a call from elsewhere
+        shared = state_of_kind(self.kind)  # refuses a call from outside the stack
         positions = shared.positions
         buffer = self._get_input_buffer(incremental_state)  # of earlier steps; {} without any
         # fairseq gives the padding of the new tokens, None if none is padding. A mask is needed if

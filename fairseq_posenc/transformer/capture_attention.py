@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fairseq_posenc.analysis.split import CapturedAttention, Split, split, with_attributes
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.forward_context import current_layer
+from fairseq_posenc.transformer.forward_context import state_of_kind
 from fairseq_posenc.transformer.layers import RotatedProjection
 
 # For example decoder.layers.3.encoder_attn or encoder.sentence_encoder.layers.0.self_attn.
@@ -101,13 +101,13 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
     query = project(queries, attention.q_proj)  # [B, H, T, D]
     key = project(keys, attention.k_proj)  # [B, H, S, D]
     if isinstance(attention, PositionalAttention):
-        context = current_layer()  # still set: hooks run in the layer's forward
+        context = state_of_kind(attention.kind)  # still set: hooks run in the stack's forward
         terms = attention.compute_terms(context, queries.transpose(0, 1))
         rotation = attention.rotation(context)  # of the stack or of this layer; None without any
         # Only encodings that count the visible keys, such as `cope`, use the mask.
         mask = context.mask.with_direction(attention.direction)
         return split(query, key, terms, rotation, mask=mask)
     if isinstance(attention.q_proj, RotatedProjection):
-        context = current_layer()
+        context = state_of_kind(attention.q_proj.kind)
         return split(query, key, Terms(), context.rotation, key_rotation=context.source_rotation)
     return split(query, key, Terms())

@@ -1,41 +1,55 @@
 """Builds fairseq's Transformer layers with this package's attention; the stacks use them."""
 
+from contextlib import nullcontext
 from typing import Any, cast
 
+import torch
 from fairseq.distributed import fsdp_wrap
-from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import (
     TransformerDecoderLayerBase,
     TransformerEncoderLayerBase,
 )
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc.assembly import build_layer
 from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.forward_context import current_layer, extract_context, set_context
+from fairseq_posenc.transformer.forward_context import current_context, set_context, state_of_kind
 
 
 class _PositionalLayer:
-    """Base of both layers: passes the position state to the attention inside, through a context.
+    """Base of both layers: builds our attention, and checkpoints activations.
 
-    fairseq's layers have no argument for the state. Layers with equal encodings are of one kind,
-    and share the terms in it. ``cfg.spec`` and ``cfg.dims`` are those of the stack, in which
-    ``index`` counts the layers from 0; ``cfg.position`` has our options.
+    ``cfg.spec`` and ``cfg.dims`` are those of the stack, in which ``index`` counts the layers from
+    0; ``cfg.position`` has our options.
     """
 
     def __init__(self, cfg: Any, index: int = 0, **kwargs: Any) -> None:
         self.index = index  # first, because fairseq's constructor builds the attention
         super().__init__(cfg, **kwargs)  # type: ignore[call-arg]
+        self.checkpoints, self.offloads = cfg.checkpoint_activations, cfg.offload_activations
 
-    def forward(self, *args: Any, shared: Shared, **kwargs: Any) -> Any:
-        """Run fairseq's layer; ``shared``, and its tensors in ``kwargs``, are for the attention."""
-        state, own = extract_context(shared, kwargs)
-        with set_context(layer=state):
-            return super().forward(*args, **own)  # type: ignore[misc]
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run fairseq's layer, and with activation checkpointing again in the backward pass.
+
+        fairseq's own checkpointing is reentrant: tensors of the position state would get no
+        gradients.
+        """
+        forward = super().forward  # type: ignore[misc]
+        if not (self.checkpoints and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        states = current_context()
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with set_context(states):  # the backward pass is outside the stack
+                return forward(*args, **kwargs)
+
+        with save_on_cpu() if self.offloads else nullcontext():
+            return checkpoint(run, *args, use_reentrant=False, **kwargs)
 
     def build_self_attention(self, embed_dim: int, cfg: Any, **kwargs: Any) -> PositionalAttention:
         """Build self-attention with this layer's encodings; the arguments are fairseq's."""
@@ -45,7 +59,7 @@ class _PositionalLayer:
             options.attention_heads,
             encodings=build_layer(cfg.spec, cfg.dims, self.index),
             backend=cfg.position.backend,
-            kind=cfg.spec.layer_kind(self.index),  # index of its state: equal encodings share one
+            kind=cfg.spec.layer_kind(self.index),
             dropout=cfg.attention_dropout,
             q_noise=cfg.quant_noise.pq,
             qn_block_size=cfg.quant_noise.pq_block_size,
@@ -85,20 +99,18 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
                     "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
                     "projections would not rotate"
                 )
-            rotate_projections(attention)
+            rotate_projections(attention, cfg.spec.layer_kind(self.index))
         return cast("nn.Module", attention)
 
 
 def wrap_layer(layer: nn.Module, cfg: Any) -> nn.Module:
-    """Apply activation checkpointing and FSDP to a layer, as fairseq's stacks do."""
-    if cfg.checkpoint_activations:
-        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    """Apply FSDP to a layer, as fairseq's stacks do."""
     return fsdp_wrap(  # a checkpointed layer is always wrapped, whatever its size
         layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
     )
 
 
-def rotate_projections(attention: Any) -> None:
+def rotate_projections(attention: Any, kind: int) -> None:
     """Let fairseq's encoder-decoder attention rotate by positions (``rope(cross_attention=true)``).
 
     Only the projections of queries and keys are replaced, by ones that rotate their output, so
@@ -106,7 +118,7 @@ def rotate_projections(attention: Any) -> None:
     """
     for name, is_key in {"q_proj": False, "k_proj": True}.items():
         plain = getattr(attention, name)
-        setattr(attention, name, RotatedProjection(plain, attention.head_dim, is_key))
+        setattr(attention, name, RotatedProjection(plain, attention.head_dim, kind, is_key))
     # Otherwise fairseq would call torch's function, which only reads the projections' weights.
     attention.skip_embed_dim_check = True
 
@@ -117,19 +129,19 @@ class RotatedProjection(nn.Linear):
     Args:
         plain: the projection that it replaces; its parameters are shared, under the same names.
         head_dim: D, the width of a head.
+        kind: see :class:`PositionalAttention`.
         is_key: whether it projects to the source's keys; otherwise to the target's queries.
     """
 
-    def __init__(self, plain: nn.Linear, head_dim: int, is_key: bool) -> None:
+    def __init__(self, plain: nn.Linear, head_dim: int, kind: int, is_key: bool) -> None:
         # On "meta" nothing is initialised; the parameters are replaced below.
         super().__init__(plain.in_features, plain.out_features, device="meta")
         self.weight, self.bias = plain.weight, plain.bias
-        self.head_dim = head_dim
-        self.is_key = is_key
+        self.head_dim, self.kind, self.is_key = head_dim, kind, is_key
 
     def forward(self, x: Tensor) -> Tensor:
         """Project T tokens of B sentences, ``(T, B, C)``, and rotate each of the H heads."""
-        shared = current_layer()
+        shared = state_of_kind(self.kind)
         rotation = shared.source_rotation if self.is_key else shared.rotation
         assert isinstance(rotation, PairRotation), "only rope has cross_attention"
         projected = super().forward(x)  # [T, B, C]

@@ -23,7 +23,7 @@ from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared, compute_shared
-from fairseq_posenc.transformer.forward_context import current_context, inject_context, set_context
+from fairseq_posenc.transformer.forward_context import current_context, set_context
 from fairseq_posenc.transformer.layers import (
     PositionalDecoderLayer,
     PositionalEncoderLayer,
@@ -97,7 +97,6 @@ class _PositionalStack(nn.Module):
         for index, direction in enumerate(self.directions):
             layer: Any = self.layers[index]  # iterating over the layers would apply LayerDrop
             layer.self_attn.direction = direction
-            layer.register_forward_pre_hook(inject_context, with_kwargs=True)  # adds the state
         drafts = assembly.draft_terms(spec, dims, self.backend)  # checked; of each kind of layer
         self.has_reset = any(terms.has(Reset) for terms in drafts)  # reads where sentences begin
 

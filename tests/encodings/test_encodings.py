@@ -394,10 +394,10 @@ def test_gradients_of_values_by_distance_equal_those_of_the_formula():
 
 def test_rotary_cross_attention_refuses_what_would_pass_by_the_rotation():
     attention = MultiheadAttention(16, 2, kdim=16, vdim=16, encoder_decoder_attention=True)
-    rotate_projections(attention)
+    rotate_projections(attention, kind=0)
     query, key = torch.randn(3, 2, 16), torch.randn(5, 2, 16)
     for static_kv in (False, True):
-        with pytest.raises(UserError, match="outside its layer"):
+        with pytest.raises(UserError, match="outside its stack"):
             attention(query, key, key, static_kv=static_kv)
     with pytest.raises(UserError, match="quant-noise-pq"):
         make_model(

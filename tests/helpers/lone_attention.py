@@ -29,5 +29,5 @@ class LoneAttention(PositionalAttention):
             padding = torch.zeros(batch, src_len, dtype=torch.bool, device=query.device)
         shared = compute_shared(self.encodings, Positions.from_padding(padding, tgt_len=tgt_len))
         # The layer adds its terms to those of the stack; kept, they would count twice.
-        with set_context(layer=shared[0]._replace(terms=Terms())):
+        with set_context((shared[0]._replace(terms=Terms()),)):
             return super().forward(query, *args, **named)
