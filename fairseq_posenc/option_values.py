@@ -15,34 +15,33 @@ class Signed(float):
     """The type of an option that may be any finite number; a ``float`` must be above 0."""
 
 
-def parse_value(key: str, text: str, option_type: Any, largest_int: int = _LARGEST_INT) -> Any:
+def parse_value(text: str, option_type: Any, largest_int: int = _LARGEST_INT) -> Any:
     """Convert the text of an option to its type.
 
-    >>> parse_value("sections", "16/24/24", tuple[int, ...])
+    >>> parse_value("16/24/24", tuple[int, ...])
     (16, 24, 24)
 
     Args:
-        key: the name of the option, for error messages.
         text: the value as it is written.
         option_type: ``bool``, ``int``, ``float``, :class:`Signed`, ``Literal[...]``, a tuple of
             numbers, a class with a method ``parse``, or one of these or None.
         largest_int: the largest whole number that is accepted.
 
     Raises:
-        UserError: the text is not a value of the type.
+        UserError: the text is not a value of the type; callers put the option's name before.
     """
     types = get_args(option_type)
     if NoneType in types:  # Optional[X], X | None or None | X: parse an X
         if text == "none":
             return None
         option_type = next(x for x in types if x is not NoneType)
-        return parse_value(key, text, option_type, largest_int)
+        return parse_value(text, option_type, largest_int)
     if get_origin(option_type) is Literal:
         if text not in types:
             raise UserError(f"{suggest(text, types)}choose one of {', '.join(types)}")
         return text
     if get_origin(option_type) is tuple:  # tuple[X, ...]
-        return tuple(parse_value(key, part, types[0], largest_int) for part in text.split("/"))
+        return tuple(parse_value(part, types[0], largest_int) for part in text.split("/"))
     if option_type is bool:
         if text.lower() not in ("true", "false"):
             raise UserError("write true or false")
@@ -60,7 +59,7 @@ def parse_value(key: str, text: str, option_type: Any, largest_int: int = _LARGE
         return number
     least, most = (1, largest_int) if option_type is int else _FLOAT_RANGE
     if not least <= number <= most:  # so that NaN fails
-        raise UserError(f"{key} must be from {least:g} to {most:,.0f}, not {shortened(text)}")
+        raise UserError(f"must be from {least:g} to {most:,.0f}, not {shortened(text)}")
     return number
 
 

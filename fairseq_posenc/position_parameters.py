@@ -62,7 +62,8 @@ def extend_tables(model: nn.Module, state_dict: dict[str, Tensor], prefix: str) 
 def copy_parameters(
     new: nn.Module,
     trained: dict[str, Tensor],
-    specs: tuple[Spec | None, Spec],
+    old_spec: Spec | None,
+    new_spec: Spec,
     length: int,
     rule: LengthRule | None,
 ) -> list[str]:
@@ -71,14 +72,15 @@ def copy_parameters(
     Args:
         new: the new encodings, which are changed.
         trained: the trained values, by the names that they have in ``new``.
-        specs: the spec that they were trained with, None if no spec describes it, and the new one.
+        old_spec: the spec that they were trained with; None if no spec describes it.
+        new_spec: the spec of the new encodings.
         length: number of positions that a trained table has, if it is one by position.
         rule: how such a table becomes longer; None leaves the rows beyond untrained.
 
     Returns:
         A note about each trained parameter that is not copied, or only in part.
     """
-    notes, (old_spec, new_spec) = [], specs
+    notes = []
     for name, encoding in new.named_modules():
         if not isinstance(encoding, Encoding):
             continue

@@ -268,14 +268,14 @@ class Positions(NamedTuple):
         return self.ends.device
 
     @property
-    def places(self) -> Tensor:
+    def effective_ids(self) -> Tensor:
         """The positions that tables and rotations use: ``drawn``, or else ``ids``."""
         return self.ids if self.drawn is None else self.drawn
 
     @property
-    def query_places(self) -> Tensor:
-        """The queries' part of ``places``."""
-        return self.queries(self.places)
+    def query_ids(self) -> Tensor:
+        """The queries' part of ``effective_ids``."""
+        return self.queries(self.effective_ids)
 
     def queries(self, x: Tensor) -> Tensor:
         """Select the queries' part of ``x``, ``(B or 1, S, ...)``: ``(B or 1, T, ...)``."""

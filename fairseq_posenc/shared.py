@@ -68,13 +68,14 @@ class Shared(NamedTuple):
         """
         positions = self.positions
         if count != positions.tgt_len:  # computed by the first layer that needs it
-            compute = partial(self.rotation_at, positions.places[:, -count:])
-            return self.mask.cached("last", (positions.places, count), compute)
+            ids = positions.effective_ids
+            compute = partial(self.rotation_at, ids[:, -count:])
+            return self.mask.cached("last", (ids, count), compute)
         rotating = (x for x in self.encodings if x.acts_on == "rotation")
         if is_reentrant_recomputation() and any(
             p.requires_grad for x in rotating for p in x.parameters()
         ):
-            return self.rotation_at(positions.query_places)
+            return self.rotation_at(positions.query_ids)
         return self.rotation
 
     def rotation_at(self, ids: Tensor) -> Rotation | None:
@@ -92,7 +93,7 @@ def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, 
     positions = encodings.number(positions)
     named = encodings.as_dict()
     terms = {name: x.combined_terms(positions) for name, x in named.items()}
-    rotations = {name: x.rotation(positions.query_places) for name, x in named.items()}
+    rotations = {name: x.rotation(positions.query_ids) for name, x in named.items()}
     limits = {name: x.mask(positions) for name, x in named.items()}
     states = []
     for names in encodings.kinds:

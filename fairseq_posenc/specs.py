@@ -302,7 +302,7 @@ def _parse_options(name: str, text: str) -> dict[str, object]:
         if key in parsed:
             raise UserError(f"{name}({shortened(text)}): {key} is set twice")
         try:
-            parsed[key] = parse_value(key, value, known[key].annotation)
+            parsed[key] = parse_value(value, known[key].annotation)
         except UserError as error:
             raise UserError(f"{name}({key}={shortened(value)}): {error}") from None
     return parsed

@@ -53,7 +53,9 @@ def refuses(call: AttentionCall) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute attended values ``(B, H, T, D)``, and no weights."""
-    if not _takes_groups(call):
+    # torch's kernels for a GPU that take a mask or a bias copy keys of fewer heads than queries.
+    # Decay differs from head to head.
+    if call.query.device.type != "cpu" or call.terms.has(Decay) or is_exporting():
         call = call.with_all_heads()
     query, key, value, terms, mask, dropout, _ = call
     tgt_len, src_len, device = query.size(2), key.size(2), query.device
@@ -93,15 +95,6 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]
     # Decay made the values wider, and float32.
     return attended[..., : call.value.size(-1)].to(call.value.dtype), None
-
-
-def _takes_groups(call: AttentionCall) -> bool:
-    """Check whether torch's kernels read keys of fewer heads than queries without copying them.
-
-    Kernels for a GPU that take a mask or a bias do not. Decay differs from head to head.
-    """
-    decays = call.terms.has(Decay)
-    return call.query.device.type == "cpu" and not decays and not is_exporting()
 
 
 def _has_bias(terms: Terms) -> bool:

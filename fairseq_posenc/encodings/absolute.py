@@ -71,7 +71,7 @@ class Learned(Encoding):
     def embed(self, positions: Positions) -> Tensor:
         """Look up the vectors of the queries' positions, ``(B or 1, T, C)``."""
         positions.check_limit(self.dims.max_positions, self.name)
-        ids = positions.query_places  # counted, a caller's, or random
+        ids = positions.query_ids  # counted, a caller's, or random
         if self.axes == 1:
             return F.embedding(ids, self.table.weight)
         ids = ids if ids.dim() == 3 else ids[..., None]  # a token's only id is for all axes
@@ -157,7 +157,7 @@ class Sinusoidal(Encoding):
 
     def embed(self, positions: Positions) -> Tensor:
         """Compute the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
-        ids = positions.query_places
+        ids = positions.query_ids
         first_id = 2 if self.layout == "fairseq" else 0  # padding_idx + 1, which is 1 + 1
         count_from_0 = positions.counted and positions.drawn is None  # else a caller's or random
         if count_from_0 and ids.size(0) > 1 and ids.size(1) > 1:

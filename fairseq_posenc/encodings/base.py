@@ -41,8 +41,8 @@ class Dims(NamedTuple):
         num_heads: H.
         max_positions: n, the positions that tables have room for.
         causal: whether queries see no later keys.
-        trained_on: the length that the weights were trained at; None for n. The ramp of a scaled
-            rotation and logarithmic buckets are made for it, even if tables become longer.
+        pretrained_length: the length that loaded weights were trained at; None for new weights. The
+            ramp of a scaled rotation and logarithmic buckets are made for it, whatever n is.
         own_head_dim: D if it is not C / H.
     """
 
@@ -50,7 +50,7 @@ class Dims(NamedTuple):
     num_heads: int
     max_positions: int
     causal: bool = False
-    trained_on: int | None = None
+    pretrained_length: int | None = None
     own_head_dim: int | None = None
 
     @property
@@ -66,8 +66,8 @@ class Dims(NamedTuple):
 
     @property
     def trained_length(self) -> int:
-        """The length that the weights were, or are to be, trained at."""
-        return self.max_positions if self.trained_on is None else self.trained_on
+        """The length that the weights were trained at; for new weights n, which they will be."""
+        return self.max_positions if self.pretrained_length is None else self.pretrained_length
 
     def scale(self, scale_factor: float | None) -> float:
         """Compute the scale of the scores, 1 / sqrt(scale_factor * D); None is 1."""
@@ -144,7 +144,7 @@ class Encoding(nn.Module):
         if not self.has_position_table:
             trained = self.dims.trained_length
             longest = max(length, trained)
-            self.set_dims(self.dims._replace(max_positions=longest, trained_on=trained))
+            self.set_dims(self.dims._replace(max_positions=longest, pretrained_length=trained))
 
     def compute_constants(self) -> None:
         """Compute the constants that depend on the lengths in ``dims``; by default there are none.

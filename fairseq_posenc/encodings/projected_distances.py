@@ -113,12 +113,13 @@ class DebertaV2(Encoding):
             share = math.log(distance / exact) / math.log(longest / exact)
             return exact + math.ceil(share * (exact - 1))
 
+        # From the earliest keys to the latest: buckets of i - j run from `farthest`, the last one
+        # that inputs reach, to -`farthest`. Bucket b has the row buckets + b, as in DebertaV2; its
+        # table has no row 2 * buckets, so the row before serves that bucket, too.
         starts = find_starts(find_bucket, last=self.buckets)
-        # The table begins with the rows of later keys; `starts` ascend from the earliest keys to
-        # the latest. The earliest keys share the last row, as the one of their number is missing.
-        last, last_row = len(starts) // 2, 2 * self.buckets - 1
-        rows = [min(self.buckets + bucket, last_row) for bucket in range(last, -last - 1, -1)]
-        self.bucket_rule = Buckets(starts, tuple(rows))  # which row each distance has
+        farthest = len(starts) // 2
+        rows = (self.buckets + bucket for bucket in range(farthest, -farthest - 1, -1))
+        self.bucket_rule = Buckets(starts, tuple(min(x, 2 * self.buckets - 1) for x in rows))
 
 
 @register("transformer_xl")

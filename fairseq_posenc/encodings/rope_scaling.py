@@ -78,7 +78,7 @@ class Scaling(ABC):
             if name in settings:
                 raise UserError(f"{name} is set twice")
             try:
-                settings[name] = parse_value(name, value, get_type_hints(cls)[name], _MAX_LENGTH)
+                settings[name] = parse_value(value, get_type_hints(cls)[name], _MAX_LENGTH)
             except UserError as error:
                 message = _FORM if name == "factor" else f"{shortened(assignment)}: {error}"
                 raise UserError(message) from None

@@ -230,7 +230,7 @@ def _copy_weights(
         A note for the user about each weight that is lost, not copied, or only in part.
     """
     had_ours = hasattr(stack.module, POSITIONS)  # else it is usual that weights are missing
-    notes, specs = [], (old_spec, parts[stack.module].spec)
+    notes, new_spec = [], parts[stack.module].spec
     for owner, part in parts.items():
         trained = stack.read_weights(owner)  # by the names that they have in `part`
         trained = {name: x for name, x in trained.items() if not x.is_meta}  # else loaded later
@@ -239,5 +239,5 @@ def _copy_weights(
         notes += [f"{name}: {lost}" for name in sorted(trained.keys() - names_of_part)]
         lacking = sorted(names_of_part - trained.keys()) if had_ours else []
         notes += [f"{x}: untrained, as the previous positions lack it" for x in lacking]
-        notes += copy_parameters(part, trained, specs, old_length, extend)
+        notes += copy_parameters(part, trained, old_spec, new_spec, old_length, extend)
     return notes

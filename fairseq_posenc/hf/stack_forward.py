@@ -70,10 +70,10 @@ class HFStackPositions(StackPositions):
         super().__init__(spec, *sizes, stack.causal, head_dim=max(stack.head_widths))
         # Scalings and buckets depend on the length of the training, not on `max_positions`.
         length = read_trained_length(stack.config)
-        self.dims = self.dims._replace(trained_on=length)  # for the layers, which are built later
+        self.dims = self.dims._replace(pretrained_length=length)  # for the layers, built later
         for encodings in filter(None, (self.input, self.shared)):  # which the base class has built
             for encoding in encodings.as_list():
-                encoding.set_dims(encoding.dims._replace(trained_on=length))
+                encoding.set_dims(encoding.dims._replace(pretrained_length=length))
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
         self.boundary_id = settings.boundary_id

@@ -213,7 +213,7 @@ class AttentionCore:
         rotation = shared.rotation_of_last(count)
         if rotation is not None or not len(self.encodings):  # encodings of this layer alone
             return rotation
-        return self.encodings.rotation(shared.positions.places[:, -count:])  # may be random numbers
+        return self.encodings.rotation(shared.positions.effective_ids[:, -count:])
 
     def collect_terms(self, shared: Shared) -> Terms:
         """Combine the terms of the stack and of this layer."""

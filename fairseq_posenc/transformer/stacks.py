@@ -135,10 +135,10 @@ class _PositionalStack(nn.Module):
         loaded = Identity.from_tensor(state)
         length = loaded.trained_length  # may not be this model's number of positions
         self.weight_settings = self.weight_settings.fill_from(loaded.weight_settings)
-        self.dims = self.dims._replace(trained_on=length)
+        self.dims = self.dims._replace(pretrained_length=length)
         for module in self.modules():
             if isinstance(module, Encoding):
-                module.set_dims(module.dims._replace(trained_on=length))
+                module.set_dims(module.dims._replace(pretrained_length=length))
 
     def at_positions(self, tokens: Tensor, ids: Tensor | None) -> AbstractContextManager[None]:
         """Run the forward passes in a ``with`` block at a caller's positions.

@@ -36,12 +36,12 @@ class Case(NamedTuple):
     backends: tuple[str, ...] = ANY
     window: float = inf
     softmax: dict[str, Any] = {}  # noqa: RUF012  (never changed)
-    trained_on: int | None = None
+    pretrained_length: int | None = None
 
 
-def fixed(spec: str, factor: Any, trained_on: int | None = None) -> Case:
+def fixed(spec: str, factor: Any, pretrained_length: int | None = None) -> Case:
     softmax = {"factor": lambda head, i, keys: factor(i)}
-    return Case(spec, tolerance=FACTORS, softmax=softmax, trained_on=trained_on)
+    return Case(spec, tolerance=FACTORS, softmax=softmax, pretrained_length=pretrained_length)
 
 
 def rope(options: str, *rotation: Any) -> Case:
@@ -123,8 +123,8 @@ def built(case: Case, causal: bool, backend: str = "reference") -> tuple[Any, An
     """Return positions and a layer with parameters as training could leave them."""
     torch.manual_seed(5)
     positions = StackPositions(case.spec, C, HEADS, max_positions=N, causal=causal)
-    if case.trained_on:  # which a checkpoint says
-        positions.dims = positions.dims._replace(trained_on=case.trained_on)
+    if case.pretrained_length:  # which a checkpoint says
+        positions.dims = positions.dims._replace(pretrained_length=case.pretrained_length)
         positions.shared = build_shared(positions.spec, positions.dims)
     layer = SelfAttention(positions, backend=backend)
     for module in (positions.double().eval(), layer.double().eval()):

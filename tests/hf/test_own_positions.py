@@ -133,7 +133,7 @@ def test_scaled_rotations_are_those_of_transformers(
     kind, width = ("gpt_neox", 64) if part < 1 else ("llama", 32)
     config = make_config(kind, rope_theta=1000.0, hidden_size=width, **settings)
     (item,) = parse(read_positions(config)).items
-    built = Rope(Dims(width, 4, length, trained_on=64), **dict(item.options))
+    built = Rope(Dims(width, 4, length, pretrained_length=64), **dict(item.options))
     compute = ROPE_INIT_FUNCTIONS[scaling["rope_type"]]
     theirs, gain = compute(config, torch.device("cpu"), seq_len=length)
     torch.testing.assert_close(built.frequencies, theirs, rtol=1e-6, atol=1e-7)
