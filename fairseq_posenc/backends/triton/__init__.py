@@ -8,7 +8,6 @@ does not import triton.
 import importlib.util
 import os
 import re
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -54,11 +53,10 @@ def unavailable() -> str:
 def refuses(call: AttentionCall) -> str:
     """Explain why these kernels cannot compute such a call; empty if they can."""
     device, dtype, head_dim = call.query.device.type, call.query.dtype, call.query.size(3)
-    on_cpu = device == "cpu" and not is_interpreted()
     reasons = {
         "it does not keep the attention weights": call.need_weights,
         "torch.compile cannot trace its kernels": torch.compiler.is_compiling(),
-        f"it runs on a GPU, not on {device}": on_cpu,
+        f"it runs on a GPU, not on {device}": device == "cpu" and not is_interpreted(),
         "its queries, keys and values have one width": head_dim != call.value.size(3),
         f"its heads are at most {MAX_HEAD_DIM} wide, not {head_dim}": head_dim > MAX_HEAD_DIM,
         f"it computes in float32 at most, not in {dtype}": dtype not in DTYPES,
@@ -86,14 +84,10 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 def read_version() -> str:
     """Read Triton's version; empty if it is not installed."""
+    # From its file, as importing takes long, and the distribution has several names.
     spec = importlib.util.find_spec("triton")
-    return "" if spec is None or spec.origin is None else _parse_version(spec.origin)
-
-
-@cache
-def _parse_version(path: str) -> str:
-    """Read the version in a file: importing takes long, and the distribution has several names."""
-    match = re.search(r"__version__ = [\"']([^\"']+)", Path(path).read_text("utf-8"))
+    text = "" if spec is None or spec.origin is None else Path(spec.origin).read_text("utf-8")
+    match = re.search(r"__version__ = [\"']([^\"']+)", text)
     return match[1] if match else ""
 
 

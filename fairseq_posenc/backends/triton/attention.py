@@ -27,7 +27,6 @@ from fairseq_posenc.backends.triton.stored import tables_kernel, tokens_kernel
 PROGRAMS = 512  # of `tables_kernel`: enough to fill a GPU, few enough to keep their output small
 MAX_BYTES = 2**31  # of the tiles of a slab
 MIN_SIDE = 16  # the smallest side that a matrix in `tl.dot` may have
-WIDE = 64  # wider heads take smaller tiles
 
 
 class Options(NamedTuple):
@@ -62,7 +61,7 @@ def choose_tile(problem: Problem, backward: bool) -> Tile:
     arch = triton.runtime.driver.active.get_current_target().arch  # 90: H100; AMD's are names
     if not isinstance(arch, int) or arch < 90 or problem.query.dtype == torch.float32:
         return Tile(32, 32, warps=4)
-    is_wide = problem.width > WIDE
+    is_wide = problem.width > 64
     if not backward:
         has_vectors = problem.query_table or problem.key_table
         return Tile(64, 64, 4) if has_vectors or is_wide else Tile(128, 64, 8, stages=2)
@@ -197,10 +196,10 @@ class Attention(torch.autograd.Function):
             if of_tables:
                 programs = chunks * heads * table_blocks
                 launch(tables_kernel, programs, problem, square, slab, of_tables, chunks)
-        # Over chunks, and over heads that share a table.
-        groups = [0 if table is None else len(table.rows) for table in trained]
-        grads = zip(table_grads, groups)
-        sums = [x if x is None else x.unflatten(0, (-1, count)).sum(0) for x, count in grads]
+        sums = [  # over chunks, and over heads that share a table
+            None if grad is None or x is None else grad.unflatten(0, (-1, len(x.rows))).sum(0)
+            for grad, x in zip(table_grads, trained)
+        ]
         return None, grad_query, grad_key, grad_value, *sums
 
 

@@ -9,12 +9,18 @@ The backward pass has a program for each block of N keys, over all queries. It c
 again, and stores the gradients of their parts tile by tile. Matrix products of these tiles then
 give the gradients of queries and tables (:mod:`~fairseq_posenc.backends.triton.stored`).
 
-Kept weights P' are 0 where dropout drops them. As in FlashAttention, the gradients of scores are
-dS = P' dP / (1 - p) - P delta, for the gradients dP of the weights. Here they are multiplied by
-1 - p, and so is delta; where they are summed, the sums are multiplied by the scale / (1 - p).
+The parts of a score are ``content``, the dot product of query and key; its factor ``gain``; and the
+products ``query_term`` and ``key_term`` of query and key with table rows. A score is the scale
+times content * gain + query_term + key_term or, with PRODUCT, times their product; plus a bias.
 
-``slab`` and ``tiles`` are NamedTuples of :mod:`~fairseq_posenc.backends.triton.attention`; other
-arguments of functions are those of :mod:`~fairseq_posenc.backends.triton.tiles`.
+Dropout drops weights P with probability p; P' is 0 there, else P. As in FlashAttention, gradients
+of scores are dS = P' dP / (1 - p) - P delta, where dP are those of the weights, and delta is the
+sum of a query's attended values times their gradients. The kernels compute (1 - p) dS, with a delta
+that was multiplied by 1 - p before; sums of these gradients are multiplied by scale / (1 - p).
+
+- ``slab``: the stored tiles: their first ``sequence``; ``queries`` and ``keys``, padded lengths.
+- ``tiles``: where the gradients of each part are stored; None where they are not needed.
+- Other arguments: see :mod:`~fairseq_posenc.backends.triton.tiles`.
 """
 
 import triton
@@ -57,7 +63,6 @@ def forward_kernel(problem, opt, attended, shifts):
             start, end = find_columns(problem, opt, batch, first_query, SIGN=1, PART=part)
             for first_key in range(start, end, opt.N):
                 n = first_key + tl.arange(0, opt.N)[None, :]  # [1, N]
-                # [N, W]
                 k = load_rows(problem, opt, problem.key + keys, first_key, problem.src_len, opt.N)
                 _, _, _, _, scores = compute_scores(  # FLIP is False
                     problem, opt, q, k, head, first_query, first_key, False, part
@@ -72,7 +77,7 @@ def forward_kernel(problem, opt, attended, shifts):
                 highest = higher
                 if problem.dropout is not None:  # dropped weights count in the softmax
                     weights = drop_weights(problem, opt, weights, sequence, m, n)
-                # [N, W], loaded late to save registers.
+                # Loaded late to save registers; k and v are [N, W].
                 v = load_rows(problem, opt, problem.value + keys, first_key, problem.src_len, opt.N)
                 sums = multiply(weights.to(v.dtype), v, sums * rescale[:, None])
     sees_no_key = total == 0.0  # [M]
@@ -146,8 +151,7 @@ def backward_kernel(problem, opt, grad, two_numbers, slab, tiles, grad_key, grad
                 # [queries M, W], loaded late to save registers.
                 g = load_rows(problem, opt, grads, first_query, problem.tgt_len, opt.M)
                 inside = m < problem.tgt_len
-                rows = two_numbers + queries + first_query + tl.arange(0, opt.M)[None, :]
-                shift, delta = load_two_numbers(opt, rows, inside, tl.float32)
+                shift, delta = load_two_numbers(opt, two_numbers + queries + m, inside, tl.float32)
                 if not opt.FULL:  # no whole tiles: weights beyond the last query will be 0
                     shift, delta = tl.where(inside, shift, NO_SUM), tl.where(inside, delta, 0)
                 weights = tl.exp2(scores * (problem.scale * LOG2_E) + shift)

@@ -58,7 +58,12 @@ class Table(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """The inputs of all kernels. All tensors are contiguous."""
+    """The inputs of all kernels. All tensors are contiguous.
+
+    The score of query i and key j is scale * (gain_r q_i.k_j + q_i.Q_r + k_j.K_r) + bias_r, where r
+    is their distance and Q, K, gain and bias are the tables; terms of missing tables are left out.
+    With PRODUCT it is scale * gain_r q_i.k_j * (q_i.Q_r) * (k_j.K_r) + bias_r.
+    """
 
     query: Tensor  # `(B, H, T, D)`
     key: Tensor  # `(B, H, S, D)`
@@ -73,14 +78,14 @@ class Problem(NamedTuple):
     visible_queries: Visible | None  # of each key
     dropout: Dropout | None
     kept_factor: float  # factor of the kept weights, 1 / (1 - rate)
-    scale: float  # factor of the combined dot products
+    scale: float  # 1 / sqrt(scale_factor * D)
     far_low: int  # up to this distance, every vector table has its first row
     far_high: int  # from this distance on, every vector table has its last row
     heads: int  # H
     tgt_len: int  # T
     src_len: int  # S
     width: int  # D
-    PRODUCT: tl.constexpr  # whether the parts of a score are multiplied, not added
+    PRODUCT: tl.constexpr  # whether the dot products are multiplied, not added
     SHARED: tl.constexpr  # whether queries and keys have one table
     CLIPPED: tl.constexpr  # whether a row at the end of a vector table serves several distances
 
@@ -189,24 +194,21 @@ def find_visible(
     """
     if mask.direction == "both" and not mask.limits:
         return None, None
-    deps = (*mask.cache_deps, tgt_len, src_len, device)
-    return mask.cached("ranges", deps, lambda: _compute_visible(mask, tgt_len, src_len, device))
 
-
-def _compute_visible(
-    mask: Mask, tgt_len: int, src_len: int, device: torch.device
-) -> tuple[Visible, Visible]:
-    found = mask.find_visible_ranges(tgt_len, src_len, device)
-    if found is None:
-        raise UserError(
-            "position backend triton needs documents whose numbers ascend: choose blocked"
+    def compute() -> tuple[Visible, Visible]:
+        found = mask.find_visible_ranges(tgt_len, src_len, device)
+        if found is None:
+            raise UserError(
+                "position backend triton needs documents whose numbers ascend: choose blocked"
+            )
+        # Neither decreases, so keys are searched in them; `contiguous` avoids copies and a warning.
+        first, last = (x.contiguous() for x in torch.broadcast_tensors(*found))
+        keys = torch.arange(src_len, device=device).expand(len(first), -1).contiguous()
+        of_keys = torch.searchsorted(last, keys), torch.searchsorted(first, keys, right=True) - 1
+        shared = len(first) == 1
+        return (
+            Visible(first.int(), last.int(), 0 if shared else tgt_len),
+            Visible(of_keys[0].int(), of_keys[1].int(), 0 if shared else src_len),
         )
-    # Neither decreases, so keys are searched in them; `contiguous` avoids copies and a warning.
-    first, last = (x.contiguous() for x in torch.broadcast_tensors(*found))
-    keys = torch.arange(src_len, device=device).expand(len(first), -1).contiguous()
-    of_keys = torch.searchsorted(last, keys), torch.searchsorted(first, keys, right=True) - 1
-    shared = len(first) == 1
-    return (
-        Visible(first.int(), last.int(), 0 if shared else tgt_len),
-        Visible(of_keys[0].int(), of_keys[1].int(), 0 if shared else src_len),
-    )
+
+    return mask.cached("ranges", (*mask.cache_deps, tgt_len, src_len, device), compute)

@@ -11,16 +11,19 @@ Table rows at the ends also serve all distances beyond the table. Their gradient
 token's tiles there, the token's *ends*: two numbers for each row of tiles, for the columns before
 and for those after the ones of the table. Only clipped tables have them.
 
-``slab`` and ``side`` are NamedTuples of :mod:`~fairseq_posenc.backends.triton.attention`;
-``problem`` and ``opt`` are those of :mod:`~fairseq_posenc.backends.triton.tiles`, where a block has
-N rows and N columns. ``tiles`` and ``ends`` point to those of one sequence.
+- ``slab``: the stored tiles: their first ``sequence``, and number of ``sequences``; ``queries`` and
+  ``keys``, the padded lengths.
+- ``side``: a ``table``, its ``tiles`` and ``ends``, the SIGN of these, and the ``factor`` of their
+  sums; ``tokens``, the queries or keys that its rows are multiplied with (None for numbers); and
+  the gradients to write, ``table_grad`` and ``token_grad``.
+- ``tiles``, ``ends``: those of one sequence; a block of them has N rows and N columns.
+- ``problem``, ``opt`` and ``table``: see :mod:`~fairseq_posenc.backends.triton.tiles`.
 """
 
 import triton
 import triton.language as tl
 
 from fairseq_posenc.backends.triton.tiles import (
-    ALL,
     find_columns,
     load_rows,
     load_table,
@@ -63,12 +66,10 @@ def add_ends(problem, opt, side, total, tiles, stride, ends, head, row, start, e
     after = tl.zeros((opt.N, opt.N), tl.float32)
     for column in range(start, tl.minimum(end, offset + opt.N - 1), opt.N):  # left of the table
         stop = tl.minimum(first_column, end)
-        tile = load_tile(opt, tiles, stride, row, column, start, stop, SKEW=0)
-        before += tile
+        before += load_tile(opt, tiles, stride, row, column, start, stop, SKEW=0)
     for column in range(tl.maximum(offset + last + 1, start) // opt.N * opt.N, end, opt.N):
         begin = tl.maximum(first_column + last + 1, start)
-        tile = load_tile(opt, tiles, stride, row, column, begin, end, SKEW=0)
-        after += tile
+        after += load_tile(opt, tiles, stride, row, column, begin, end, SKEW=0)
     before, after = tl.sum(before, 1), tl.sum(after, 1)
     tl.store(ends + i * 2, before)
     tl.store(ends + i * 2 + 1, after)
@@ -104,7 +105,7 @@ def write_tokens(problem, opt, slab, side, content, program):
     sequence_in_slab, row = split_program(program, tokens, opt.N)
     sequence = (slab.sequence + sequence_in_slab).to(tl.int64)
     batch, head = sequence // problem.heads, sequence % problem.heads
-    start, end = find_columns(problem, opt, batch, row, side.SIGN, ALL)
+    start, end = find_columns(problem, opt, batch, row, side.SIGN)
     at = sequence_in_slab.to(tl.int64) * slab.queries * slab.keys
     grad = side.token_grad + sequence * tokens * problem.width
     total = tl.zeros((opt.N, opt.W), tl.float32)
@@ -168,7 +169,7 @@ def add_to_table(problem, opt, slab, side, chunks, program):
         token = tl.cast(sequence, tl.int64) * tokens * problem.width
         for row in range(first_row, end_row, opt.N):
             batch = sequence // problem.heads
-            start, end = find_columns(problem, opt, batch, row, side.SIGN, ALL)
+            start, end = find_columns(problem, opt, batch, row, side.SIGN)
             tile = load_tile(opt, side.tiles + at, stride, row, row + offset, start, end, SKEW=1)
             if side.tokens is None:  # a table of numbers
                 by_number += tl.sum(tile.to(tl.float32), 0)

@@ -18,7 +18,7 @@ all pairs, and its term is a number for each query, or for each key.
 - FLIP: whether rows of tiles are keys.
 - PART: BEFORE for tiles far before the diagonal, AFTER for tiles far after it, NEAR for others.
 
-Scores are the combined dot products, to which a bias is added after it is divided by the scale.
+Scores are here without the scale, so a bias is divided by it before it is added.
 """
 
 import os
@@ -27,8 +27,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-BEFORE, AFTER = tl.constexpr(0), tl.constexpr(1)
-NEAR, ALL = tl.constexpr(2), tl.constexpr(3)
+BEFORE, AFTER, NEAR = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 FEW_ROWS = tl.constexpr(16)  # the fewest that `tl.dot` multiplies
 # Triton's interpreter computes with numpy, which has no bfloat16 and no PTX.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
@@ -105,11 +104,11 @@ def load_band(problem, opt, table, head, at):
 
 
 @triton.jit
-def find_columns(problem, opt, batch, first_row, SIGN: tl.constexpr, PART: tl.constexpr):
+def find_columns(problem, opt, batch, first_row, SIGN: tl.constexpr, PART: tl.constexpr = None):
     """Find the columns of a tile's rows that may be seen, from the start of a block to an end.
 
-    Rows are queries (SIGN 1) or keys (SIGN -1); PART may also be ALL. ``visible`` has the first and
-    the last column of every row, ``(B or 1, rows)``; neither decreases from row to row.
+    Rows are queries (SIGN 1) or keys (SIGN -1); without PART, the columns of all three. ``visible``
+    has the first and last column of every row, ``(B or 1, rows)``; neither falls from row to row.
     """
     visible = problem.visible_keys if SIGN > 0 else problem.visible_queries
     count = problem.tgt_len if SIGN > 0 else problem.src_len
@@ -121,7 +120,7 @@ def find_columns(problem, opt, batch, first_row, SIGN: tl.constexpr, PART: tl.co
         at = batch * visible.stride  # 0 if all sentences share the columns
         start = tl.load(visible.first + at + first_row) // block * block
         end = tl.load(visible.last + at + tl.minimum(first_row + rows, count) - 1) + 1
-    if problem.CLIPPED and PART != ALL:
+    if problem.CLIPPED and PART is not None:
         # Up to `far_low`, pairs have row 0; from `far_high` on, the last. Keys negate both.
         low = problem.far_low if SIGN > 0 else -problem.far_high
         high = problem.far_high if SIGN > 0 else -problem.far_low
