@@ -135,7 +135,7 @@ def list_limits(spec: Spec, dims: Dims, items: Items) -> list[Mask]:
 
 def _refuse_too_narrow_tables(spec: Spec, layer: Items, terms: Terms) -> None:
     """Refuse tables that are as wide as a head where an encoding widens queries and keys."""
-    of_heads: tuple[RowsOf, ...] = ("query", "key", "channel", "layer")  # meet queries or keys
+    of_heads: tuple[RowsOf, ...] = ("query", "key", "channel", "layer")  # multiply queries or keys
     if not (terms.has(CountedRows) or any(terms.rows(of) for of in of_heads)):
         return
     for item in layer:

@@ -1,4 +1,4 @@
-"""Gives a user's mistakes and a machine's limits a message of one line and an exit code."""
+"""Describes mistakes of users and limits of machines in one line, and chooses exit codes."""
 
 import errno
 import os

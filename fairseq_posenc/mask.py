@@ -102,7 +102,7 @@ class Mask(NamedTuple):
     def hides(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         """Check whether a query may not see a key, by their indices among the S tokens.
 
-        This is the mask's definition. Backends find the hidden keys of all queries faster.
+        This is the mask's definition; backends also call it for parts of the pairs.
 
         Args:
             query_at: int64 ``(M, 1)``.
@@ -146,7 +146,10 @@ class Mask(NamedTuple):
         return self._map(lambda x: x.narrow(1, count, x.size(1) - count))
 
     def select_keys(self, places: Tensor) -> Mask:
-        """Keep the keys at ``places``, the last T the queries'; a window must hide all others."""
+        """Keep the keys at ``places``, of which the last T are the queries'.
+
+        The window hides all others, and then counts the keys that are left.
+        """
         return self._map(lambda x: x[:, places])
 
     def select_sentences(self, places: slice) -> Mask:
@@ -269,7 +272,7 @@ class Mask(NamedTuple):
     def __and__(self, other: Mask) -> Mask:
         """Combine the limits of two encodings: a key is visible if both allow it.
 
-        One at most has a window, as in a spec. Directions, padding, pairs and cache are our own.
+        Two windows with first keys are refused before. The other fields are those of ``self``.
         """
         segments = other.segments if self.segments is None else self.segments
         if self.segments is not None and other.segments is not None:

@@ -39,7 +39,7 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
     layers = split_spec(spec)
     # A spec of more layers than the model has keeps them all, so that the model refuses it.
     count = max(num_layers, len(layers))
-    # The model's, `none` for one without positions, which `parse` takes beside others.
+    # A layer without positions has the item `none`, which `parse` ignores beside others.
     own_layers = [own.select_layers([index]).items for index in range(count)]
     expanded = []
     for index, own_items in enumerate(own_layers):

@@ -78,7 +78,7 @@ class DebertaV2(Encoding):
 
     acts_on = "scores"
     shared_by_layers = True  # one module; `terms` is called once in a pass
-    ones, zeros = ("norm_weight",), ("norm_bias",)  # initial values: a neutral layer norm
+    ones, zeros = ("norm_weight",), ("norm_bias",)  # parameters that start at 1, at 0
 
     def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
         super().__init__(dims, scale_factor)
@@ -113,10 +113,9 @@ class DebertaV2(Encoding):
             share = math.log(distance / exact) / math.log(longest / exact)
             return exact + math.ceil(share * (exact - 1))
 
-        # From the earliest keys to the latest: buckets of i - j run from `farthest`, the last one
-        # that inputs reach, to -`farthest`. Bucket b has the row buckets + b, as in DebertaV2; its
-        # table has no row 2 * buckets, so the row before serves that bucket, too.
-        starts = find_starts(find_bucket, last=self.buckets)
+        starts = find_starts(find_bucket, last=self.buckets)  # of j - i: the earliest keys first
+        # Buckets of i - j, as far as inputs reach, with the rows buckets + bucket of DebertaV2's
+        # table. It has no row 2 * buckets, so the row before serves that bucket, too.
         farthest = len(starts) // 2
         rows = (self.buckets + bucket for bucket in range(farthest, -farthest - 1, -1))
         self.bucket_rule = Buckets(starts, tuple(min(x, 2 * self.buckets - 1) for x in rows))

@@ -46,7 +46,7 @@ class DistanceEncoding(Encoding):
     acts_on = "scores"  # or on the values, which belong to this place
     length_options = ("max_distance",)  # trained rows keep their distances if it changes
     is_signed: ClassVar[bool] = True  # False: the table has K + 1 rows, one for both r and -r
-    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # which vectors rows meet; empty: one number a row
+    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # vectors that rows multiply or add to; else numbers
     multiplies: ClassVar[bool] = False  # whether numbers, or products with rows, multiply q_i.k_j
 
     def __init__(

@@ -25,7 +25,7 @@ from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.option_values import format_value
 from fairseq_posenc.positions import reading_waits
-from fairseq_posenc.precision import at_least_fp32, make_constant
+from fairseq_posenc.precision import at_least_fp32
 
 GAMMA = 0.4  # xPos: g in the equation
 _OPTIONS_OF_ROPE_ALONE = ("cross_attention", "axes", "sections", "pairs")  # refused in subclasses
@@ -96,7 +96,7 @@ class Rope(Encoding):
         self.axes = axes or len(sections or [1])  # sections alone have an axis each
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
-        self.pair_axes = make_constant(self._assign_axes(), torch.device("cpu"), torch.long)
+        self.pair_axes = torch.tensor(self._assign_axes(), device="cpu")  # moved by `_apply`
         self.compute_constants()
 
     def _assign_axes(self) -> list[int]:
@@ -151,7 +151,7 @@ class Rope(Encoding):
         width = self.rotated // self.axes if each_axis_has_all else self.rotated
         self.gain = scaling.gain(self.dims)
         frequencies = scaling.frequencies(self.base, width, self.dims)
-        if width < self.rotated:  # each axis has all frequencies of this range
+        if each_axis_has_all:
             frequencies = frequencies.repeat(self.axes)
         elif self.pairs == "alternating":  # axis a has the frequencies a, a + axes, ...
             frequencies = frequencies.view(-1, self.axes).t().flatten()

@@ -73,8 +73,8 @@ class PairRotation(NamedTuple):
         """Compute cosines and sines as models of transformers take them, ``(B or 1, T, width)``.
 
         Args:
-            form: ``half``: those of each pair once; ``doubled``, ``doubled_pairs``: all of them
-                twice; ``pairs``: each of them twice.
+            form: ``half``: those of each pair once; ``pairs``: each of them twice; ``doubled``, and
+                in models that rotate neighbours ``doubled_pairs``: all of them twice.
             dtype: of the result.
         """
         # The parts are taken first, as ONNX cannot select from complex numbers.

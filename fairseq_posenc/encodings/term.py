@@ -69,7 +69,7 @@ class Term:
         """Combine with a term of the same name, of another encoding; by default refuse it."""
         words = self.name.replace("_", " ")
         noun = words if words.endswith("s") else f"a {words}"
-        raise UserError(f"two encodings both bring {noun} to the scores: choose one of them")
+        raise UserError(f"two encodings both have {noun}: choose one of them")
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Combines the terms of several encodings for a layer, which has at most one of each name.
 
-Rows by distance meet queries, keys or states, or are summed as values; those ``of`` the ``layer``
-are projected by it to rows of queries and of keys; those of a ``channel`` are gains for each.
+Rows by distance are multiplied with queries, keys or states, or added to values. Each layer
+projects those of ``layer`` to rows of queries and of keys; those of ``channel`` scale each channel.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Terms(tuple[Term, ...]):
         if rows is None:
             return self
         as_queries, as_keys = project(rows.table[0])
-        of_queries = RowsByDistance(as_keys, rows.runs, of="query")  # queries meet keys
+        of_queries = RowsByDistance(as_keys, rows.runs, of="query")  # are multiplied with keys
         of_keys = RowsByDistance(as_queries, rows.runs, of="key")
         return Terms([x for x in self if x is not rows]) | Terms([of_queries, of_keys])
 

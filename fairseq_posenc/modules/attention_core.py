@@ -230,8 +230,8 @@ class AttentionCore:
 
         Args:
             shared: position state of the forward pass, for this kind of layer.
-            x: the layer's input, see :meth:`Encodings.input_terms`; None without gates and states.
-            decay: see there.
+            x: the layer's input, as for :meth:`Encodings.input_terms`; None leaves its terms out.
+            decay: the result of :meth:`Encodings.decay`, which is computed from ``x`` otherwise.
             rows: those that earlier steps of decoding have projected; new ones are added.
         """
         terms, positions = self.collect_terms(shared), shared.positions

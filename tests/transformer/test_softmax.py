@@ -257,7 +257,7 @@ def test_a_fixed_sink_has_no_parameters_and_a_trained_one_a_number_for_each_head
         ("rope+sink(value=x)", r"sink\(value=x\): expected a finite number"),
         ("rope+sink(value=inf)", "expected a finite number"),
         ("sink+sink(value=0)", "sink is named twice"),
-        ("logn+llama4", "two encodings both bring a temperature to the scores"),
+        ("logn+llama4", "two encodings both have a temperature: choose one"),
         ("llama4(beta=0)", r"beta=0\): must be from 1e-06 to 1,000,000,000,000, not 0"),
         ("softcap(cap=-1)", r"cap=-1\): must be from 1e-06 to 1,000,000,000,000, not -1"),
     ],

@@ -375,7 +375,7 @@ def test_a_causal_lms_inner_sizes_follow_its_width():
 
 BAD_OPTIONS = [
     ("masked_lm", {"max_positions": 10**12}, "128,000 GB, and this machine"),
-    ("translation", {"position_encoding_decoder": "m4+m4m"}, "both bring a"),
+    ("translation", {"position_encoding_decoder": "m4+m4m"}, "two encodings both have a"),
     (
         "causal_lm",
         {"position_encoding": "rope+window(prefill=true)"},
