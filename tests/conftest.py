@@ -33,6 +33,7 @@ def pytest_configure(config):
     if getattr(config.option, "numprocesses", None):
         programs.share()
         return
+    gc.disable()  # until the tests are collected: what is imported stays
     import torch
 
     from fairseq_posenc.user_dir import register
@@ -67,9 +68,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Leave torch, fairseq and the tests themselves out of all later searches for garbage."""
-    gc.collect()
+    """Leave torch, fairseq and the tests themselves out of all searches for garbage."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

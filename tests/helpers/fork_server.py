@@ -212,12 +212,6 @@ def run(words: list[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
-def keep_to_the_end() -> None:
-    """Leave to the end of the process what the imports would free at an exit: 0.03 s of it."""
-    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        each.atexit = False
-
-
 def leave(status: int) -> None:
     """End as an exit does, but let the memory go as a whole: object by object takes 0.3 s."""
     threading._shutdown()  # type: ignore[attr-defined]
@@ -239,6 +233,7 @@ def load_plugin() -> None:
 
 if __name__ == "__main__":
     logging.disable()  # of what the imports tell, which belongs to no program
+    gc.disable()
     for name in THIRD_PARTY:
         importlib.import_module(name)
     hasten_hydra()
@@ -250,9 +245,10 @@ if __name__ == "__main__":
         listener = plugin
         load_plugin()
     logging.disable(logging.NOTSET)
-    gc.collect()
     gc.freeze()  # so that programs share these objects' memory
-    keep_to_the_end()
+    gc.enable()
+    for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        each.atexit = False  # 0.03 s of an exit, to free what the imports made
     words = become(*serve(listener))
     status = 0
     try:
