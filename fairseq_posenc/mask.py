@@ -297,7 +297,7 @@ class Mask(NamedTuple):
         if self.key_padding is None:
             return high - low + 1
         before = F.pad((~self.key_padding).cumsum(1), (1, 0))  # tokens before each key, [B, S + 1]
-        sentences = max(len(before), len(low))
+        sentences = max(before.size(0), low.size(0))  # not `len`, which would fix it in a graph
         before, low, high = (x.expand(sentences, -1) for x in (before, low, high))
         return before.gather(1, high + 1) - before.gather(1, low)
 

@@ -57,18 +57,18 @@ def test_a_compiled_model_follows_when_its_positions_are_set() -> None:
     assert distance(logits, before) > 1e-2
 
 
-LENGTH = torch.export.Dim("length", min=4, max=60)
+BATCH, LENGTH = torch.export.Dim("batch", max=8), torch.export.Dim("length", min=4, max=60)
 
 
 @pytest.mark.parametrize(("name", "spec"), product_of(["llama", "bert"], some_of(SPECS[:2], SPECS)))
-def test_exported_for_inputs_of_any_length(name: str, spec: str) -> None:
+def test_exported_for_inputs_of_any_size(name: str, spec: str) -> None:
     cell = Cell.build(name, spec, **FEW)
     cell.model.config.use_cache = False
-    sizes = {key: {1: LENGTH} for key in cell.inputs}
+    sizes = {key: {0: BATCH, 1: LENGTH} for key in cell.inputs}
     exported = torch.export.export(cell.model, (), cell.inputs, dynamic_shapes=sizes, strict=False)
     program = exported.module()
-    for length in (4, 12, 30):
-        inputs = make_inputs(cell.tiny, length=length)
+    for batch, length in ((2, 4), (7, 12), (3, 30)):
+        inputs = make_inputs(cell.tiny, batch, length)
         assert distance(program(**inputs).logits, compute_logits(cell.model, inputs)) < 1e-5
 
 
