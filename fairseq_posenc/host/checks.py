@@ -39,8 +39,8 @@ def check_precision(common: Any) -> None:
         )
 
 
-def forget_tpu(options: Any) -> None:
-    """Undo the choice of a TPU for ``--bf16`` by fairseq's command line, without torch_xla.
+def use_gpu_for_bf16(options: Any) -> None:
+    """Undo fairseq's choice of a TPU for ``--bf16`` if torch_xla, which TPUs need, is missing.
 
     Otherwise a training in bf16 would fail, on a GPU as well.
     """
@@ -64,29 +64,8 @@ def refuse_wrong_checkpoints(checkpoint: Any) -> None:
         )
 
 
-def prepare_blocks(settings: Any, max_positions: int) -> None:
-    """Refuse blocks that fairseq-eval-lm would leave out, as they are longer than the model reads.
-
-    Sentences may be longer: it counts those it leaves out. With a window, ``max_tokens``
-    is lowered: fairseq counts only the tokens beyond it, so a batch could have thousands of blocks.
-    """
-    window = settings.eval_lm.context_window
-    # fairseq-eval-lm has subtracted the window from --tokens-per-sample.
-    new_tokens = settings.task.tokens_per_sample
-    block = new_tokens + max(window, 0)
-    if not 0 <= window < block:
-        raise UserError(
-            f"--context-window {window} is part of the {block} tokens of --tokens-per-sample: give "
-            f"a number from 0 to {block - 1}"
-        )
-    refuse_long_blocks(settings.task, block, max_positions)
-    if window:
-        tokens = settings.dataset.max_tokens or 36_000  # fairseq-eval-lm's default
-        settings.dataset.max_tokens = max(new_tokens, tokens * new_tokens // block)
-
-
 def refuse_long_blocks(task: Any, block: int, max_positions: int) -> None:
-    """Refuse blocks that fairseq would leave out, because they are longer than the model reads."""
+    """Refuse blocks that fairseq would silently leave out: the model reads fewer tokens."""
     if task.sample_break_mode != "eos" and block > max_positions:
         raise UserError(
             f"--tokens-per-sample {block}: blocks are longer than the {max_positions:,} tokens "

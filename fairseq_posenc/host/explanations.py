@@ -78,7 +78,7 @@ def explain_failure(error: BaseException, settings: Any = None) -> str | None:
     """Explain the first known error of a command with such settings, or of what caused it."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped; the same command continues from its last checkpoint, if it has written one"
-    return next(filter(None, (_explain(each, settings) for each in chain(error))), None)
+    return next(filter(None, (_explain(cause, settings) for cause in chain(error))), None)
 
 
 def _explain(error: BaseException, settings: Any) -> str | None:

@@ -42,7 +42,7 @@ def prepare_command(model: Any, task: Any, **stacks: Any) -> None:
     """
     command, settings = take_command()  # "" for all models but the first that a command builds
     if command:
-        checks.forget_tpu(settings.common)
+        checks.use_gpu_for_bf16(settings.common)  # our architectures did; a user's own may not
         checks.check_precision(settings.common)
     checks.check_data_bins(task)
     for name, stack in stacks.items():
@@ -51,15 +51,36 @@ def prepare_command(model: Any, task: Any, **stacks: Any) -> None:
     if command == "eval_lm":
         if isinstance(model, FairseqEncoderDecoderModel):
             raise UserError("this is a translation model: use fairseq-generate or translate")
-        checks.prepare_blocks(settings, model.max_positions())
+        prepare_evaluation(settings, model.max_positions())
     elif command == "train":
         _prepare_training(model, task, settings)
 
 
+def prepare_evaluation(settings: DictConfig, max_positions: int) -> None:
+    """Refuse blocks that fairseq-eval-lm would leave out, and shrink its batches of windows.
+
+    With ``--context-window``, fairseq counts only the tokens after the window for ``--max-tokens``,
+    so a batch could have thousands of blocks.
+    """
+    window = settings.eval_lm.context_window
+    # fairseq-eval-lm has subtracted the window from --tokens-per-sample.
+    new_tokens = settings.task.tokens_per_sample
+    block = new_tokens + max(window, 0)
+    if not 0 <= window < block:
+        raise UserError(
+            f"--context-window {window} is part of the {block} tokens of --tokens-per-sample: give "
+            f"a number from 0 to {block - 1}"
+        )
+    checks.refuse_long_blocks(settings.task, block, max_positions)
+    if window:
+        tokens = settings.dataset.max_tokens or 36_000  # fairseq-eval-lm's default
+        settings.dataset.max_tokens = max(new_tokens, tokens * new_tokens // block)
+
+
 def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     """Check the options of a training, lock its folder, and prepare to resume it."""
-    for name in ("best", "num_runs"):  # which fairseq keeps of an earlier member of a sweep
-        for function in filter(None, (checkpoint_utils.save_checkpoint, _find_counter())):
+    for function in filter(None, (checkpoint_utils.save_checkpoint, _find_counter())):
+        for name in ("best", "num_runs"):  # as counted by an earlier training of a hydra sweep
             vars(function).pop(name, None)
     started, distributed = os.environ.get("WORLD_SIZE", "1"), settings.distributed_training
     is_rank = "RANK" in os.environ and started.isdigit() and int(started) > 1  # of torchrun

@@ -20,7 +20,7 @@ from torch import Tensor
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.checks import forget_tpu
+from fairseq_posenc.host.checks import use_gpu_for_bf16
 from fairseq_posenc.host.preparation import prepare_command
 from fairseq_posenc.specs import parse
 from fairseq_posenc.transformer.options import PositionConfig, build_stack_config, read_task_options
@@ -113,7 +113,7 @@ class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
         # samples with it, and fairseq-eval-lm takes this option from its own command line.
         adds_bos = getattr(read_task_options(task), "add_bos_token", args.add_bos_token)
         decoder.record(add_bos_token="on" if adds_bos else "off")
-        prepare_command(model, task, decoder=decoder)
+        prepare_command(model, task, decoder=decoder)  # checks its options and data
         return model
 
     def forward(
@@ -178,7 +178,7 @@ def _register(name: str, **defaults: Any) -> None:
     config = make_dataclass(f"Config_{name}", options, bases=(PositionalLMConfig,))
     model = type(name, (PositionalLM,), {"__doc__": PositionalLM.__doc__, "__module__": __name__})
     globals()[name] = register_model(name, dataclass=config)(model)  # where pickle looks for it
-    ARCH_CONFIG_REGISTRY[name] = forget_tpu  # fairseq's does nothing, and --bf16 asks for a TPU
+    ARCH_CONFIG_REGISTRY[name] = use_gpu_for_bf16  # fairseq's function does nothing
 
 
 for _encoding in registry.names():

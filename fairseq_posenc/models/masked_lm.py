@@ -98,7 +98,7 @@ class PositionalRoberta(PositionCheckpoints, RobertaModel):
             with open_dict(settings):
                 settings.reuse_dataloader = settings.persistent_workers = False
         model = cls(args, encoder)
-        prepare_command(model, task, encoder=encoder.sentence_encoder)
+        prepare_command(model, task, encoder=encoder.sentence_encoder)  # checks options and data
         return model
 
     def register_classification_head(self, name: str, *args: Any, **kwargs: Any) -> None:

@@ -32,11 +32,11 @@ class PositionalTransformer(PositionCheckpoints, TransformerModel):
     def build_model(cls, args: Any, task: Any) -> "PositionalTransformer":
         """Build a model as fairseq's class does, with the stacks that the methods below build."""
         model: Any = super().build_model(options.as_namespace(args), task)
-        # Checkpoints record the languages, which only the task knows: weights trained on other
-        # languages are refused.
+        # Recorded in checkpoints, so that weights trained on other languages are refused.
         settings = options.read_task_options(task)
         model.encoder.record(language=getattr(settings, "source_lang", None))
         model.decoder.record(language=getattr(settings, "target_lang", None))
+        # Checks the options and the data of the command, before it reads a checkpoint.
         prepare_command(model, task, encoder=model.encoder, decoder=model.decoder)
         return cast(PositionalTransformer, model)
 

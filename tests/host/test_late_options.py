@@ -10,8 +10,7 @@ from fairseq.dataclass.configs import CheckpointConfig, EvalLMConfig, FairseqCon
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.checks import prepare_blocks, refuse_wrong_checkpoints
-from fairseq_posenc.host.explanations import explain_failure
+from fairseq_posenc.host import checks, explanations, preparation
 from tests.helpers.commands import USER_DIR, new_directory, pairs, run, sentences, train, trained
 from tests.helpers.products import product_of
 
@@ -47,7 +46,7 @@ def test_refused_at_the_start(family, options, said):
 def test_checkpoints_that_no_training_resumes_from_are_refused():
     checkpoint = CheckpointConfig(write_checkpoints_asynchronously=True)
     with pytest.raises(UserError, match=r"no checkpoint_last\.pt to resume from"):
-        refuse_wrong_checkpoints(checkpoint)
+        checks.refuse_wrong_checkpoints(checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ def test_checkpoints_that_no_training_resumes_from_are_refused():
     ],
 )
 def test_known_errors_are_explained(error, said):
-    assert said in str(explain_failure(error))
+    assert said in str(explanations.explain_failure(error))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +190,7 @@ def test_a_window_of_nearly_the_whole_block_makes_small_batches_and_the_same_per
     assert perplexity in _eval_lm(*options, "--batch-size", 1).log
     settings = OmegaConf.structured(FairseqConfig(eval_lm=EvalLMConfig(context_window=15)))
     settings.task = {"tokens_per_sample": 1, "sample_break_mode": "none"}  # as fairseq leaves it
-    prepare_blocks(settings, max_positions=16)
+    preparation.prepare_evaluation(settings, max_positions=16)
     assert settings.dataset.max_tokens == 36_000 // 16
 
 
