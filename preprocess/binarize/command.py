@@ -42,10 +42,8 @@ _PADDING_FACTOR = 8  # dictionaries are padded to a multiple of it, as in fairse
 _MAX_REPORTED = 10  # invalid lines; all are counted
 _SIZE = np.dtype(np.int32)  # type of the sizes in an .idx file
 # The settings on which the content of a data-bin depends, besides its text and vocabulary.
-_CONTENT_OPTIONS = (
-    *("words", "characters", "keep_spaces", "min_count", "max_symbols"),
-    *("sentences", "empty_lines", "longest_line", "invalid_lines"),
-)
+_TOKEN_OPTIONS = ("words", "characters", "keep_spaces", "min_count", "max_symbols")
+_LINE_OPTIONS = ("sentences", "empty_lines", "longest_line", "invalid_lines")
 
 
 def run(args: argparse.Namespace, line_format: LineFormat) -> None:
@@ -62,7 +60,7 @@ def run(args: argparse.Namespace, line_format: LineFormat) -> None:
         for split, given in settings.inputs.items()
     }
     request = {
-        "options": {name: getattr(settings, name) for name in _CONTENT_OPTIONS},
+        "options": {name: getattr(settings, name) for name in _TOKEN_OPTIONS + _LINE_OPTIONS},
         "corpus": describe_format(line_format),
         "files": settings.vocabulary.checksums(),
         "inputs": {split: combine_checksums(found) for split, found in files.items()},

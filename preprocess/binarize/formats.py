@@ -22,6 +22,7 @@ class LineFormat(Protocol):
         """Extract the lines of text, which the caller strips; an empty one ends a document."""
 
 
+_ABSENT = object()  # in place of the value of a field that an object lacks
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # WikiText's headings are ` = Title = ` for an article, ` = = Section = = ` and so on inside it.
 _HEADING = re.compile(r"\s*=\s.*\s=\s*")
@@ -66,16 +67,18 @@ class JsonField(NamedTuple):
 
 
 def _look_up(record: object, path: str) -> object:
-    """Look up the value of ``meta.title`` as a name, or as a path; None if absent."""
-    if isinstance(record, dict) and path in record:
-        return record[path]
-    first, _, rest = path.partition(".")
-    value = record.get(first) if isinstance(record, dict) else None
-    return _look_up(value, rest) if rest else value
+    """Look up the value of ``meta.title`` as a name, or as a path."""
+    if not isinstance(record, dict):
+        return _ABSENT
+    first, dot, rest = path.partition(".")
+    is_path = dot and path not in record
+    return _look_up(record.get(first), rest) if is_path else record.get(path, _ABSENT)
 
 
 def _spell(value: object) -> tuple[str, ...]:
     """List how ``--where`` may spell a value: JSON's ``true`` is also Python's ``True``."""
+    if value is _ABSENT:
+        return ()
     return (value,) if isinstance(value, str) else (json.dumps(value), str(value))
 
 
