@@ -123,7 +123,7 @@ def write_card(
         title=code(trained.path.resolve().parent.name or trained.path.stem),
         version=__version__,
         command=code(f"fairseq-posenc export --checkpoint {trained.path.name}"),
-        rows=table(("", ""), rows, "l"),
+        rows=table(("", ""), rows, align="l"),
         usage=usage,
         notes="\n".join(f"- {note}" for note in notes),
     )

@@ -59,9 +59,9 @@ def swap_folder(
         stock = is_stock(folder)  # whether transformers loads it without this package
         class_name = json.loads((folder / "config.json").read_bytes())["architectures"][0]
     both = [name for name in new if name in old and record.is_of_positions(name)]  # in both models
-    # Model class -> the first Auto class that loads it: reversed, as the last entry stays.
-    found = {x._model_mapping.get(type(model.config), None): x for x in reversed(AUTO_CLASSES)}
-    auto = found.get(type(model), type(model)).__name__
+    config_class, model_class = type(model.config), type(model)
+    loaders = [x for x in AUTO_CLASSES if x._model_mapping.get(config_class, None) is model_class]
+    loader = loaders[0] if loaders else model_class  # an Auto class, if one loads such a model
     return [
         f"source: {source}: {type(model).__name__}, positions: {old_positions}",
         f"kept bit for bit: the {len(new.keys() & old) - len(both)} tensors that are not positions",
@@ -71,7 +71,7 @@ def swap_folder(
         f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'} "
         f"({class_name.removeprefix(CLASS_PREFIX)}): positions: {read_positions(model)} "
         f"(max_positions {model.config.position_encoding_max_positions:,})",
-        f"load it by {auto}.from_pretrained" + ("" if stock else _IMPORTS),
+        f"load it by {loader.__name__}.from_pretrained" + ("" if stock else _IMPORTS),
     ]
 
 

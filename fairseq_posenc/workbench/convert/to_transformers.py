@@ -105,13 +105,10 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
     if trained.head == "translation":
         model.generation_config = _build_generation_config(trained, config)
     weights = _select_weights(trained)
-    learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table"
-    if is_plain and f"{learned}.weight" in weights:
-        # `stock.parts` names the table that `set_positions` makes. Here it is the class's own, with
-        # unused rows before position 0. It comes first: `pair_weights` uses the first that fits.
-        hf_table = f"{model.base_model_prefix}.embeddings.position_embeddings"
-        stock = stock._replace(parts={learned: hf_table, **stock.parts})
-        weights[f"{learned}.weight"] = F.pad(weights[f"{learned}.weight"], (0, 0, UNUSED_ROWS, 0))
+    learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table.weight"
+    if is_plain and learned in weights:  # the class's own table has unused rows before position 0
+        own_table = f"{model.base_model_prefix}.embeddings.position_embeddings.weight"
+        weights[own_table] = F.pad(weights.pop(learned), (0, 0, UNUSED_ROWS, 0))
     for weight, parameter in stock.pair_weights(weights, model, trained.path):
         parameter.copy_(weight)
     for name, parameter in model.named_parameters():
@@ -190,7 +187,8 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily, is_plain: bool) 
             raise UserError(f"{trained.path}: no class of transformers has {both}")
     # A causal LM of fairseq begins texts with </s>, unless it was trained with --add-bos-token.
     begins_with_eos = trained.family == "causal_lm" and not trained.settings.task.add_bos_token
-    # The class's own table has a row for each position; `set_positions` adds the length of others.
+    # Rows of the class's own table; otherwise `set_positions` takes it for the length of training,
+    # and is given the number of positions (`_copy_positions`).
     lengths = [x.dims.max_positions if is_plain else x.dims.trained_length for x in stacks]
     fields |= {
         "pad_token_id": stacks[-1].padding_idx,
