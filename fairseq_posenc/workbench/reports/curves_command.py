@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
         text = format_tables(tables)
         Record("curves", tables, data, command=own_command()).write(args.out / "curves.json")
         print(text)
-        drawn = _draw_pictures(trainings, args.updates, args.out)
+        drawn = _draw_pictures(trainings, args.out, *args.updates)
         text += "".join(f"\n![{title}]({file})\n" for file, title in drawn.items())
         write_whole(args.out / "curves.md", text)
         say(f"tables and {len(drawn)} pictures: {args.out}")
@@ -155,9 +155,8 @@ def _format_cell(row: Row, name: str, digits: int) -> str:
     return intervals.Interval(row[name], low, row[f"{name}_high"]).show(digits)
 
 
-def _draw_pictures(trainings: Trainings, updates: tuple[float, float], out: Path) -> dict[str, str]:
+def _draw_pictures(trainings: Trainings, out: Path, first: float, last: float) -> dict[str, str]:
     """Draw validations and training losses between two updates; return the titles by file."""
-    first, last = updates
     drawn = {}
     for file, title, is_perplexity, list_points in (  # of a curve: updates and values
         ("curves.png", "Validation perplexity", True, lambda curve: curve.points),
@@ -186,7 +185,8 @@ def _read_log(name: str, log: Path) -> Curve:
 
 def _parse_updates(text: str) -> tuple[float, float]:
     """Parse the first and the last update to draw."""
-    match = re.fullmatch(r"(\d*):(\d*)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"write FIRST:LAST, as in 0:16000, not '{text}'")
-    return float(match[1] or 0), float(match[2] or math.inf)
+    if match := re.fullmatch(r"(\d*):(\d*)", text):
+        first, last = float(match[1] or 0), float(match[2] or math.inf)
+        if first <= last:
+            return first, last
+    raise argparse.ArgumentTypeError(f"write FIRST:LAST, as in 0:16000, not '{text}'")
