@@ -23,8 +23,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # A GPU may round the factors of float32 products to TF32 (ten bits); a wrong term is off by more.
 TOLERANCE = 1e-2
 _MARKS = {True: "ok", None: "-", False: "FAILED"}
-# Companions, which `registry.names()` leaves out. Their options change the scores of the self-test,
-# whose texts have 6 tokens.
+# `registry.names()` leaves out companions: what only changes attention beside another encoding.
+# These change the softmax, by options that make a difference in the self-test's 6 tokens.
 SOFTMAX_SPECS = ("ssmax", "ssmax(offset=true)", "logn(length=2)", "sink", "softcap(cap=1)")
 
 

@@ -26,8 +26,8 @@ class Advice(NamedTuple):
     up_to: float  # longest text, as a multiple of the length in training
     encodings: int  # how many were measured; of trained models, without the kept one
     best: dict[str, str]  # the encoding with the best figure; of trained models, the kept one
-    others: dict[str, str]  # those that are not significantly worse; or better than the kept one
-    fast: dict[str, str]  # the best one whose layer takes at most 1.1 times that without positions
+    others: dict[str, str]  # not significantly worse than it; of trained models, those better
+    fast: dict[str, str]  # the best one whose layer is at most 10 % slower than without positions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

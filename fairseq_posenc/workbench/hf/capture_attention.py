@@ -35,21 +35,21 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **named: Any
     ) -> tuple[Tensor, Tensor | None]:
-        positions = getattr(module, POSITIONS, None)
-        if positions is not None or module not in encoder:  # Whisper's encoder has no positions
+        positions = getattr(module, POSITIONS, None)  # None in attention to the encoder's output
+        if positions is not None or module not in encoder:  # Whisper's encoder has none either
             # Unscaled, and the c of 1 / sqrt(c D).
             queries, factor = plain_queries(module, query, named.get("scaling"))
             if positions is None:
                 terms = Terms([ScaleFactor(factor)])
-                call, rotation = AttentionCall(queries, key, value, terms), None
+                call, rotation, stack = AttentionCall(queries, key, value, terms), None, "decoder"
             else:
                 state = named[POSITION_STATE]  # the `LayerState`
                 call = positions.prepare_call(module, queries, key, value, state, factor)
                 rotation = positions.rotation(state.shared)
+                stack = "decoder" if positions.dims.causal else "encoder"
             _, weights = reference.attend(call._replace(need_weights=True))
             assert weights is not None
-            is_causal = positions is None or positions.dims.causal
-            stack, cross = "decoder" if is_causal else "encoder", positions is None
+            cross = positions is None
             layer = sum((x.stack, x.cross) == (stack, cross) for x in captured)  # those before it
             keys = key.repeat_interleave(query.size(1) // key.size(1), 1)
             parts = split(queries, keys, call.terms, rotation, mask=call.mask)

@@ -75,13 +75,13 @@ def _find_subject(args: argparse.Namespace) -> Subject:
     if args.checkpoint:
         from fairseq_posenc.workbench.loading.open_model import open_model
 
-        for name in filter(vars(args).get, ("embed_dim", "heads", "decoder")):  # if given
-            raise UserError(f"--{name.replace('_', '-')} is for --encoding, not for --checkpoint")
+        if args.embed_dim or args.heads or args.decoder:
+            raise UserError("--embed-dim, --heads and --decoder are for --encoding, not a model")
         subjects = collect_subjects(open_model(args.checkpoint, args.data).model)
         if not subjects:  # its stacks are not ours
             raise UserError(f"--checkpoint {args.checkpoint}: fairseq's own; use plot attention")
         stack = _choose_stack(f"--checkpoint {args.checkpoint}", list(subjects), args.stack)
-        subject = replace(subjects[stack], label=f" in {args.checkpoint}")
+        subject = replace(subjects[stack], checkpoint=args.checkpoint)
     else:
         if args.data:
             raise UserError("--data is for --checkpoint, not for --encoding")

@@ -254,9 +254,9 @@ def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
     return scores + terms
 
 
-def draw_scores(subject: Subject, reach: int = 32) -> Any:
+def draw_scores(subject: Subject) -> Any:
     """Draw a panel for each of the curves by distance, with a line for each head."""
-    return draw_curves(compute_curves(subject, reach), subject.heads, subject.title)
+    return draw_curves(compute_curves(subject), subject.heads, subject.title)
 
 
 @torch.no_grad()

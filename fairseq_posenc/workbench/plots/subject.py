@@ -5,6 +5,7 @@ without a model.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class Subject:
     heads: list[int]  # indices of the heads to show
     # weights of every layer's query and key projection, `(H, D, C)`; empty for an untrained spec
     projections: list[tuple[Tensor, Tensor]]
-    label: str = ""  # where it is from: ends a title, so it begins with a space
+    checkpoint: Path | None = None  # where it is from; None for a model in memory and a spec
 
     @property
     def dims(self) -> Dims:
@@ -43,7 +44,7 @@ class Subject:
     def title(self) -> str:
         """The spec of the position encodings, and where they are from."""
         spec = parse(",".join(str(layer.spec) for layer in self.encodings))  # as in 3*rope,none
-        return f"{spec}{self.label}"
+        return f"{spec} in {self.checkpoint}" if self.checkpoint else str(spec)
 
     @property
     def named_layers(self) -> dict[int, str]:
@@ -103,8 +104,7 @@ def collect_subjects(model: nn.Module) -> dict[str, Subject]:
     """Collect the stacks of a trained model by name; empty for fairseq's own models."""
     # Of all modules, only our stacks have `spec`; no import: pictures of specs need no fairseq.
     stacks = [module for module in model.modules() if hasattr(module, "spec")]
-    subjects = [_build_trained_subject(stack) for stack in stacks]
-    return {subject.stack: subject for subject in subjects}
+    return {subject.stack: subject for subject in map(_build_trained_subject, stacks)}
 
 
 def make_positions(length: int) -> Positions:

@@ -57,7 +57,9 @@ def interval(values: Iterable[float]) -> Interval:
 
 def interval_of_perplexity(values: Iterable[float]) -> Interval:
     """Compute the perplexity of the mean loss, with the interval of that perplexity."""
-    return Interval(*map(_exp, interval(map(math.log, values))))
+    # exp(710) would raise; bounds that are infinite stay so.
+    losses = interval(map(math.log, values))
+    return Interval(*(x if math.isinf(x) else math.exp(min(x, 700.0)) for x in losses))
 
 
 def average_lines(
@@ -70,11 +72,6 @@ def average_lines(
     by_seed = [dict(line) for line in lines]
     shared = sorted(set.intersection(*map(set, by_seed)))
     return [(updates, average(values[updates] for values in by_seed)) for updates in shared]
-
-
-def _exp(value: float) -> float:
-    """Compute an exponential: finite for a huge finite loss, infinite where there is no bound."""
-    return value if math.isinf(value) else math.exp(min(value, 700.0))  # exp(710) would raise
 
 
 class PairedDifference(NamedTuple):

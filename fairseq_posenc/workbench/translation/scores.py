@@ -142,7 +142,7 @@ def _format_scores(record: Record) -> str:
                 for metric in METRICS
             ]
             rows.append([code(row["system"]), f"mean of {row['trainings']}", *means, ""])
-    return table(["system", "training", *METRICS, "checkpoint"], rows, "lrrrl")
+    return table(["system", "training", *METRICS, "checkpoint"], rows, align="lrrrl")
 
 
 def _format_differences(differences: Sequence[Row]) -> str:

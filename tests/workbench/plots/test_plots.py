@@ -294,7 +294,7 @@ class TestCommand:
             ("table --encoding m4 --heads 3", "3"),
             (
                 "table --checkpoint x.pt --heads 4",
-                "--heads is for --encoding, not for",
+                "--heads and --decoder are for --encoding",
             ),
             ("table --encoding m4 --data bin", "--data is for --checkpoint, not for --encoding"),
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),

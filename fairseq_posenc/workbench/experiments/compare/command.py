@@ -123,12 +123,12 @@ def run(args: argparse.Namespace) -> None:
 
             run_tasks = partial(run_on_slurm, folder=out / "slurm", options=slurm, jobs=args.jobs)
         trainings.run_trainings(list(runs), run_tasks, on_end)
-        ends = {run: ends[run] for run in plan.runs}  # in the order of the plan, all finished
-        report.write_page(plan, facts, ends, page)
+        in_order = {run: ends[run] for run in plan.runs}  # all are finished
+        report.write_page(plan, facts, in_order, page)
         text_name = str(plan.text or "the documentation inside Python")
-        record = report.build_record(plan, facts, ends, {**shared, "text": text_name})
+        record = report.build_record(plan, facts, in_order, {**shared, "text": text_name})
         record.write(out / report.RECORD)
-    print(report.format_screen(rank_models(ends), facts.unigram_perplexity))
+    print(report.format_screen(rank_models(in_order), facts.unigram_perplexity))
     say(f"report: {page}")
 
 

@@ -44,10 +44,11 @@ class ModelOutcome(NamedTuple):
         return [end for end in self.ends.values() if not end.diverged_at]
 
     @property
-    def diverged(self) -> str:
-        """When which seeds diverged: ``update 12 (seed 1)``; empty if none did."""
+    def divergence(self) -> str:
+        """Where seeds diverged: ``diverged at update 12 (seed 1)``; empty if none did."""
         updates = {seed: end.diverged_at for seed, end in self.ends.items() if end.diverged_at}
-        return ", ".join(f"update {update:,} (seed {seed})" for seed, update in updates.items())
+        places = ", ".join(f"update {update:,} (seed {seed})" for seed, update in updates.items())
+        return f"diverged at {places}" if places else ""
 
     @property
     def curve(self) -> list[tuple[int, Interval]]:
@@ -69,7 +70,7 @@ def rank_models(ends: Mapping[Run, TrainingEnd]) -> list[ModelOutcome]:
     for run, end in ends.items():
         groups.setdefault((run.variant, run.lr), {})[run.seed] = end
     outcomes = [ModelOutcome(variant, lr, by_seed) for (variant, lr), by_seed in groups.items()]
-    outcomes.sort(key=lambda x: math.inf if x.diverged else x.perplexity.mean)
+    outcomes.sort(key=lambda x: math.inf if x.divergence else x.perplexity.mean)
     at_best_rate: dict[Variant, ModelOutcome] = {}
     for outcome in outcomes:
         at_best_rate.setdefault(outcome.variant, outcome)  # keeps the first, at its best rate
@@ -78,8 +79,8 @@ def rank_models(ends: Mapping[Run, TrainingEnd]) -> list[ModelOutcome]:
 
 def compare_models(models: Sequence[ModelOutcome]) -> dict[Pair, intervals.PairedDifference]:
     """Compare all pairs of models that did not diverge, the better one first."""
-    whole = [model for model in models if not model.diverged]
-    return intervals.compare_all({model.variant.name: model.by_seed for model in whole})
+    samples = {model.variant.name: model.by_seed for model in models if not model.divergence}
+    return intervals.compare_all(samples)
 
 
 def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
@@ -91,8 +92,8 @@ def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
             of it has learned nearly nothing from the order of the text, so its rank says nothing.
     """
     best, level = models[0], unigram / 2
-    sentences = [f"{x.variant.name} diverged at {x.diverged}." for x in models if x.diverged]
-    if best.diverged:  # all did, since the best come first
+    sentences = [f"{x.variant.name} {x.divergence}." for x in models if x.divergence]
+    if best.divergence:  # all did, since the best come first
         return sentences
     if best.perplexity.mean > level:
         ranks = (

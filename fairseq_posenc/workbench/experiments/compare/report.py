@@ -48,7 +48,7 @@ def write_page(
     plan: ComparePlan, facts: DataFacts, ends: Mapping[outcomes.Run, TrainingEnd], path: Path
 ) -> None:
     """Write the page with the trainings that are finished."""
-    models = outcomes.rank_models(ends)
+    models = outcomes.rank_models(ends)  # each variant once, at its best learning rate
     missing = len(plan.runs) - len(ends)
     conclusions = ["Differences are judged when all trainings are finished."]
     if not missing:
@@ -87,14 +87,13 @@ def _format_row(model: outcomes.ModelOutcome) -> dict[str, str]:
     def mean(figure: Callable[[TrainingEnd], float], show: Callable[[float], str]) -> str:
         return show(fmean(map(figure, model.undiverged))) if model.undiverged else "-"
 
-    diverged = f"diverged at {model.diverged}" if model.diverged else ""
     finished = [value for value in model.by_seed.values() if value == value]  # not NaN
     return {
         "encoding": model.variant.name,
         "position parameters": mean(lambda end: end.position_parameters, "{:,.0f}".format),
         "learning rate": model.lr,
         "seeds": str(len(model.ends)),
-        "validation perplexity": diverged or model.perplexity.show(2),
+        "validation perplexity": model.divergence or model.perplexity.show(2),
         "each seed": ", ".join(f"{value:,.1f}" for value in finished) or "-",
         "tokens/s": mean(lambda end: end.curve.speed, "{:,.0f}".format),
         "time": mean(lambda end: end.seconds, tqdm.format_interval),  # minutes:seconds

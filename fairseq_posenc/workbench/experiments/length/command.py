@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
                 "trained_length": read_trained_length(model),
             }
             for score in _score_model(named, model, text, args):
-                rows.append({**facts, **report.score_figures(score, bool(args.windows))})
+                rows.append({**facts, **report.score_figures(score)})
             del model  # frees the memory for the next one
         record = report.build_record(rows, str(args.text), total)
         record.write(args.out / FIGURES)
@@ -132,7 +132,8 @@ def _score_model(
                 )
             figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # refusal: why none
             say(f"{label}: {figure} ({score.seconds:.0f} s)")
-            figures = score._asdict()
+            # The windows of a whole text are not a sample: they have no interval.
+            figures = {**score._asdict(), "windows": score.windows if args.windows else []}
             write_result(path, request, figures)
         scores.append(scoring.Score(**figures))
     return scores

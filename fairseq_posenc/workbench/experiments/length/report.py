@@ -15,13 +15,11 @@ from fairseq_posenc.workbench.results.markdown import align
 from fairseq_posenc.workbench.results.record import Record, Row, group_by, own_command
 
 
-def score_figures(score: Score, has_windows: bool) -> Row:
-    """Collect the figures of a score by column; with ``has_windows``, also those of windows."""
+def score_figures(score: Score) -> Row:
+    """Collect the figures of a score by column, those of windows in ``window_1`` and so on."""
     figures = {**score._asdict(), "perplexity": score.perplexity}
-    windows = figures.pop("windows")
-    if has_windows:
-        figures |= {f"window_{number}": value for number, value in enumerate(windows, start=1)}
-    return figures
+    windows = enumerate(figures.pop("windows"), start=1)
+    return {**figures, **{f"window_{number}": value for number, value in windows}}
 
 
 def build_record(rows: Sequence[Row], text: str, tokens: int) -> Record:

@@ -73,7 +73,7 @@ class Score(NamedTuple):
     loss: float | None  # bits per token; None if there is no figure
     seconds: float  # time of scoring
     refusal: str  # reason why there is no figure; else empty
-    windows: list[float]  # perplexity of each window
+    windows: list[float]  # perplexity of each window; files have them only with `--windows`
 
     @property
     def perplexity(self) -> float | None:

@@ -119,7 +119,7 @@ def _summarise_seeds(results: Sequence[GlueResult], metric: str, best: GlueResul
 
 def format_report(record: Record) -> str:
     """Format the report in Markdown."""
-    data = record.data
+    data, tasks = record.data, record.figures["tasks"]
     figures = select_figures(record)  # by the columns of the paper's table, with the average
     lines = [
         f"# GLUE: {data['name']}",
@@ -136,9 +136,7 @@ def format_report(record: Record) -> str:
         "",
         "The seeds are those of the learning rate with the best mean; `best` is over all runs.",
         "",
-        table(  # `record.rows` are those of its first table, `tasks`
-            _SPREAD_COLUMNS, [_format_spread(row) for row in record.rows if row["reported"]], "l"
-        ),
+        table(_SPREAD_COLUMNS, [_format_spread(x) for x in tasks if x["reported"]], align="l"),
         "",
     ]
     if collapsed := [run["folder"] for run in record.figures["runs"] if run["collapsed"]]:
