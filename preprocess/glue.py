@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     # Before any task is written, so that a missing file is reported at once.
     files = {task.name: find_files(args.raw, task) for task in tasks}
     dictionary = vocabulary.load_dictionary()
-    writer = SplitWriter(
+    writer = TaskWriter(
         vocabulary.load_tokenizer(dictionary), dictionary, vocabulary, args.max_tokens
     )
     for task in tasks:
@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> None:
         _predict_wnli(find_files(args.raw, WNLI), args.out / f"{WNLI.name}.tsv")
 
 
-class SplitWriter(NamedTuple):
-    """Writes the splits of tasks as fairseq reads them.
+class TaskWriter(NamedTuple):
+    """Writes the data-bins of tasks as fairseq reads them.
 
     A sentence is stored with ``</s>`` at its end; two are joined by fairseq, as ``<s> first </s>
     </s> second </s>``. The data set of a side (``input0``, ``input1``) has one item per example.
