@@ -46,7 +46,7 @@ _RECORDER = _SettingsRecorder()
 def take_command() -> tuple[str, Any]:
     """Return the command that has started since the last call, if any, and its configuration.
 
-    A command is thus prepared once, for its first model; later errors are explained without it.
+    So a command is prepared once, for its first model; later errors are explained without it.
     """
     started, _RECORDER.started = _RECORDER.started, ("", None)
     return started

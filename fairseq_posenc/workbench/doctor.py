@@ -23,8 +23,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # A GPU may round the factors of float32 products to TF32 (ten bits); a wrong term is off by more.
 TOLERANCE = 1e-2
 _MARKS = {True: "ok", None: "-", False: "FAILED"}
-# `registry.names()` leaves out companions: what only changes attention beside another encoding.
-# These change the softmax, by options that make a difference in the self-test's 6 tokens.
+# `registry.names()` leaves out companions, which are used with another encoding. These act on the
+# softmax; their options make a difference in the 6 tokens of the self-test.
 SOFTMAX_SPECS = ("ssmax", "ssmax(offset=true)", "logn(length=2)", "sink", "softcap(cap=1)")
 
 

@@ -134,7 +134,7 @@ def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
     stacks = [*trained.stacks.values()]  # one, or the encoder and the decoder
     specs = [stack.spec for stack in stacks]
     names = {item.name for spec in specs for item in spec.items}
-    reads_ends = names & {"documents", "sentence_learned"}  # of sentences: tokens `boundary_id`
+    reads_ends = names & {"documents", "sentence_learned"}  # of sentences, at each `boundary_id`
     with warnings.catch_warnings():  # about the loss of trained positions: these are untrained
         warnings.simplefilter("ignore")
         set_positions(

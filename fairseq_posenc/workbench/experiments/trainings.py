@@ -99,7 +99,8 @@ def read_end(training: Training) -> TrainingEnd | None:
             f"{training.label}: was trained for {saved:,} updates; give --updates {saved} or "
             "more, or another --out"
         )
-    if saved < training.updates or _list_old_checkpoints(training.folder):  # deleted last
+    # fairseq deletes old checkpoints last: while there are any, it is not finished.
+    if saved < training.updates or _list_old_checkpoints(training.folder):
         return None
     curve = read_curve_file(training.log)
     if not curve.entries or curve.entries[-1].updates != training.updates:

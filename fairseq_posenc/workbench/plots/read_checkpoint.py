@@ -78,7 +78,7 @@ def _make_batch(opened: OpenModel, stack: str, tokens: list[Token]) -> Tensor:
 
 
 def label_tokens(ids: Iterable[int], dictionary: Dictionary) -> list[Token]:
-    """Label tokens of which only the ids are known with the dictionary's symbols."""
+    """Label tokens, known only by their ids, with the dictionary's symbols."""
     return [(number, dictionary[number].strip(SPACE) or SPACE) for number in ids]
 
 

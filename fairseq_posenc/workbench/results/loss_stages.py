@@ -84,7 +84,7 @@ def find_stages(curve: Curve) -> LossStages | None:
         if flat <= 0:  # neither this segment nor any of the remaining ones falls
             break
         groups = groupby(segments, key=lambda segment: segment.rate >= flat)
-        parts = [list(group) for _, group in groups]  # in turn steep and flat
+        parts = [list(group) for _, group in groups]  # alternately steep and flat
         place = next(number for number, part in enumerate(parts) if steepest in part)
         if place < 2:  # no plateau, or no start before it
             continue

@@ -1,7 +1,7 @@
 """Runs tasks as jobs on a Slurm cluster, submitted by submitit.
 
 The tasks are those of ``programs.run_here``: each continues from its last checkpoint. So a job that
-runs out of time is requeued as it is, and a command that was stopped cancels the rest of its
+runs out of time is requeued unchanged, and a command that was stopped cancels the rest of its
 jobs and submits new ones.
 """
 

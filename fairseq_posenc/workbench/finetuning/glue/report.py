@@ -51,7 +51,7 @@ def write_results(
         folder = run.folder(out)
         metric = f"{run.metric}_m" if len(TASKS[run.task].valid_splits) > 1 else run.metric
         described = run.task, metric, run.learning_rate, run.seed, str(folder)
-        results.append(GlueResult(*described, **read_json(folder / RESULT)))  # the other fields
+        results.append(GlueResult(*described, **read_json(folder / RESULT)))  # update, metrics, ...
     for group in group_by_task(results):
         for path in sorted(Path(find_best(group).folder).glob("submission/*.tsv")):  # predictions
             (out / "submission").mkdir(exist_ok=True)
