@@ -77,11 +77,16 @@ class Run(NamedTuple):
         return [line for line in self.log.splitlines() if text in line]
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: Any, code: int = 2) -> str:
-    """Return the one line in which a command, called in this process, tells a mistake."""
+def call(capsys: pytest.CaptureFixture[str], *words: Any, code: int = 0) -> tuple[str, str]:
+    """Call a command in this process; return what it prints to both streams."""
     capsys.readouterr()
     assert main([str(word) for word in words]) == code
-    (line,) = capsys.readouterr().err.splitlines()
+    return capsys.readouterr()
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: Any, code: int = 2) -> str:
+    """Return the one line in which a command, called in this process, tells a mistake."""
+    (line,) = call(capsys, *words, code=code)[1].splitlines()
     assert line.startswith("fairseq-posenc: error: ")
     return line.removeprefix("fairseq-posenc: error: ")
 

@@ -14,9 +14,8 @@ from docs.generate import encodings, equations, families
 from docs.generate.__main__ import main
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
-from fairseq_posenc.workbench import cli
 from tests.helpers import oracles, support
-from tests.helpers.commands import refused
+from tests.helpers.commands import call, refused
 from tests.helpers.tiny_models import COMPANIONS, NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -111,8 +110,7 @@ def test_base_size_counts_are_those_of_the_formulas(name):
     ],
 )
 def test_count_prints_the_numbers_of_the_papers_tables(spec, total, capsys):
-    assert cli.main(["count", "--encoding", spec]) == 0
-    *rows, last = capsys.readouterr().out.splitlines()
+    *rows, last = call(capsys, "count", "--encoding", spec)[0].splitlines()
     *sizes, printed = (int(line.split()[0].replace(",", "")) for line in (*rows, last))
     assert printed == total == sum(sizes)
 
@@ -120,8 +118,7 @@ def test_count_prints_the_numbers_of_the_papers_tables(spec, total, capsys):
 @pytest.mark.parametrize("name", [*NAMES, *COMPANIONS])
 def test_describe_says_everything(name, capsys):
     """Without marks of a markup language, in lines that fit a terminal."""
-    assert cli.main(["describe", name]) == 0
-    lines = capsys.readouterr().out
+    lines, _ = call(capsys, "describe", name)
     assert max(map(len, lines.splitlines())) <= 80
     assert "`" not in lines
     printed = " ".join(lines.split())
@@ -140,30 +137,24 @@ def test_describe_says_everything(name, capsys):
     ],
 )
 def test_describe_names_types_letters_and_directions(name, texts, capsys):
-    assert cli.main(["describe", name]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(call(capsys, "describe", name)[0].split())
     assert all(text in printed for text in texts)
     assert name != "m4m" or "C: width of the model" not in printed
 
 
 def test_describe_takes_specs(capsys):
-    for name in ("rope", "window"):
-        assert cli.main(["describe", name]) == 0
-    expected = capsys.readouterr().out
-    assert cli.main(["describe", "3*rope+window(size=64),rope"]) == 0
-    assert capsys.readouterr().out == expected.replace("window:", "\nwindow:", 1)
-    assert cli.main(["describe", "rope(bas=500)"]) == 2
-    assert "rope has no option 'bas=500'" in capsys.readouterr().err
+    rope, window = (call(capsys, "describe", name)[0] for name in ("rope", "window"))
+    both, _ = call(capsys, "describe", "3*rope+window(size=64),rope")
+    assert both == rope + window.replace("window:", "\nwindow:", 1)
+    assert "rope has no option 'bas=500'" in refused(capsys, "describe", "rope(bas=500)")
 
 
 def test_describe_of_an_unknown_name_is_one_line(capsys):
-    assert cli.main(["describe", "roep"]) == 2
-    assert capsys.readouterr().err.startswith("fairseq-posenc: error: unknown position encoding")
+    assert refused(capsys, "describe", "roep").startswith("unknown position encoding")
 
 
 def test_user_dir_is_the_package(capsys):
-    assert cli.main(["user-dir"]) == 0
-    assert Path(capsys.readouterr().out.strip(), "registry.py").is_file()
+    assert Path(call(capsys, "user-dir")[0].strip(), "registry.py").is_file()
 
 
 def test_a_missing_marker_is_one_line(tmp_path, capsys):
@@ -182,9 +173,8 @@ def test_counting_with_sizes_below_one_is_one_line(option, size, capsys):
 
 
 def test_counting_takes_no_memory(capsys):
-    counted = ["count", "--encoding", "learned", "--max-positions", str(10**12)]
-    assert cli.main(counted) == 0
-    assert f"{768 * 10**12:,}  learned" in capsys.readouterr().out
+    printed, _ = call(capsys, "count", "--encoding", "learned", "--max-positions", 10**12)
+    assert f"{768 * 10**12:,}  learned" in printed
 
 
 def test_every_option_is_explained():

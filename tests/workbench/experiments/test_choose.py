@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.experiments import choose
 from fairseq_posenc.workbench.experiments.variants import FAMILIES
+from tests.helpers.commands import call, refused
 
 PAGE = Path(__file__).parents[3] / "docs" / "choose.md"
 
@@ -49,13 +49,12 @@ def test_the_table_has_the_figures_of_the_page_and_names_no_encoding_beside_a_be
     ],
 )
 def test_an_answer_says_what_to_take(words, lines, capsys):
-    assert main(["choose", *words.split()]) == 0
-    printed = capsys.readouterr().out.splitlines()
+    printed = call(capsys, "choose", *words.split())[0].splitlines()
     assert all(any(text.startswith(line) for text in printed) for line in lines)
     assert not {"Keep", "Change"} <= {text.partition(" ")[0] for text in printed}
 
 
 @pytest.mark.parametrize("words", ["--length 64 --trained 128", ""])
 def test_a_wrong_length_is_one_line(words, capsys):
-    assert main(["choose", "--family", "masked-lm", *words.split()]) == 2
-    assert "--length: give the longest text to read" in capsys.readouterr().err
+    message = refused(capsys, "choose", "--family", "masked-lm", *words.split())
+    assert message.startswith("--length: give the longest text to read")

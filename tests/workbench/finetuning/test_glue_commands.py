@@ -19,6 +19,7 @@ from fairseq_posenc.workbench.results import record
 from tests.helpers.commands import (
     TRAINING,
     USER_DIR,
+    call,
     halting,
     kill_command,
     made_once,
@@ -172,8 +173,7 @@ def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
     shutil.copyfile(folder / "checkpoint_best.pt", folder / "checkpoint_last.pt")
     (folder / "checkpoint_best.pt.posenc-0123abcd").write_bytes(b"half")
     for unfinished in (1, 0):
-        assert main([*given, *LONG]) == 0
-        said = capsys.readouterr().err
+        said = call(capsys, *given, *LONG)[1]
         assert f"1 runs, {unfinished} of them not finished yet" in said
         assert sorted(folder.iterdir()) == sorted(before)
     for path in (folder / "result.json", folder / "train.log"):
@@ -195,11 +195,10 @@ def test_a_killed_run_goes_on_to_the_same_result(tmp_path, capsys):
     kill_command(given, halted.exists, folder, env=environment)
     assert not (folder / "result.json").exists()
     before = updates_done(folder)
-    assert main(given) == 0
+    said = f"STS-B, learning rate 0.003, seed 1: resuming from update {before}"
+    assert said in call(capsys, *given)[1]
     result = read(folder / "result.json")
     assert 0 < before < result["update"]
-    said = f"STS-B, learning rate 0.003, seed 1: resuming from update {before}"
-    assert said in capsys.readouterr().err
     assert f"(epoch {before // 3 + 1} @ {before} updates)" in (folder / "train.log").read_text()
     assert result == read(finished() / "STS-B" / "lr0.003-seed1" / "result.json")
 
@@ -233,9 +232,7 @@ def validations(log: str) -> list[dict[str, float]]:
 def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = arguments("decbert", "--dry-run")
-    capsys.readouterr()
-    assert main(given) == 0
-    said = capsys.readouterr().out
+    said, _ = call(capsys, *given)
     labels = [line for line in said.splitlines() if line.startswith("# ")]
     assert labels[-1] == "# CoLA, learning rate 1e-05, seed 5: 5,336 updates"
     assert len(labels) == 5
@@ -250,8 +247,7 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
 
 def test_what_stops_a_training_is_shown_in_one_line(tmp_path, capsys):
     given = arguments("m4m", *RATE, "--out", tmp_path)
-    assert main([*given, *QUICK, *changed("+model.attention_directions=up")]) == 1
-    said = capsys.readouterr().err
+    _, said = call(capsys, *given, *QUICK, *changed("+model.attention_directions=up"), code=1)
     assert said.splitlines()[-1] == (
         "fairseq-posenc: error: 1 of 1 runs failed; the same command tries them again: CoLA, "
         "learning rate 0.003, seed 1: fairseq-hydra-train: --attention-directions up: unknown "

@@ -7,6 +7,7 @@ import random
 import re
 import string
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,9 @@ import pytest
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.squad_file import Answer, Question, Squad, read_by_id, read_squad
 from fairseq_posenc.tokens.squad_windows import write_split
-from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad import score as scoring
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate
-from tests.helpers.commands import refused
+from tests.helpers.commands import call, refused
 from tests.helpers.preprocess import write_squad
 from tests.helpers.products import WHOLE
 
@@ -145,10 +145,7 @@ def files(tmp_path):
 
 
 def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, capsys):
-    def score(*words):
-        assert cli.main(["squad", "score", *map(str, words)]) == 0
-        return capsys.readouterr()
-
+    score = partial(call, capsys, "squad", "score")
     predictions = write(tmp_path / "answers.json", {"q1": "Cat!", "q2": "mat"})
     assert score(files["1.1"], predictions) == ('{"exact_match": 100.0, "f1": 100.0}\n', "")
     assert score(files["1.1"], write(tmp_path / "none.json", {})) == (
@@ -156,7 +153,7 @@ def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, cap
         "1 unanswered questions receive score 0; the first is q1\n",
     )
     odds = write(tmp_path / "odds.json", {"q1": -1.5, "q2": 10**400})
-    out = score(files["v2.0"], predictions, "--na-prob-file", odds, "--na-prob-thresh", 0).out
+    out, _ = score(files["v2.0"], predictions, "--na-prob-file", odds, "--na-prob-thresh", 0)
     squad = read_squad(files["v2.0"])
     expected = official_v2(squad, {"q1": "Cat!", "q2": "mat"}, {"q1": -1.5, "q2": 3}, 0.0)
     assert json.loads(out) == expected

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.hf.capture_attention import capture_attention
 from fairseq_posenc.workbench.plots.read_folder import _read_target
+from tests.helpers.commands import call, refused
 from tests.helpers.hf_models import MODELS, Cell, make_inputs, save_tokenizer
 from tests.helpers.products import product_of
 from tests.workbench.plots.test_inspect import content_of, numbers_of
@@ -63,8 +65,7 @@ def test_the_page_of_a_folder(tmp_path, capsys):
     for name in ("stock", "alibi"):
         save_tokenizer(tmp_path / name, TEXT.split())
         out = tmp_path / f"{name}.html"
-        words = ["--checkpoint", str(tmp_path / name), "--text", TEXT, "--out", str(out)]
-        assert cli.main(["inspect", *words]) == 0
+        call(capsys, "inspect", "--checkpoint", tmp_path / name, "--text", TEXT, "--out", out)
         pages[name] = out.read_text(encoding="utf-8")
     for name, spec in (("stock", "rope(layout=half)"), ("alibi", "alibi")):
         (shown,) = content_of(pages[name])[0]["models"]
@@ -106,9 +107,8 @@ def test_the_page_of_an_encoder_and_a_decoder(target, tmp_path, capsys):
     folder, out = tmp_path / "t5", tmp_path / "t5.html"
     MODELS["t5"].build().save_pretrained(folder)
     save_tokenizer(folder, TEXT.split())
-    words = ["--checkpoint", folder, "--text", TEXT, "--out", out]
-    words += [] if target is None else ["--target", target]
-    assert cli.main(["inspect", *map(str, words)]) == 0
+    more = [] if target is None else ["--target", target]
+    call(capsys, "inspect", "--checkpoint", folder, "--text", TEXT, "--out", out, *more)
     (shown,) = content_of(out.read_text(encoding="utf-8"))[0]["models"]
     assert shown["positions"] == {"encoder": "t5", "decoder": "t5"}
     kinds = {kind["name"]: kind for kind in shown["kinds"]}
@@ -121,24 +121,19 @@ def test_the_page_of_an_encoder_and_a_decoder(target, tmp_path, capsys):
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):
-    out = str(tmp_path / "attention.html")
-
-    def refused(*words: object) -> str:
-        assert cli.main(["inspect", *map(str, words), "--text", TEXT, "--out", out]) == 2
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
-        return line
-
+    words = ["inspect", "--text", TEXT, "--out", tmp_path / "attention.html", "--checkpoint"]
+    refuse = partial(refused, capsys, *words)
     (tmp_path / "empty").mkdir()
-    assert "empty" in refused("--checkpoint", tmp_path / "empty")
+    assert "empty" in refuse(tmp_path / "empty")
     MODELS["llama"].build().save_pretrained(tmp_path / "llama")
-    assert "has no tokenizer" in refused("--checkpoint", tmp_path / "llama")
-    assert "no --data" in refused("--checkpoint", tmp_path / "llama", "--data", "bin")
+    assert "has no tokenizer" in refuse(tmp_path / "llama")
+    assert "no --data" in refuse(tmp_path / "llama", "--data", "bin")
     save_tokenizer(tmp_path / "llama", TEXT.split())
-    refusal = refused("--checkpoint", tmp_path / "llama", "--target", "mat")
-    assert "--target is for models with an encoder" in refusal
+    message = refuse(tmp_path / "llama", "--target", "mat")
+    assert "--target is for models with an encoder" in message
     MODELS["gpt2"].build(max_position_embeddings=4).save_pretrained(tmp_path / "short")
     save_tokenizer(tmp_path / "short", TEXT.split())
-    assert "reads 4 tokens, and the text has 6" in refused("--checkpoint", tmp_path / "short")
+    assert "reads 4 tokens, and the text has 6" in refuse(tmp_path / "short")
 
 
 def test_a_models_own_output_ends_late(tmp_path):

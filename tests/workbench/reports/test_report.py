@@ -13,20 +13,17 @@ import torch
 
 from docs.generate.papers import FIGURES, format_page
 from fairseq_posenc import specs
-from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results.record import Record
-from tests.helpers.commands import EPOCHS, refused, trained
+from tests.helpers.commands import EPOCHS, call, refused, trained
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLES = FIGURES["reported"]
 
 
 def report(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    capsys.readouterr()
-    assert main(["report", *map(str, words)]) == 0
-    said = capsys.readouterr()
-    assert ("not finished: RTE, seed 1" in said.err) == ("GLUE" in said.out)
-    return said.out
+    out, err = call(capsys, "report", *words)
+    assert ("not finished: RTE, seed 1" in err) == ("GLUE" in out)
+    return out
 
 
 def row(text: str, name: str) -> list[str]:

@@ -22,6 +22,7 @@ from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation.scores import compare
 from tests.helpers.commands import (
     USER_DIR,
+    call,
     kill_command,
     made_once,
     new_directory,
@@ -219,8 +220,7 @@ def test_a_source_longer_than_learned_positions_is_refused_in_one_line(tmp_path,
 @slow
 def test_translate_shows_the_greedy_and_the_best_hypotheses(translator, capsys):
     source = " ".join(lines(raw() / "test.fr")[:1] * 60)
-    assert main(["translate", "--checkpoint", str(checkpoint()), "--beam", "2", source]) == 0
-    out, err = capsys.readouterr()
+    out, err = call(capsys, "translate", "--checkpoint", checkpoint(), "--beam", 2, source)
     assert "sentences longer than a translation may be (200 tokens): 1; split" in err
     shown, greedy, *best = out.splitlines()
     expected = translator.translate([source], beam=1)[0] + translator.translate([source], 2, 2)[0]
@@ -258,8 +258,7 @@ def evaluated(tmp_path_factory):
     out = tmp_path_factory.mktemp("bleu") / "out"
     last, middle, first = (model() / f"checkpoint{epoch}.pt" for epoch in (12, 8, 4))
     systems = [f"rope={last},{middle}", f"worse={middle},{first}"]
-    given = [*systems, "--beam", 3, "--out", out]
-    assert main(["bleu", *map(str, given)]) == 0
+    assert main(["bleu", *systems, "--beam", "3", "--out", str(out)]) == 0
     return out
 
 
@@ -364,8 +363,7 @@ def test_a_killed_evaluation_goes_on_with_the_next_training(evaluated, tmp_path,
     kill_command(command, first.exists, out)
     (out / "rope" / "2.json").unlink(missing_ok=True)  # if the machine was slow to kill
     before = first.stat().st_mtime_ns
-    assert main(command) == 0
-    said = [line for line in capsys.readouterr().err.splitlines() if "sentences" in line]
+    said = [line for line in call(capsys, *command)[1].splitlines() if "sentences" in line]
     assert said == ["rope, training 2: 12 sentences"]
     assert first.stat().st_mtime_ns == before
     for name in ("1.txt", "2.txt"):
