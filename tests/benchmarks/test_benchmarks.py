@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from measuring.commands import prepare
 from measuring.compare import compare
 from measuring.contenders import STOCK, Contender, backend_names, contenders
 from measuring.scopes import SCOPES, layer, operation
+from tests.helpers.commands import Run, run
 
 # fairseq's of hydra, and torch's of FlexAttention that is not compiled.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -80,7 +79,7 @@ def test_fairseqs_layer_calls_scaled_dot_product_attention():
         assert called.count("aten::scaled_dot_product_attention") == 1
 
 
-def test_peak_of_known_allocations():
+def test_the_peak_is_that_of_known_allocations():
     def run() -> None:
         first, second = torch.zeros(1_000_000), torch.zeros(2_000_000)
         del first
@@ -187,17 +186,15 @@ def test_the_page_is_up_to_date():
     assert text == page.fill_sections(text, page.load_results())
 
 
-def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(Path(attention.__file__).with_name(name)), *arguments]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+def script(name: str, *arguments: str, **how: Any) -> Run:
+    return run("python", Path(attention.__file__).with_name(name), *arguments, **how)
 
 
 @pytest.mark.slow
 def test_attention_prints_json_and_nothing_else():
     short = ("--scopes", "op", "--lengths", "32", "--rounds", "3", "--encodings", "rope")
     done = script("attention.py", *short, "--json")
-    found = json.loads(done.stdout)
+    found = json.loads(done.out)
     figures = ["ratio", "memory_ratio", "batch", "dtype", "seconds", "memory", "ratio_to_none"]
     keys = ["scope", "device", "mode", "encoding", "backend", "length", "dropout", *figures]
     assert all(list(row) == keys for row in found)
@@ -209,11 +206,11 @@ def test_attention_prints_json_and_nothing_else():
 @pytest.mark.matrix  # scripts like others
 def test_generate_and_train_print_their_rows():
     tiny = ("--size", "tiny", "--rounds", "3", "--encodings", "rope", "--length", "12", "--json")
-    generated = json.loads(script("generate.py", *tiny).stdout)
+    generated = json.loads(script("generate.py", *tiny).out)
     assert [row["encoding"] for row in generated] == ["sinusoidal", "stock", "rope"]
     assert all(row["tokens_per_second"] > 0 and row["beam"] == 5 for row in generated)
     assert generated[0]["ratio"] == 1.0
-    trained = json.loads(script("train.py", *tiny, "--family", "translation").stdout)
+    trained = json.loads(script("train.py", *tiny, "--family", "translation").out)
     assert [row["encoding"] for row in trained] == ["stock", "none", "rope"]
     assert all(0 < row["utilisation"] < 1 for row in trained)
 
@@ -289,5 +286,5 @@ def test_layers_have_the_type_and_the_batch_of_the_options():
 
 @pytest.mark.slow
 def test_a_mistake_is_shown_in_one_line():
-    done = script("transformers_host.py", "--layers", "1", "--specs", "nonsense")
-    assert re.fullmatch(r"error: unknown position encoding 'nonsense'.*\n", done.stderr)
+    done = script("transformers_host.py", "--layers", "1", "--specs", "nonsense", fails=True)
+    assert re.fullmatch(r"error: unknown position encoding 'nonsense'.*\n", done.err)

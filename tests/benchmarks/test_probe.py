@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,9 +12,11 @@ import torch.nn.functional as F
 from fairseq import criterions
 from fairseq.data import Dictionary
 
+import probe
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.answers import ASKS, BLANK, ENDS
 from probing.tasks import TASKS
+from tests.helpers.commands import run
 from tests.helpers.products import some_of
 
 
@@ -177,7 +176,7 @@ def test_an_encoder_sees_blanks_in_place_of_answers():
     assert torch.equal(seen[0], blanks)
 
 
-def test_loss_and_exact_match():
+def test_loss_and_exact_match_are_those_of_answers_alone():
     """The second answer is right but for its end; what is said of questions is all wrong."""
     given, target = lines("</s> a b = b a", "</s> c = c"), lines("a b = b a </s>", "c = c </s>")
     sample = {"net_input": {"src_tokens": given}, "target": target, "ntokens": 10}
@@ -207,15 +206,11 @@ def test_a_dictionary_without_a_symbol_is_refused(words, missing):
 )
 def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path):
     words = "--tasks flip_flop --encodings rope --seeds 1 --updates 160 --trained 5 --lengths 4,5,9"
-    call = [sys.executable, str(Path(__file__).parents[2] / "benchmarks/probe.py"), *words.split()]
-    call += ["--family", family, "--out", str(tmp_path / "probe"), "--", "--max-tokens", "1024"]
-    shares = []
-    for _ in range(2):
-        run = subprocess.run(call, capture_output=True, text=True, check=False)
-        assert run.returncode == 0, run.stderr
-        shares.append(run.stdout.splitlines()[-1])
-    assert shares[0] == shares[1]
-    label, *values = shares[0].split()[-4:]
+    call = ["python", probe.__file__, *words.split(), "--family", family]
+    call += ["--out", tmp_path / "probe", "--", "--max-tokens", "1024"]
+    shares, again = (run(*call).out.splitlines()[-1] for _ in range(2))
+    assert shares == again
+    label, *values = shares.split()[-4:]
     assert label == "1:"
     assert float(values[0]) > 0.9
     (log,) = (tmp_path / "probe").rglob("train.log")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task
+from tests.helpers.preprocess import write_pieces
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 COLOURS = ("red", "blue", "green")
 WORDS = [*COLOURS, "a", "bird", "sees", "the", "old", "tree", "and", "sings", "of", "it"]
 # Columns of the files with labels and without, as they are published; CoLA's first have no header.
@@ -69,16 +69,9 @@ def write_task(folder: Path, name: str, sizes: dict[str, int], wrong: str = "") 
 
 
 def train_pieces(folder: Path) -> Path:
-    """Return a sentencepiece model of the words."""
-    from fairseq_posenc.tokens.subwords import learn_pieces
-
+    """Write a text of the words; return a sentencepiece model of it."""
     rng = random.Random(0)
-    text = folder / "pieces.txt"
-    text.write_text("".join(" ".join(rng.choices(WORDS, k=8)) + "\n" for _ in range(200)))
-    learn_pieces(
-        32,
-        input=str(text),
-        model_prefix=str(folder / "pieces"),
-        control_symbols=["<pad>", "<mask>"],
-    )
-    return folder / "pieces.model"
+    lines = [" ".join(rng.choices(WORDS, k=8)) for _ in range(200)]
+    (folder / "pieces.txt").write_text("\n".join(lines))
+    path = write_pieces(folder, 32, lines, control_symbols=["<pad>", "<mask>"])
+    return path.rename(folder / "pieces.model")

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import sentencepiece
+from fairseq.data.encoders import gpt2_bpe_utils
 from tokenizers import ByteLevelBPETokenizer
 
 from binarize import command, options
@@ -19,6 +20,7 @@ from fairseq_posenc.workbench import preprocessing
 from fairseq_posenc.workbench.running.options import Parser
 
 PROGRAMS = Path(__file__).parents[2] / "preprocess"
+DATA = PROGRAMS.parents[1] / "shared" / "data"  # published files, not there everywhere
 WORDS = ["red", "blue", "green", "a", "bird", "sees", "the", "old", "tree", "and", "sings", "it"]
 BIRDS = "the old tree sings of a red bird"
 ASKED = {"question": "which bird sings?", "answers": ["red bird"]}
@@ -61,6 +63,17 @@ def write_bpe(folder: Path, texts: Sequence[str], merges: int = 120) -> Path:
     entries = "".join(f"{number} 1\n" for number in sorted(encoder.values()))
     (folder / "dict.txt").write_text(entries, encoding="utf-8")
     return folder
+
+
+def bpe_options(folder: Path) -> list[object]:
+    """Return the options of the programs for a byte-level BPE."""
+    files = {"encoder-json": "encoder.json", "vocab-bpe": "vocab.bpe", "dict": "dict.txt"}
+    return [word for name, file in files.items() for word in (f"--{name}", folder / file)]
+
+
+def fairseqs_bpe(folder: Path) -> Any:
+    """Read the files of GPT-2 as fairseq does."""
+    return gpt2_bpe_utils.get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
 
 
 def write_squad(

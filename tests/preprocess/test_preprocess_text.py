@@ -20,7 +20,7 @@ from binarize import formats, sources
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens import subwords
-from tests.helpers.preprocess import binarize, write_pieces
+from tests.helpers.preprocess import DATA, binarize, bpe_options, write_pieces
 
 BENCHMARK = spec_from_file_location(
     "preprocess_benchmark", Path(__file__).parents[2] / "benchmarks" / "preprocess.py"
@@ -30,11 +30,9 @@ assert BENCHMARK.loader
 # Its workers look its functions up by the name of the module.
 chain = sys.modules["preprocess_benchmark"] = module_from_spec(BENCHMARK)
 BENCHMARK.loader.exec_module(chain)
-DATA = Path(__file__).parents[3] / "shared" / "data"
 BPE = DATA / "gpt2_bpe"
 needs_data = pytest.mark.skipif(not BPE.is_dir(), reason="the data files are not here")
-GPT2 = ["--encoder-json", BPE / "encoder.json", "--vocab-bpe", BPE / "vocab.bpe"]
-GPT2 += ["--dict", BPE / "dict.txt"]
+GPT2 = bpe_options(BPE)
 KEEP = ["--empty-lines", "keep"]
 FILES = ("train.bin", "train.idx", "dict.txt")
 
@@ -223,8 +221,7 @@ def with_merges(folder: Path, *merges: str) -> list[object]:
     write(folder / "encoder.json", f"{{{entries}}}")
     write(folder / "vocab.bpe", "\n".join(["#version", *merges, ""]))
     write(folder / "dict.txt", "".join(f"{i} 1\n" for i in range(302)))
-    return ["--encoder-json", folder / "encoder.json", "--vocab-bpe", folder / "vocab.bpe",
-            "--dict", folder / "dict.txt"]  # fmt: skip
+    return bpe_options(folder)
 
 
 def test_another_byte_level_vocabulary_works(tmp_path):

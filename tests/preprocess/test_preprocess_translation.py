@@ -23,13 +23,13 @@ from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.options import Parser
 from parallel.corpora import read_files, read_iwslt
 from tests.helpers.commands import script
-from tests.helpers.preprocess import start
+from tests.helpers.preprocess import DATA, start
 from tests.helpers.programs import true_start
 from tests.helpers.waiting import wait_until
 from translation import choose_pairs, train_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MULTI30K = REPOSITORY.parent / "shared" / "data" / "multi30k"
+MULTI30K = DATA / "multi30k"
 slow = pytest.mark.slow
 WORDS = {
     **{"le": "the", "la": "a", "chat": "cat", "chien": "dog", "mange": "eats", "dort": "sleeps"},

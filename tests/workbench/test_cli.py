@@ -47,7 +47,7 @@ def test_ctrl_c_is_one_line_in_every_command(name, where, monkeypatch, capsys):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_a_command_ends_with(error, code, monkeypatch, capsys):
+def test_mistakes_end_in_a_line_and_our_faults_in_a_trace(error, code, monkeypatch, capsys):
     """Alike where it is the cause of another, as fairseq wraps what goes wrong."""
 
     def fail(*_):

@@ -67,7 +67,7 @@ def written_specs(draw: Any) -> str:
 
 @made_up
 @given(st.one_of(texts, written_specs()))
-def test_specs(text):
+def test_a_made_up_spec_is_read_or_refused_in_a_line(text):
     with result_or_line():
         spec = specs.parse(text)
         assert specs.parse(str(spec)) == spec
@@ -88,7 +88,7 @@ sizes = {
 
 @made_up
 @given(spec=st.one_of(written_specs(), st.sampled_from(registry.names())), **sizes)
-def test_sizes_masks_and_types(spec, batch, length, heads, width, causal, dtype, seed):
+def test_any_sizes_and_masks_give_numbers(spec, batch, length, heads, width, causal, dtype, seed):
     """Padding of any kind, whole rows of it as well: outputs and gradients are finite numbers."""
     built: list[Any] = []
     with result_or_line():
@@ -118,7 +118,7 @@ def test_sizes_masks_and_types(spec, batch, length, heads, width, causal, dtype,
     st.sampled_from([-1, 0, 1, 3, 7]),
     st.sampled_from(["m4m", "learned", "rope"]),
 )
-def test_sizes_that_cannot_be(width, heads, positions, spec):
+def test_sizes_that_cannot_be_are_refused_in_a_line(width, heads, positions, spec):
     with result_or_line():
         StackPositions(spec, width, heads, positions)
 
@@ -141,7 +141,7 @@ def written(content: bytes | str) -> Path:
 
 @made_up
 @given(files)
-def test_texts(content):
+def test_a_made_up_text_becomes_data_or_is_refused_in_a_line(content):
     path = written(content)
     with result_or_line():
         binarize(formats.plain, "--words", "--train", path, "--out", path.with_name("out"))
@@ -154,7 +154,7 @@ rows = st.lists(st.lists(cells, max_size=6).map("\t".join), max_size=6).map("\n"
 
 @made_up
 @given(st.one_of(files, rows), st.sampled_from(list(TASKS)), st.sampled_from(["train", "test"]))
-def test_files_of_glue(content, task, split):
+def test_a_made_up_file_of_glue_is_read_or_refused_in_a_line(content, task, split):
     with result_or_line():
         found = read_examples(written(content), TASKS[task], split)
         assert len({len(column) for column in found.sentences}) == 1
@@ -186,7 +186,7 @@ def squads(draw: Any) -> Any:
 
 @made_up
 @given(st.one_of(squads(), values), st.one_of(st.just({"1": "b"}), values))
-def test_files_of_squad(content, predictions):
+def test_a_made_up_file_of_squad_is_scored_or_refused_in_a_line(content, predictions):
     path = written(json.dumps(content))
     answers = written(json.dumps(predictions))
     with result_or_line():
@@ -200,7 +200,7 @@ def test_files_of_squad(content, predictions):
 
 @made_up
 @given(st.one_of(values.map(json.dumps), st.just("[" * 9999)), st.text(max_size=30))
-def test_files_of_gpt2(encoder, merges):
+def test_made_up_files_of_gpt2_are_read_or_refused_in_a_line(encoder, merges):
     paths = (written(encoder), written(merges.encode("utf-8", "replace")))
     with result_or_line():
         subwords._load(*paths)

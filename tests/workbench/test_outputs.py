@@ -16,20 +16,15 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.running.progress import say
 from tests.helpers.commands import EPOCHS, refused, train, trained
+from tests.workbench.reports.test_curves import write
 
-LOG = "".join(
-    f'2024-01-01 00:00:00 | INFO | {kind} | {{"epoch": 1, "{name}loss": "{9 - update}", '
-    f'"{name}ppl": "30", "{name}wps": "1000", "{name}num_updates": "{update}"}}\n'
-    for update in range(1, 5)
-    for kind, name in (("train_inner", ""), ("valid", "valid_"))
-)
 PLOT = ["plot", "table", "--encoding", "learned", "--out"]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "here").mkdir()
-    (tmp_path / "train.log").write_text(LOG, encoding="utf-8")
+    write(tmp_path / "train.log", 8, 7)
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
 

@@ -12,7 +12,6 @@ import pytest
 import sentencepiece
 import torch
 from fairseq.data import Dictionary
-from fairseq.data.encoders import gpt2_bpe_utils
 from tokenizers import Tokenizer
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
@@ -21,7 +20,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.tokenizer import build_tokenizer, find_tokenization
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint, data_bin, export_to, refuse_export
-from tests.helpers.preprocess import binarize, write_bpe, write_pieces
+from tests.helpers.preprocess import binarize, fairseqs_bpe, write_bpe, write_pieces
 
 SYLLABLES = ["ba", "ré", "ti", "nou", "ß", "ka", "lo", "1", "2", ",", "ment"]
 
@@ -61,8 +60,8 @@ def as_sentencepiece(kind, size, **flags):
 def as_gpt2():
     """A dictionary has the numbers of pieces."""
     folder = write_bpe(new_directory(), sentences(), merges=6)
-    encoder = gpt2_bpe_utils.get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
-    return folder, lambda lines: [[*map(str, encoder.encode(line))] for line in lines], list
+    encode = fairseqs_bpe(folder).encode
+    return folder, lambda lines: [[*map(str, encode(line))] for line in lines], list
 
 
 def as_characters(space):

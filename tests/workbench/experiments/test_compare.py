@@ -32,7 +32,7 @@ from fairseq_posenc.workbench.results import record
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.logs import Curve, Entry, read_curve_file
 from fairseq_posenc.workbench.running.options import Parser
-from tests.helpers.commands import script
+from tests.helpers import commands
 from tests.helpers.products import some_of
 from tests.helpers.waiting import is_locked, wait_until
 from tests.workbench.experiments.test_corpus import small_text
@@ -213,11 +213,9 @@ def test_the_screen_shows_the_best_first_and_the_record_has_differences_and_trai
     ],
 )
 def test_wrong_options_are_found_before_any_work(words, message, tmp_path, capsys):
-    with pytest.raises(UserError, match=re.escape(message)) as caught:
-        command.run(parse_args("--out", str(tmp_path / "out"), *words))
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
-    assert not capsys.readouterr().err
+    out = tmp_path / "out"
+    assert message in commands.refused(capsys, "compare", "--out", out, *words)
+    assert not out.exists()
 
 
 def test_models_differ_only_in_their_positions():
@@ -242,19 +240,18 @@ def test_results_of_a_text_do_not_replace_the_demo(tmp_path, monkeypatch):
             command.run(parse_args(*words))
 
 
-def compare_call(out: Path, encodings: str, updates: int, *words: str) -> list[str]:
-    """Return the command of a tiny comparison."""
+def compare_words(out: Path, encodings: str, updates: int, *words: str) -> list[str]:
+    """Return the words of a tiny comparison."""
     text = small_text(out.parent / "text.txt")
     tiny = "--encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --max-tokens 1024"
     return [
-        *(str(script("fairseq-posenc")), "compare", "--text", str(text), "--out", str(out)),
-        *("--encodings", encodings, "--updates", str(updates), "--vocab-size", "60", *words),
-        *("--", *tiny.split()),
+        *("compare", "--text", str(text), "--out", str(out), "--encodings", encodings),
+        *("--updates", str(updates), "--vocab-size", "60", *words, "--", *tiny.split()),
     ]
 
 
-def run_compare(*args: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(compare_call(*args), capture_output=True, encoding="utf-8", check=False)
+def run_compare(*args: Any, fails: bool = False) -> commands.Run:
+    return commands.run("fairseq-posenc", *compare_words(*args), fails=fails)
 
 
 def read_trainings(out: Path, model: str = "*") -> list[Any]:
@@ -278,8 +275,7 @@ WORDS = ("none,decbert_diff", 40, "--seeds", "1,2", "--jobs", "2")
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed") / "out"
-    run = run_compare(out, *WORDS)
-    assert run.returncode == 0, run.stderr
+    run_compare(out, *WORDS)
     return out
 
 
@@ -287,7 +283,8 @@ def undisturbed(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("number", some_of([signal.SIGKILL], [signal.SIGTERM, signal.SIGKILL]))
 def test_a_stopped_or_killed_comparison_continues_to_the_same_bits(number, undisturbed, tmp_path):
     out, words = tmp_path / "out", ("none", *WORDS[1:])
-    process = subprocess.Popen(compare_call(out, *words), stderr=subprocess.PIPE, encoding="utf-8")
+    call = [commands.script("fairseq-posenc"), *compare_words(out, *words)]
+    process = subprocess.Popen(call, stderr=subprocess.PIPE, encoding="utf-8")
     wait_until(lambda: any(out.glob("models/*/*/checkpoint_last.pt")), process)
     process.send_signal(number)
     *_, last = process.communicate()[1].strip().splitlines()
@@ -295,8 +292,7 @@ def test_a_stopped_or_killed_comparison_continues_to_the_same_bits(number, undis
         assert process.returncode == STOPPED
         assert last == "fairseq-posenc: stopped; the same command continues, or starts again"
     wait_until(lambda: not is_locked(out / LOCK))
-    run = run_compare(out, *words)
-    assert "continues at update" in run.stderr
+    assert "continues at update" in run_compare(out, *words).err
     assert read_trainings(out) == read_trainings(undisturbed, "none")
 
 
@@ -309,7 +305,7 @@ def test_a_kill_within_a_save_loses_no_update_and_leaves_no_checkpoint(undisturb
     (torn / "checkpoint_last.pt").write_bytes(b"")
     for folder in out.glob("models/*/*"):
         shutil.copyfile(folder / "checkpoint_1_36.pt", folder / "checkpoint_1_32.pt")
-    assert "continues at update 36" in run_compare(out, *WORDS).stderr
+    assert "continues at update 36" in run_compare(out, *WORDS).err
     assert read_trainings(out) == read_trainings(undisturbed)
     left, expected = (sorted(top.rglob("*.pt")) for top in (out, undisturbed))
     assert [path.relative_to(out) for path in left] == [
@@ -324,10 +320,10 @@ def test_a_training_whose_log_lost_its_end_is_named_and_not_begun_again(undistur
     log = out / "models/none/lr-0.003-seed-1/train.log"
     kept = log.read_text().rpartition('"valid_num_updates": "40"')[0]
     log.write_text(kept)
-    run = run_compare(out, *WORDS)
-    assert run.returncode == 1
-    assert f"{log.parent}: its log has no last validation; delete the folder" in run.stderr
-    assert "continues at update" not in run.stderr
+    run = run_compare(out, *WORDS, fails=True)
+    assert run.status == 1
+    assert f"{log.parent}: its log has no last validation; delete the folder" in run.err
+    assert "continues at update" not in run.err
     assert log.read_text() == kept
 
 
@@ -336,15 +332,15 @@ def test_more_seeds_updates_and_encodings_continue_and_others_are_refused(undist
     """One by one or side by side, at once or later: the same bits."""
     out = tmp_path / "out"
     for encodings, updates, seeds in (("none", 20, "1"), (WORDS[0], 40, "1,2")):
-        assert run_compare(out, encodings, updates, "--seeds", seeds, "--jobs", "1").returncode == 0
+        run_compare(out, encodings, updates, "--seeds", seeds, "--jobs", "1")
     log = (out / "models/none/lr-0.003-seed-1/train.log").read_text()
     assert "--max-update 20" in log
     assert "--max-update 40" in log
-    fewer = run_compare(out, "none", 20, "--seeds", "1")
-    assert "was trained for 40 updates; give --updates 40" in fewer.stderr
-    other = run_compare(out, "none", 40, "--lrs", "0.003", "--vocab-size", "50")
-    assert "was made with other vocab size: 60, not 50" in other.stderr
-    assert (fewer.returncode, other.returncode) == (2, 2)
+    fewer = run_compare(out, "none", 20, "--seeds", "1", fails=True)
+    assert "was trained for 40 updates; give --updates 40" in fewer.err
+    other = run_compare(out, "none", 40, "--lrs", "0.003", "--vocab-size", "50", fails=True)
+    assert "was made with other vocab size: 60, not 50" in other.err
+    assert (fewer.status, other.status) == (2, 2)
     ours, theirs = map(read_trainings, (out, undisturbed))
     del ours[4::2], theirs[4::2]  # curves have other points, after the first 20 updates
     assert ours == theirs
@@ -354,8 +350,7 @@ def test_more_seeds_updates_and_encodings_continue_and_others_are_refused(undist
 def test_a_training_that_diverges_is_a_result_and_ends_no_other(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for _ in range(2):  # neither what diverged nor what is finished is trained again
-        run = run_compare(out, "none", 4, "--seeds", "1", "--lrs", "1e30,0.003", "--jobs", "1")
-        assert run.returncode == 0, run.stderr
+        run_compare(out, "none", 4, "--seeds", "1", "--lrs", "1e30,0.003", "--jobs", "1")
         logs = [path.read_text() for path in out.glob("models/none/*/train.log")]
         assert [log.count("$ fairseq-train") for log in logs] == [1, 1]
     broken, whole = record.read(out / report.RECORD).figures["trainings"]
@@ -366,8 +361,8 @@ def test_a_training_that_diverges_is_a_result_and_ends_no_other(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_failed_training_is_one_line_with_the_reason(tmp_path: Path) -> None:
-    call = [*compare_call(tmp_path / "out", "none", 4), "--encoder-attention-heads", "3"]
-    run = subprocess.run(call, capture_output=True, encoding="utf-8", check=False)
-    assert run.returncode == 1
-    assert "Traceback" not in run.stderr.splitlines()[-1]
-    assert "train.log" in run.stderr
+    words = [*compare_words(tmp_path / "out", "none", 4), "--encoder-attention-heads", "3"]
+    run = commands.run("fairseq-posenc", *words, fails=True)
+    assert run.status == 1
+    assert "Traceback" not in run.err.splitlines()[-1]
+    assert "train.log" in run.err

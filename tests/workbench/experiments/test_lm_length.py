@@ -11,7 +11,6 @@ import math
 import re
 import shutil
 import statistics
-import subprocess
 import weakref
 
 import pytest
@@ -21,12 +20,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as Fast
 
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.experiments.length import hf_model
 from fairseq_posenc.workbench.experiments.length.hf_model import parse_models
 from fairseq_posenc.workbench.experiments.length.scoring import batch_windows, cut_windows
 from fairseq_posenc.workbench.results.record import read
-from tests.helpers.commands import kill_command, refused, script
+from tests.helpers.commands import call, kill_command, refused, run
 from tests.helpers.hf_models import save_llama, save_tokenizer
 
 SENTENCE = "the cat sat on a mat and then the dog came in to see it . it ran away ."
@@ -62,20 +60,15 @@ def llama(tmp_path_factory):
 def measure(tmp_path, capsys):
     (tmp_path / "text.txt").write_text(TEXT)
 
-    def call(*words, fails=False):
-        text = ["--text", str(tmp_path / "text.txt"), "--out", str(tmp_path / "out")]
-        code = cli.main(["lm-length", *text, *map(str, words)])
-        said = capsys.readouterr()
-        (tmp_path / "printed").write_text(said.out)
+    def run(*words, fails=False):
+        words = ["lm-length", "--text", tmp_path / "text.txt", "--out", tmp_path / "out", *words]
         if fails:
-            assert code == 2
-            (line,) = [line for line in said.err.splitlines() if "error: " in line]
-            return line.removeprefix("fairseq-posenc: error: ")
-        assert code == 0
+            return refused(capsys, *words)
+        (tmp_path / "printed").write_text(call(capsys, *words)[0])
         rows = read(tmp_path / "out" / "lm-length.json").rows
         return {(row["model"], row["length"]): row for row in rows}
 
-    return call
+    return run
 
 
 @torch.no_grad()
@@ -214,12 +207,10 @@ def test_a_finished_score_is_not_computed_again_and_another_request_is_refused(l
 def test_a_killed_measurement_continues_with_the_score_that_it_was_at(llama, tmp_path):
     (tmp_path / "text.txt").write_text(" ".join([TEXT] * 30))
     out = tmp_path / "out"
-    words = ["--text", str(tmp_path / "text.txt"), "--out", str(out)]
-    call = [script("fairseq-posenc"), "lm-length", f"a={llama}", *words]
-    call += ["--lengths", "8,16,24", "--stride", "1", "--max-tokens", "48"]
-    kill_command(call[1:], lambda: any(out.glob("a/*.json")), out)
+    words = ["lm-length", f"a={llama}", "--text", tmp_path / "text.txt", "--out", out]
+    words += ["--lengths", "8,16,24", "--stride", "1", "--max-tokens", "48"]
+    kill_command(words, lambda: any(out.glob("a/*.json")), out)
     finished = {path: path.read_bytes() for path in out.glob("a/*.json")}
-    run = subprocess.run(call, capture_output=True, text=True, check=True)
-    assert run.stderr.count("perplexity") == 3 - len(finished)
+    assert run("fairseq-posenc", *words).err.count("perplexity") == 3 - len(finished)
     assert all(path.read_bytes() == content for path, content in finished.items())
     assert len(json.loads((out / "lm-length.json").read_text())["figures"]["perplexity"]) == 3

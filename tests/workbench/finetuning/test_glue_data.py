@@ -16,8 +16,8 @@ from fairseq_posenc.tasks.glue.data import find_training_data, open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import complete_submission
 from glue import find_file, read_examples, truncate_lengths
-from tests.helpers.glue_files import COLOURS, DATA, header, labels_of, row, train_pieces, write_task
-from tests.helpers.preprocess import start
+from tests.helpers.glue_files import COLOURS, header, labels_of, row, train_pieces, write_task
+from tests.helpers.preprocess import DATA, start
 
 SIZES = {"train": 9, "valid": 5, "test": 4, "valid1": 3, "test1": 6, "test2": 7}
 
@@ -196,7 +196,7 @@ PUBLISHED = {
 
 @pytest.mark.skipif(not (DATA / "glue_data").is_dir(), reason="GLUE's files are not here")
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_published_counts(name):
+def test_the_published_files_have_their_published_counts(name):
     for split, expected in zip(("train", "valid", "test"), PUBLISHED[name]):
         if expected:
             found = read(DATA / "glue_data", name, split)

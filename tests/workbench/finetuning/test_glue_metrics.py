@@ -82,7 +82,7 @@ def test_half_precision_does_not_round_the_scores_of_a_batch():
         ("MNLI", [[1, 0, 0]] * 4, True),
     ],
 )
-def test_which_runs_have_collapsed(task, outputs, collapsed):
+def test_a_run_that_says_one_thing_or_is_at_chance_has_collapsed(task, outputs, collapsed):
     outputs, labels = torch.tensor(outputs).float(), torch.tensor([0, 0, 1, 1])
     figures = measure(TASKS[task], outputs, labels)
     assert has_collapsed(TASKS[task], outputs, figures) is collapsed

@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.finetuning.squad.command import compose_training
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from tests.helpers.commands import halting, kill_command, made_once, new_directory, refused, run
 from tests.helpers.exchanged import checkpoint
-from tests.helpers.preprocess import write_bpe, write_squad
+from tests.helpers.preprocess import bpe_options, write_bpe, write_squad
 
 pytestmark = pytest.mark.slow
 FACTS = [
@@ -61,9 +61,7 @@ def files():
     asked = [question["question"] for questions in QUESTIONS.values() for question in questions]
     write_bpe(folder, [*QUESTIONS, *asked], merges=400)
     command = ["preprocess", "squad", "--train", raw, "--valid", raw, "--out", folder / "bin"]
-    command += ["--max-length", 48, "--stride", 16, "--max-question", 16]
-    command += ["--encoder-json", folder / "encoder.json", "--vocab-bpe", folder / "vocab.bpe"]
-    command += ["--dict", folder / "dict.txt"]
+    command += ["--max-length", 48, "--stride", 16, "--max-question", 16, *bpe_options(folder)]
     assert "0 questions left out, 0 answers moved, 0 answers in no window" in posenc(*command).out
     again = posenc(*command).err
     assert "exists already, made from the same inputs with the same options" in again

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fairseq.data import Dictionary, data_utils
-from fairseq.data.encoders import gpt2_bpe_utils
 
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
@@ -22,10 +21,8 @@ from fairseq_posenc.tokens.squad_windows import (
 )
 from fairseq_posenc.tokens.subwords import GPT2, PieceEncoder, Pieces
 from fairseq_posenc.workbench.finetuning.squad.score import exact
-from tests.helpers.preprocess import write_bpe, write_pieces
+from tests.helpers.preprocess import DATA, fairseqs_bpe, write_bpe, write_pieces
 
-PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data"
-needs_files = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="no published files")
 TEXTS = [
     "  Zoë Müller was born in København (北京?) in 1912. ",
     "e\u0301t\u0301e 😀😀x\n\nthe\u00a0 ﬁsh ate ½ of ㎏, it's 3–4%\t!",
@@ -33,10 +30,6 @@ TEXTS = [
     "",
     " ",
 ]
-
-
-def fairseqs_bpe(folder):
-    return gpt2_bpe_utils.get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
 
 
 def read_bpe(folder):
@@ -86,10 +79,10 @@ def test_offsets_of_bytes_are_those_of_decoding(tmp_path, text):
     assert before.decode() == text
 
 
-@needs_files
+@pytest.mark.skipif(not DATA.is_dir(), reason="no published files")
 def test_every_published_answer_is_found_in_tokens():
-    squad = read_squad(PUBLISHED / "squad" / "dev-v1.1.json.gz")
-    tokenizer, dictionary = read_bpe(PUBLISHED / "gpt2_bpe")
+    squad = read_squad(DATA / "squad" / "dev-v1.1.json.gz")
+    tokenizer, dictionary = read_bpe(DATA / "gpt2_bpe")
     encoder = WindowMaker(tokenizer, dictionary, Limits())
     same, matches = [], []
     for question in squad.questions[::9]:

@@ -18,10 +18,10 @@ from fairseq_posenc.tokens.squad_windows import write_split
 from fairseq_posenc.workbench.finetuning.squad import score as scoring
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate
 from tests.helpers.commands import call, refused
-from tests.helpers.preprocess import write_squad
+from tests.helpers.preprocess import DATA, write_squad
 from tests.helpers.products import WHOLE
 
-PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "squad"
+PUBLISHED = DATA / "squad"
 SEEDS = range(150 if WHOLE else 30)
 WORDS = ["a", "An", "THE", "the", "than", "24-10", "café", "CafÉ", "!", "...", "“t”", "ü", "x"]
 WORDS += ["X.", "theatre", "o'clock"]

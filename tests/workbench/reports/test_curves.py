@@ -102,7 +102,7 @@ def curve_of(nats: Points) -> Curve:
 
 
 @pytest.mark.parametrize(("noise", "lines"), [(0.0, 1), (0.02, 1), (0.05, 2)])
-def test_how_exact_the_bounds_are(noise, lines):
+def test_bounds_of_stages_are_found_to_a_line_or_two(noise, lines):
     """Forty made-up losses; noise as of a batch's masks, in nats."""
     for seed in range(40):
         rng = random.Random(seed)

@@ -1,4 +1,7 @@
-"""Means, intervals and differences over seeds, by hand; records and tables."""
+"""Means, intervals and differences over seeds, by hand; records and tables.
+
+Commands print a wrong bound or p-value as calmly as a right one: only formulas by hand find it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def p_of_three(t):
     return 1 - abs(t) / math.sqrt(2 + t * t)
 
 
-def test_the_interval_of_three_values():
+def test_the_interval_of_three_values_is_that_of_students_t():
     found = intervals.interval([1, 2, 3])
     reach = T2 / math.sqrt(3)
     assert found == pytest.approx((2, 2 - reach, 2 + reach))
@@ -39,7 +42,7 @@ def test_too_few_or_unknown_values_have_no_bounds(values):
     assert "(" not in found.show(1)
 
 
-def test_the_perplexity_of_a_mean_loss():
+def test_the_mean_of_perplexities_is_that_of_the_losses():
     found = intervals.interval_of_perplexity([math.exp(loss) for loss in (1, 2, 3)])
     reach = T2 / math.sqrt(3)
     assert found == pytest.approx([math.exp(x) for x in (2, 2 - reach, 2 + reach)])
@@ -84,7 +87,7 @@ def test_seeds_are_compared_in_pairs():
 @pytest.mark.parametrize(
     ("changes", "p_value"), [([0, 0, 0], 1.0), ([2, 2, 2], 0.0), ([2, 2], math.nan), ([], math.nan)]
 )
-def test_p_values_of_equal_and_of_few_differences(changes, p_value):
+def test_equal_differences_have_p_0_or_1_and_few_have_none(changes, p_value):
     one, other = dict(enumerate(changes)), dict.fromkeys(range(len(changes)), 0)
     assert intervals.compare(exponents(one), exponents(other)).p_value == pytest.approx(
         p_value, nan_ok=True
@@ -120,7 +123,7 @@ def test_all_pairs_from_the_best_on_with_holms_correction():
     assert by_size[0].holm == pytest.approx(3 * by_size[0].p_value)
 
 
-def test_tables_and_texts_of_others_in_markdown():
+def test_marks_of_markdown_in_a_text_stay_text():
     assert markdown.table(["a", "b", "c"], [["x|y", "2", "3"]]).splitlines() == [
         "| a | b | c |",
         "| --- | ---: | ---: |",
