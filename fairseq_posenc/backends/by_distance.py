@@ -117,12 +117,9 @@ def _compute_row_index(
     """Compute what :func:`row_index` caches."""
     if runs is not None and runs.ids is not None:
         return runs.find_pairs(first)
-    if runs is None:
-        rows = tgt_len + src_len - 1
-        index = torch.arange(rows, device=device)
-    else:
-        rows = runs.num_rows
-        index = runs.find(torch.arange(1 - src_len, tgt_len, device=device))
+    distances = torch.arange(1 - src_len, tgt_len, device=device)
+    rows = tgt_len + src_len - 1 if runs is None else runs.num_rows
+    index = distances + src_len - 1 if runs is None else runs.find(distances)
     pairs = expand_by_distance(index[None], tgt_len, src_len)
     if first is not None:
         pairs = insert_reset(pairs, rows, rows + 1, first)  # the indices of the reset's two rows

@@ -103,7 +103,9 @@ class Band(torch.autograd.Function):
         # Zeros are where a tile's rows are not those of a token: up to N - 1 on either side.
         skewed[..., : size - 1], skewed[..., pairs.size(4) :] = 0, 0
         by_tile = grad.unflatten(3 if ctx.of_keys else 2, (-1, size))
-        pairs.copy_(by_tile.permute(0, 1, 3, 4, 2) if ctx.of_keys else by_tile)
+        by_tile = by_tile.permute(0, 1, 3, 4, 2) if ctx.of_keys else by_tile
+        few = (-1, math.gcd(pairs.size(4), 16))  # a transposing copy of more leaves the cache
+        pairs.unflatten(4, few).copy_(by_tile.unflatten(4, few))
         x_grad = (skewed @ window).unflatten(2, (-1, size))  # [G, tiles, k * h / G, N, D]
         rows_grad = torch.zeros_like(rows)
         of_window = skewed.mT @ tiles  # [G, tiles, N + others - 1, D]
