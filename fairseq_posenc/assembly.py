@@ -112,8 +112,9 @@ def _draft_layer(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms, Mask]:
     for item in spec.whole_stack:
         token = _build_draft(item, spec, dims).number(token)
     named = {name: _build_draft(item, spec, dims) for name, item in name_modules(layer).items()}
+    encodings = Encodings(named)
     x = torch.empty(1, 1, dims.embed_dim, device="meta")  # the input of a layer
-    terms = Encodings(named).terms(token) | Encodings(named).input_terms(x, token)
+    terms = encodings.terms(token) | encodings.input_terms(x, token)
     _refuse_too_narrow_tables(spec, layer, terms)
     if token.drawn is not None:  # an encoding of the whole stack has drawn a random position
         _refuse_beside_random(spec, dims, layer, token)

@@ -75,14 +75,16 @@ class WeightSettings(NamedTuple):
 
     def differences(self, model: WeightSettings) -> list[str]:
         """Describe the fields in which a model differs, among those known of both."""
-        return [
-            _OTHER_SYMBOLS  # the hashes would say nothing
-            if name == "dictionary"
-            else f"trained with {_PHRASES[name].format(ours)}, the model has "
-            f"{_PHRASES[name].format(theirs)}"
-            for name, ours, theirs in zip(self._fields, self, model)
-            if None not in (ours, theirs) and ours != theirs
-        ]
+        differences = []
+        for name, ours, theirs in zip(self._fields, self, model):
+            if ours is None or theirs is None or ours == theirs:
+                continue
+            if name == "dictionary":  # hashes, which would say nothing
+                differences.append(_OTHER_SYMBOLS)
+            else:
+                phrase = _PHRASES[name].format
+                differences.append(f"trained with {phrase(ours)}, the model has {phrase(theirs)}")
+        return differences
 
 
 class Identity(NamedTuple):

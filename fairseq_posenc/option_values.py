@@ -34,8 +34,7 @@ def parse_value(text: str, option_type: Any, largest_int: int = _LARGEST_INT) ->
     if NoneType in types:  # Optional[X], X | None or None | X: parse an X
         if text == "none":
             return None
-        option_type = next(x for x in types if x is not NoneType)
-        return parse_value(text, option_type, largest_int)
+        return parse_value(text, next(x for x in types if x is not NoneType), largest_int)
     if get_origin(option_type) is Literal:
         if text not in types:
             raise UserError(f"{suggest(text, types)}choose one of {', '.join(types)}")

@@ -16,7 +16,7 @@ from fairseq_posenc.backends import reference
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import RowsByDistance
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.mask import Mask
+from fairseq_posenc.mask import NO_MASK, Mask
 
 # Names of terms that add to the scores, or factors. `states` belong to a `state_table`, a `reset`
 # (other rows for the first token) to any table.
@@ -78,7 +78,7 @@ def split(
     terms: Terms,
     rotation: Rotation | None = None,
     key_rotation: Rotation | None = None,
-    mask: Mask = Mask(),  # noqa: B008  (immutable)
+    mask: Mask = NO_MASK,
 ) -> Split:
     """Split the scores into their parts.
 

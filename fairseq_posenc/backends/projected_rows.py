@@ -41,18 +41,16 @@ class ProjectedRows:
         starts = tuple(whole if runs is None else runs.starts)
         if not starts or term.ids is not None:  # one row has no start; ids select from all rows
             return terms.projected(project)
-        # The `new` lowest starts are not kept; the others must be the kept ones from `first` on. If
-        # both numbers are above 0, there is a gap: with (-2, 0) kept, (-3, 0) lacks row -2.
-        new = bisect_left(starts, self.starts[0]) if self.starts else len(starts)
-        first = bisect_left(self.starts, starts[new]) if new < len(starts) else 0
-        continues = self.starts[first : first + len(starts) - new] == starts[new:]
-        if self.tables is None or not continues or (new and first):
-            first = 0
-            self.starts, self.tables = starts, project(rows)
+        new = bisect_left(starts, self.starts[0]) if self.starts else 0  # rows below the kept ones
+        merged = starts[:new] + self.starts
+        first = bisect_left(merged, starts[0])  # at which the step's rows begin
+        # There may be a gap: with (-2, 0) kept, a step with (-3, 0) has no row of -2.
+        if self.tables is None or merged[first : first + len(starts)] != starts:
+            merged, first, self.tables = starts, 0, project(rows)
         elif new:
-            as_queries, as_keys = (
-                torch.cat(pair, 1) for pair in zip(project(rows[:new]), self.tables)
-            )
-            self.starts, self.tables = (*starts[:new], *self.starts), (as_queries, as_keys)
+            pairs = zip(project(rows[:new]), self.tables)  # new rows and kept ones
+            as_queries, as_keys = (torch.cat(pair, 1) for pair in pairs)
+            self.tables = as_queries, as_keys
+        self.starts = merged
         as_queries, as_keys = (x.narrow(1, first, len(starts) + 1) for x in self.tables)  # R rows
         return terms.projected(lambda _: (as_queries, as_keys))  # the rows are projected already
