@@ -1,7 +1,7 @@
 """Records what a stack's weights were trained with, in the checkpoint beside its parameters.
 
 Names and shapes of tensors do not show it: weights trained with rotary positions load into a model
-with ALiBi, or those of four heads into a model with eight, without an error, and compute nonsense.
+with ALiBi, or weights of four heads into a model with eight, without an error, and give nonsense.
 So each stack stores a tensor that encodes its :class:`Identity`, and loading compares it.
 """
 

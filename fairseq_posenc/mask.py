@@ -228,7 +228,7 @@ class Mask(NamedTuple):
         Args:
             name: name of the value.
             deps: values that the result depends on. Tensors are compared by identity, as torch
-                hashes them: a layer that runs again in the backward pass has other ones.
+                hashes them: a layer that runs again in the backward pass gets new ones.
             compute: computes the value.
         """
         learns = torch.is_grad_enabled()

@@ -54,7 +54,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     does_nothing = rotates and (products - plain).abs().max() < LEAST_CHANGE
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 
-    # As `compute_terms`, but with a row for each distance; `_split` stands for the projections.
+    # As `compute_terms`, but with a row for each distance; `_split` replaces the projections.
     terms = encoding.collect_terms(shared) | encoding.encodings.input_terms(inputs, here)
     exact, _ = encoding.make_call(query, key, value, shared, terms.expanded().projected(_split))
     query, key, value = map(_to_float64, exact[:3])

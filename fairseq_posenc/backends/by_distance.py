@@ -38,7 +38,7 @@ def expand_by_distance(
         wider = F.pad(table, (0, 1))[None, :, None]  # [1, G, 1, R + 1]
         pairs = relative_shift(wider.expand(-1, -1, tgt_len, -1), src_len)[0]
     else:
-        # The last query's rows are the table's first S; those of the query before begin one later.
+        # The last query reads the table's first S rows; each query before it begins one row later.
         pairs = table.unfold(1, src_len, 1)[:, :tgt_len].flip(1)  # [G, T, S]
     if first is None:
         return pairs[None]
@@ -75,9 +75,9 @@ def sum_biases(terms: Terms, tgt_len: int, src_len: int, mask: Mask = NO_MASK) -
 def relative_shift(products: Tensor, others: int) -> Tensor:
     """Shift products of n tokens with table rows to pairs, ``(B, H, n, others)``: a view.
 
-    Transformer-XL's relative shift. The pairs of token i begin at row n-1-i, one row earlier than
-    those of the token before. Read as a flat list whose rows are shorter by one, they all begin in
-    one column: for n = 2, rows ``abc.|def.`` become ``bc.|def`` (from n-1 on, R wide).
+    Transformer-XL's relative shift. The pairs of token i begin at row n-1-i, so each token begins
+    one row before the previous token. In a flat list whose rows are shorter by one, they all begin
+    in one column: for n = 2, rows ``abc.|def.`` become ``bc.|def`` (from n-1 on, R wide).
 
     Args:
         products: ``(B, H, n, R + 1)``, with a meaningless last column.

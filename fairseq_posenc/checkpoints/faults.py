@@ -1,4 +1,4 @@
-"""Finds one-line messages for exceptions, above all for those of reading a checkpoint.
+"""Finds one-line messages for exceptions, above all for errors in reading a checkpoint.
 
 :func:`find_message` explains an exception that ended a command, :func:`describe_damage` one that
 was raised while this package read a checkpoint.

@@ -134,7 +134,7 @@ def check_settings(state: Mapping[str, object]) -> None:
 def forget_files(state: Mapping[str, object]) -> None:
     """Set the settings that name files to None.
 
-    Commands of this package need no such file, as the checkpoint has what was read from it.
+    Commands of this package do not need the files: the checkpoint has what was read from them.
     """
     for _, holder, key, value in list(_iterate_settings(state)):
         if key in OPENED and isinstance(value, str):

@@ -139,7 +139,7 @@ class Encoding(nn.Module):
         """Adapt to inputs of ``length`` tokens, unless a table has a row for each position.
 
         Raises:
-            UserError: the encoding cannot read so many.
+            UserError: the encoding cannot read so many tokens.
         """
         if not self.has_position_table:
             trained = self.dims.trained_length

@@ -237,8 +237,8 @@ class XPos(Rope):
     def _log2_of_largest_factor(self, ids: Tensor) -> float:
         """Compute :attr:`PairRotation.decay_bits`; 0 if the positions are not known.
 
-        Factors are largest at the ends, where the exponent is farthest from 0: the one of position
-        2,047 with L = 512, w = 512 and g = 0.4 is (1.4 / 0.4)^(1791 / 512), or 2^6.3.
+        Factors are largest at the ends, where the exponent is farthest from 0: at position 2,047,
+        with L = 512, w = 512 and g = 0.4, (1.4 / 0.4)^(1791 / 512), or 2^6.3.
         """
         if torch.compiler.is_compiling() or not ids.numel():
             return 0.0
@@ -289,8 +289,8 @@ def read_rope(parameters: HFParameters, max_positions: int, layout: str) -> str:
 def write_rope(options: Mapping[str, Any], dims: Dims, share: float) -> HFParameters:
     """Convert all options of ``rope`` to transformers' settings: the inverse of :func:`read_rope`.
 
-    transformers has no ``ntk``, only its base. Its fractions are those of the layer's own heads,
-    whose width is ``share`` of the widest, to which ours refer.
+    transformers has no ``ntk``, only its base. Our ``fraction`` is a part of the widest heads, and
+    theirs of the layer's own heads, whose width is ``share`` times the widest.
     """
     base, scaling = options["base"], options["scaling"]
     if type(scaling) is Ntk:  # not `Dynamic`, which is one

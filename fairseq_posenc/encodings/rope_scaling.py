@@ -1,4 +1,4 @@
-"""Scalings of rotary positions, for inputs longer than those of the training.
+"""Scalings of rotary positions, for inputs that are longer than in training.
 
 Each kind of scaling is a dataclass whose fields are its settings; :data:`KINDS` lists them by name.
 The text ``yarn:4:beta_fast=16`` of specs and checkpoints is read by :meth:`Scaling.parse` and
@@ -17,7 +17,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError, shortened, suggest
 from fairseq_posenc.option_values import format_value, parse_value
 
-_MAX_FACTOR = 1_000_000  # no input is longer than those of the training by so much
+_MAX_FACTOR = 1_000_000  # times as long as in training: no input is longer
 _MAX_LENGTH = 1_000_000_000  # tokens
 TRAINED_LENGTH = "original_max_position_embeddings"  # its name in transformers
 HFParameters = dict[str, Any]  # its `rope_parameters`: {"rope_type": "yarn", "factor": 4.0}
@@ -105,7 +105,7 @@ class Scaling(ABC):
         """Compute each pair's frequency, ``(width / 2,)``, in float32 on the CPU.
 
         Raises:
-            UserError: this kind cannot scale so few coordinates, or has other numbers of them.
+            UserError: this kind cannot scale so few coordinates, or has settings for others.
         """
 
     def gain(self, dims: Dims) -> float:

@@ -112,11 +112,11 @@ class ByDistance(Term):
     def select_keys(self, places: Tensor, tgt_len: int, src_len: int) -> Self:
         """See :meth:`Term.select_keys`.
 
-        A query's rows are neighbours, in the order of its keys; those of the query before it begin
-        one row later. So the last query's rows are kept, and T - 1 more: with S = 8, T = 2 and the
-        places 0 1 2 5 6 7, those of the distances -7 -6 -5 -2 -1 0 and 1. For the query before the
-        last one, row -2 would be that of key 2, which is 4 away: so the T - 1 last places of each
-        run must be those of hidden keys (``Kept.with_gaps`` in modules).
+        A query reads neighbouring rows, in the order of its keys; the query before it begins one
+        row later. So the last query's rows are kept, and T - 1 more: with S = 8, T = 2 and the
+        places 0 1 2 5 6 7, the rows of the distances -7 -6 -5 -2 -1 0 and 1. The query before the
+        last one would then read row -2 for key 2, which is 4 away: so the last T - 1 places of each
+        run must be hidden keys (``Kept.with_gaps`` in modules).
         """
         if self.runs is not None and self.runs.ids is not None:
             return replace(self, runs=self.runs._replace(ids=self.runs.ids[:, places]))
@@ -256,7 +256,7 @@ class Decay(Term):
     letters = "BHSp"  # p: the parts
 
     def add(self, other: Self) -> Self:
-        """Make the parts of both sums those of one."""
+        """Join the parts of both sums: all of them add up to the new sum."""
 
         def join_parts(ours: Tensor, theirs: Tensor) -> Tensor:
             sizes = torch.broadcast_shapes(ours.shape[:-1], theirs.shape[:-1])

@@ -34,7 +34,7 @@ ProjectRows = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Terms(tuple[Term, ...]):
-    """A tuple of terms, in which backends look up those that they need.
+    """A tuple of terms, in which backends look up what they need.
 
     Where torch compiles, write ``Terms([])``, not ``Terms()``: its compiler needs an argument.
 
@@ -169,7 +169,7 @@ class Terms(tuple[Term, ...]):
         return _merge(expanded)  # a bias that became one by pair joins another one by pair
 
     def projected(self, project: ProjectRows) -> Terms:
-        """Project the rows of ``layer`` with a layer's projections to those of queries and keys."""
+        """Project the rows of ``layer``, by a layer, to rows of queries and of keys."""
         rows = self.rows("layer")
         if rows is None:
             return self

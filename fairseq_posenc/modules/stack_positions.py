@@ -55,7 +55,7 @@ class StackPositions(nn.Module):
         self.has_window = any(limit.window is not None for limit in limits)
         drafts = assembly.draft_terms(spec, dims, backend="auto")  # of each kind of layer
         self.has_tables = any(terms.has(ByDistance) for terms in drafts)
-        # The positions of earlier tokens matter, too, for visible keys and for distances.
+        # Visible keys and distances also depend on the positions of earlier tokens.
         select_keys = any(x.segments is not None or x.first_keys is not None for x in limits)
         have_distances = any(x.acts_on == "scores" for x in self.id_readers.values())
         self.reads_all_ids = select_keys or have_distances

@@ -114,7 +114,7 @@ class Side(NamedTuple):
 
 
 class Attention(torch.autograd.Function):
-    """Flash attention with tables by distance; its tensors are those of a problem."""
+    """Flash attention with tables by distance; gradients are of ``Problem.tensors``."""
 
     @staticmethod
     def forward(ctx: Any, problem: Problem, *tensors: Tensor | None) -> Tensor:
@@ -211,7 +211,7 @@ def launch(kernel: Any, programs: int, problem: Problem, tile: Tile, *arguments:
 
 
 def split_slabs(problem: Problem, tile: Tile, kinds: int) -> list[Slab]:
-    """List the slabs of a problem, the largest first, for so many kinds of tiles."""
+    """List the slabs of a problem, the largest first; ``kinds``: stored numbers for each pair."""
     rows = triton.cdiv(problem.tgt_len, tile.queries) * tile.queries
     columns = triton.cdiv(problem.src_len, tile.keys) * tile.keys
     sequences = problem.query.size(0) * problem.heads

@@ -5,11 +5,12 @@ Tiles hold the gradient of a part of the score for each pair. A row belongs to a
 column for each token of the other side: rows are queries and columns keys (SIGN is 1), or, for the
 key term, the reverse (SIGN is -1). Read with a stride that is longer by one, every row begins one
 column later, and one column has one distance: of rows ``abc | def``, the columns of stride 4 are
-``a e``, ``b f``. From column to column, distances grow by SIGN.
+``a e``, ``b f``. From column to column, distances grow by SIGN. So the rows of a table have columns
+side by side, in their order if SIGN is 1, else from the last row to the first.
 
 Table rows at the ends also serve all distances beyond the table. Their gradients are the sums of a
-token's tiles there, the token's *ends*: two numbers for each row of tiles, for the columns before
-and for those after the ones of the table. Only clipped tables have them.
+token's tiles there, the token's *ends*: two numbers for each row of tiles, one for the columns
+before the table's and one for the columns after them. Only clipped tables have ends.
 
 - ``slab``: the stored tiles: their first ``sequence``, and number of ``sequences``; ``queries`` and
   ``keys``, the padded lengths.
@@ -35,10 +36,7 @@ from fairseq_posenc.backends.triton.tiles import (
 
 @triton.jit
 def find_offset(side):
-    """Find the column of row 0 that belongs to the table's first column.
-
-    That column is the first row of the table or, where distances fall, its last one.
-    """
+    """Find the first of the table's columns, in row 0 of the tiles; one later in every row."""
     return side.table.low if side.SIGN > 0 else -side.table.low - side.table.last
 
 
@@ -61,7 +59,7 @@ def add_ends(problem, opt, side, total, tiles, stride, ends, head, row, start, e
     i = row + tl.arange(0, opt.N)
     offset = row + find_offset(side)
     last = side.table.last
-    first_column = offset + tl.arange(0, opt.N)[:, None]  # of the table, [N, 1]
+    first_column = offset + tl.arange(0, opt.N)[:, None]  # of the table in each row, [N, 1]
     before = tl.zeros((opt.N, opt.N), tl.float32)
     after = tl.zeros((opt.N, opt.N), tl.float32)
     for column in range(start, tl.minimum(end, offset + opt.N - 1), opt.N):  # left of the table
@@ -157,7 +155,7 @@ def add_to_table(problem, opt, slab, side, chunks, program):
     rows, stride = (slab.queries, slab.keys) if side.SIGN > 0 else (slab.keys, slab.queries)
     first_row = tl.maximum(-offset - 2 * (opt.N - 1), 0) // opt.N * opt.N  # before: columns below 0
     end_row = tl.minimum(tokens, others - offset)
-    column = step + tl.arange(0, opt.N)  # of the table
+    column = step + tl.arange(0, opt.N)  # from the first of the table's columns
     by_vector = tl.zeros((opt.N, opt.W), tl.float32)
     by_number = tl.zeros((opt.N,), tl.float32)
     # The slab's first sequence of this head and chunk; then all others.
