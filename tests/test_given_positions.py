@@ -29,6 +29,7 @@ from tests.helpers.formulas import (
     their_scores,
 )
 from tests.helpers.products import product_of, some_of
+from tests.helpers.terms import whole_call
 from tests.helpers.tiny_models import COMPOSITIONS, encoding_specs, make_model, needs_causal
 from tests.helpers.uncompiled_flex import attend_uncompiled
 
@@ -353,9 +354,8 @@ def test_flex_looks_rows_up_by_ids(spec, tgt_len):
     x = torch.randn(2, 6, 16)
     query, key, value = torch.randn(3, 2, 2, 6, 8)
     query = query[:, :, 6 - tgt_len :]
-    given = {"past": 6 - tgt_len, "position_ids": IDS}
-    _, (state,) = positions(x[:, 6 - tgt_len :], **given)
-    call, _ = layer.make_call(query, key, value, state, layer.compute_terms(state))
+    _, (state,) = positions(x[:, 6 - tgt_len :], past=6 - tgt_len, position_ids=IDS)
+    call = whole_call(layer, state, query, key, value)
     expected = reference.attend(call)[0]
     modify = build_score_mod(call.terms, tgt_len, 6, query.device, query=call.query, key=call.key)
     scale = call.terms.scale(8)
@@ -371,7 +371,7 @@ def test_parts_of_a_layer_take_ids(spec):
     x = torch.randn(2, 6, 16)
     shared = positions(x, position_ids=IDS)[1]
     query, key, value = torch.randn(3, 2, 2, 6, 8)
-    call, _ = layer.make_call(query, key, value, shared[0], layer.compute_terms(shared[0]))
+    call = whole_call(layer, shared[0], query, key, value)
     expected = reference.attend(call)[0]
     query, key = parts.rotate(query, key, shared)
     attention = torch.nn.functional.scaled_dot_product_attention

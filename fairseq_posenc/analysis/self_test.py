@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.backends import BACKENDS
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.reference import attend as attend_by_reference
-from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.modules.layer_positions import PositionEncoding
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import compute_shared
@@ -41,14 +41,14 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     errors = {"the input": 0.0 if works else math.inf}
 
     (shared,) = compute_shared(encoding.shared, here)  # of the only kind of layers
-    call, _ = encoding.make_call(query, key, value, shared, encoding.compute_terms(shared, inputs))
+    mask = shared.mask.with_direction(encoding.direction)
+    rotated = encoding.rotate_tokens(query, key, shared)
     ids = here.ids + 5  # below the 2 * LENGTH positions of the encoding
     rotation = encoding.shared.rotation(ids)
     later = shared._replace(positions=here._replace(ids=ids), rotation=rotation)
-    later_call, _ = encoding.make_call(query, key, value, later, Terms([]))
     plain, products, shifted = (
-        q.double() @ k.double().transpose(-1, -2)
-        for q, k in ((query, key), (call.query, call.key), (later_call.query, later_call.key))
+        q.double() @ k.double().mT
+        for q, k in ((query, key), rotated, encoding.rotate_tokens(query, key, later))
     )
     rotates = any(item.encoding.acts_on == "rotation" for item in encoding.spec.items)
     does_nothing = rotates and (products - plain).abs().max() < LEAST_CHANGE
@@ -56,10 +56,10 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
 
     # As `compute_terms`, but with a row for each distance; `_split` replaces the projections.
     terms = encoding.collect_terms(shared) | encoding.encodings.input_terms(inputs, here)
-    exact, _ = encoding.make_call(query, key, value, shared, terms.expanded().projected(_split))
-    query, key, value = map(_to_float64, exact[:3])
-    exact = exact._replace(query=query, key=key, value=value, terms=exact.terms.map(_to_float64))
-    expected, _ = attend_by_reference(exact)
+    terms = terms.expanded().projected(_split).map(_to_float64)
+    query, key, exact_value = map(_to_float64, (*rotated, value))
+    expected, _ = attend_by_reference(AttentionCall(query, key, exact_value, terms, mask))
+    call = AttentionCall(*rotated, value, encoding.compute_terms(shared, inputs), mask)
     for name in backends:
         if not BACKENDS[name].refuses(call):  # a reason, or empty
             attended, _ = BACKENDS[name].attend(call)

@@ -32,7 +32,7 @@ from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions, PassState
 from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, OWN_CODE
-from fairseq_posenc.modules.attention_core import AttentionCore
+from fairseq_posenc.modules.attention_core import AttentionCore, Kept, make_call
 from fairseq_posenc.shared import Shared
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
@@ -62,13 +62,11 @@ class AttentionPositions(AttentionCore, nn.Module):
 
     def __init__(self, positions: HFStackPositions, stack: Stack, index: int) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = stack.num_heads, stack.head_widths[index]
-        self.dims = positions.dims._replace(own_head_dim=self.head_dim)  # encodings fit either
+        self.dims = positions.dims._replace(own_head_dim=stack.head_widths[index])  # may differ
         # The width of the cosines that the model's attention is called with; 0 for none.
         self.cosine_width = stack.find_cosine_width(stack.attentions[index])
         self.encodings = build_layer(positions.spec, positions.dims, index)
-        self.kind = positions.spec.layer_kind(index)
-        self.family = stack.family
+        self.kind, self.family = positions.spec.layer_kind(index), stack.family
         first = dict(enumerate(positions.directions.split(",")))  # those of the first layers
         self.direction = first.get(index) or ("lr" if self.dims.causal else "both")
         self.is_rotated = positions.is_rotated[index]  # whether the model's own code rotates
@@ -105,10 +103,10 @@ class AttentionPositions(AttentionCore, nn.Module):
         Raises:
             UserError: the cache has more keys than there are tokens, or too few.
         """
-        if query.size(1) != self.num_heads:
+        if query.size(1) != (heads := self.dims.num_heads):
             raise UserError(
-                f"tensor parallelism gave this process {query.size(1)} of {self.num_heads} heads, "
-                "and positions are computed for all of them: use tp_plan only with encodings that "
+                f"tensor parallelism gave this process {query.size(1)} of {heads} heads, and "
+                "positions are computed for all of them: use tp_plan only with encodings that "
                 "are rotations, else device_map or FSDP"
             )
         shared = state.shared
@@ -130,22 +128,23 @@ class AttentionPositions(AttentionCore, nn.Module):
             if state.cache is not None and decay is not None:
                 caches.store_decay(state.cache, self.decay_place, decay)
         terms |= self.encodings.input_terms(state.inputs, positions, decay)
-        given = (query, key, value, shared, terms)
-        return self.make_call(*given, dropout=dropout, need_weights=state.need_weights)[0]
+        query, key = self.rotate_tokens(query, key, shared)
+        mask = shared.mask.with_direction(self.direction)
+        call = make_call(query, Kept(key, value), terms, mask, positions.src_len, dropout)
+        return call._replace(need_weights=state.need_weights)
 
     def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
-        """Select the rotation for :meth:`make_call`; None if the model's own code applied it."""
+        """Select the rotation that remains to be applied; None if the model's own code rotates."""
         return None if self.is_rotated else super().rotation(shared, count)
 
     def _check_cache(self, shared: Shared, keys: int) -> None:
         """Refuse a cache that lacks keys that the spec needs, or has room for later keys."""
-        src_len = shared.positions.src_len
+        src_len, tgt_len = shared.positions.src_len, shared.positions.tgt_len
         if keys == src_len:  # also for graphs of any length, which the comparisons below would fix
             return
-        needed = shared.mask.needed_keys()  # `last`: how many; `first`: further ones, or None
+        last, first = shared.needed_keys()  # how many, and places of others; None: all, no others
         # transformers' caches can drop all but the last keys, so not if the first are needed, too.
-        last = needed.last if needed.first is None else None
-        least = src_len if last is None else min(src_len, last + shared.positions.tgt_len)
+        least = src_len if last is None or first is not None else min(src_len, last + tgt_len)
         if not least <= keys <= src_len:
             raise UserError(
                 f"the cache has {keys} keys of {src_len} tokens, and this layer's positions need "

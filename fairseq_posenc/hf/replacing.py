@@ -48,22 +48,20 @@ def replace_positions(
     if extend not in (None, *LENGTH_RULES):
         raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
     stacks = _find_supported_family(model).find_stacks(model)
-    if settings.decoder_spec is not None and len(stacks) == 1:
+    spec, length, decoder_spec, directions, boundary_id = settings
+    if decoder_spec is not None and len(stacks) == 1:
         raise UserError("decoder_spec: this model has no encoder beside its decoder")
     earlier = getattr(stacks[0].module, POSITIONS, None)  # if positions were set already
-    if earlier is not None and names_own(settings.spec):  # `own` also keeps these two
-        settings = settings._replace(directions=settings.directions or earlier.directions)
-        if settings.boundary_id is None:
-            settings = settings._replace(boundary_id=earlier.boundary_id)
+    if earlier is not None and names_own(spec):  # `own` also keeps these two
+        directions = directions or earlier.directions
+        boundary_id = earlier.boundary_id if boundary_id is None else boundary_id
     old_length = own_positions.count_positions(model)
-    settings = settings._replace(max_positions=settings.max_positions or old_length)
     parts: Parts = {}
     notes: list[str] = []
-    # A model of a single stack takes the first of the two specs, whichever stack it is.
-    for stack, text in zip(stacks, (settings.spec, settings.decoder_spec or settings.spec)):
+    # A single stack, whichever it is, takes the first spec; a decoder beside it has no directions.
+    for stack, text, of_stack in zip(stacks, (spec, decoder_spec or spec), (directions, "")):
         old_spec, new_spec = _read_specs(stack, text)
-        directions = settings.directions if stack is stacks[0] else ""  # a decoder has none
-        new = _build_parts(new_spec, stack, settings._replace(directions=directions))
+        new = _build_parts(new_spec, stack, length or old_length, of_stack, boundary_id)
         notes += _copy_weights(stack, new, old_spec, old_length, extend)
         if not {item.name for item in new_spec.items} & {*names()}:  # which lists no windows
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
@@ -78,10 +76,11 @@ def replace_positions(
     if stacks[0].is_decoder_alone:
         _limit_caches(stacks[0], first.spec)
     decoder_spec = str(last.spec) if last.spec != first.spec else None
-    settings = settings._replace(decoder_spec=decoder_spec, directions=first.directions)
-    settings._replace(spec=str(first.spec)).write(model.config)
+    length = first.dims.max_positions
+    written = (str(first.spec), length, decoder_spec, first.directions, boundary_id)
+    PositionSettings(*written).write(model.config)
     for config in (model.config, *(stack.config for stack in stacks)):
-        own_positions.write_length(config, first.dims.max_positions)
+        own_positions.write_length(config, length)
 
 
 def _find_supported_family(model: PreTrainedModel) -> Family:
@@ -111,13 +110,15 @@ def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
     return old_spec, parse(text)
 
 
-def _build_parts(spec: Spec, stack: Stack, settings: PositionSettings) -> Parts:
+def _build_parts(
+    spec: Spec, stack: Stack, max_positions: int, directions: str, boundary_id: int | None
+) -> Parts:
     """Build the new positions of a stack, with new weights: see :class:`HFStackPositions`."""
     _refuse_unfit(spec, stack)
     weight = next(stack.module.parameters())
     # A model that is being loaded is on the device "meta", where constants cannot be computed.
     with torch.device("cpu" if weight.is_meta else weight.device):
-        positions = HFStackPositions(spec, stack, settings)
+        positions = HFStackPositions(spec, stack, max_positions, directions, boundary_id)
         parts: Parts = {stack.module: positions}
         for index, attention in enumerate(stack.attentions):
             parts[attention] = AttentionPositions(positions, stack, index)

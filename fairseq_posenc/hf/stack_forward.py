@@ -29,7 +29,7 @@ from fairseq_posenc.hf.caches import MAKE_CACHES, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_trained_length
 from fairseq_posenc.hf.record import exchange_names
-from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS, PositionSettings
+from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
 from fairseq_posenc.hf.stack_arguments import StackArguments
 from fairseq_posenc.hf.stand_ins import begin_pass
 from fairseq_posenc.identity import Identity, format_directions, parse_directions
@@ -48,8 +48,6 @@ class PassState(NamedTuple):
     cosines: dict[int, Cosines]  # by kind of layer, those by which the model's own code rotates
     shared: tuple[Shared, ...] | None = None  # None if the model's own attention is used
     need_weights: bool = False  # whether attention weights are requested
-    # A bool `()`, whether counting gives other positions; None: no ids, no documents.
-    is_uncounted: Tensor | None = None
 
 
 class HFStackPositions(StackPositions):
@@ -58,15 +56,16 @@ class HFStackPositions(StackPositions):
     Args:
         spec: encodings of all layers.
         stack: the stack of a model, which is not changed.
-        settings: further arguments of ``set_positions``; ``max_positions`` must be a number.
+        max_positions, directions, boundary_id: those of ``set_positions`` for this stack.
 
     Raises:
         UserError: the spec does not fit the stack.
     """
 
-    def __init__(self, spec: Spec, stack: Stack, settings: PositionSettings) -> None:
-        assert settings.max_positions is not None, "set_positions has found that of the model"
-        sizes = (stack.config.hidden_size, stack.num_heads, settings.max_positions)
+    def __init__(
+        self, spec: Spec, stack: Stack, max_positions: int, directions: str, boundary_id: int | None
+    ) -> None:
+        sizes = (stack.config.hidden_size, stack.num_heads, max_positions)
         super().__init__(spec, *sizes, stack.causal, head_dim=max(stack.head_widths))
         # Scalings and buckets depend on the length of the training, not on `max_positions`.
         length = read_trained_length(stack.config)
@@ -76,8 +75,8 @@ class HFStackPositions(StackPositions):
                 encoding.set_dims(encoding.dims._replace(pretrained_length=length))
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
-        self.boundary_id = settings.boundary_id
-        self.directions = _read_directions(settings.directions, stack)
+        self.boundary_id = boundary_id
+        self.directions = _read_directions(directions, stack)
         self.is_decoder = stack.is_decoder  # its own attention was built for causal masks
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         with torch.enable_grad():  # else trained rotations would seem fixed
@@ -149,18 +148,19 @@ class HFStackPositions(StackPositions):
 
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[dict[str, Any], PassState]:
+    ) -> tuple[dict[str, Any], PassState, Tensor | None]:
         """Prepare a forward pass of the stack's module, ``forward(*args, **named)``.
 
         Returns:
-            All arguments of this ``forward`` by name, and the state of the pass.
+            All arguments of this ``forward`` by name; the state of the pass; and a bool ``()``,
+            whether counting gives other positions, or None if the caller gave none.
 
         Raises:
             UserError: the arguments do not determine the positions.
         """
         named = {**dict(zip(self.parameter_names, args)), **named}
         if named.get("input_ids") is None and named.get("inputs_embeds") is None:
-            return named, PassState({})  # the model's code refuses such a call
+            return named, PassState({}), None  # the model's code refuses such a call
         stack = Stack(self.family, module)
         arguments = StackArguments(named, self, stack)
         inputs = arguments.inputs
@@ -181,7 +181,7 @@ class HFStackPositions(StackPositions):
             places = arguments.ids
             if places is None:  # they are counted, from those in the cache on
                 places = torch.arange(inputs.size(1), device=inputs.device)[None] + arguments.cached
-            return named, PassState(self._make_cosines(module, self._rotations(places)))
+            return named, PassState(self._make_cosines(module, self._rotations(places))), None
         if getattr(arguments.cache, "is_compileable", False):  # transformers' static caches
             raise UserError(
                 f"{type(arguments.cache).__name__} has a fixed size, which works only with "
@@ -204,7 +204,7 @@ class HFStackPositions(StackPositions):
         requested = named.get("output_attentions")
         needs_weights = stack.config.output_attentions if requested is None else requested
         ours = None if self.is_native else shared  # what our attention function reads
-        return named, PassState(cosines, ours, needs_weights, is_uncounted)
+        return named, PassState(cosines, ours, needs_weights), is_uncounted
 
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
@@ -327,15 +327,15 @@ class StackWithPositions(Derived):
         positions: Any = getattr(self, POSITIONS, None)  # PEFT may have replaced it by a copy
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")
-        named, state = positions.prepare(self, args, named)
+        named, state, is_uncounted = positions.prepare(self, args, named)
         cosines = None if positions.spec.layer_kinds[1:] else state.cosines.get(0)  # of a sole kind
         with begin_pass(cosines or (None, None)):  # which the stand-ins of removed parts read
             output = forward(self, **named, **{POSITION_STATE: state})
         results = output if isinstance(output, tuple) else output.values()
         # A cache of ids that were given is marked: no later pass may count on from them.
         cache = find_self_cache([*named.values(), *results])
-        if cache is not None and getattr(cache, UNCOUNTED, None) is not state.is_uncounted:
-            setattr(cache, UNCOUNTED, state.is_uncounted)
+        if cache is not None and getattr(cache, UNCOUNTED, None) is not is_uncounted:
+            setattr(cache, UNCOUNTED, is_uncounted)
         return output
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

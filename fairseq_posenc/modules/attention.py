@@ -16,7 +16,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import DIRECTIONS, Mask
 from fairseq_posenc.modules import input_checks
-from fairseq_posenc.modules.attention_core import Cache, Kept
+from fairseq_posenc.modules.attention_core import Cache, Kept, extend, make_call
 from fairseq_posenc.modules.stack_positions import StackLayer, StackPositions
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared
@@ -126,17 +126,18 @@ class SelfAttention(_LayerAttention):
         if past.kept is not None and (past.decay is None) != (decay is None):
             raise UserError("the cache is of a layer with other encodings: give each its own")
         terms = self.compute_terms(state, x, decay, past.rows)
-        keeps = cache is not None
-        dropout = self.dropout if self.training else 0.0
-        call, kept = self.make_call(
-            *self.project(x), state, terms, past.kept, keeps, dropout, need_weights
-        )
-        if cache is not None and kept is not None:
+        query, key, value = self.project(x)
+        query, key = self.rotate_tokens(query, key, state)
+        kept = extend(past.kept, key, value, positions.src_len)
+        if cache is not None:
             cache.kept = kept.select(state.needed_keys(), positions.src_len)
             cache.tokens, cache.decay = positions.src_len, decay
             if not positions.counted:  # the caller gave position_ids
                 # A later step joins its ids to these; a row for each beam, which it may reorder.
                 cache.ids = positions.ids.expand(x.size(0), *positions.ids.shape[1:])
+        mask = state.mask.with_direction(self.direction)
+        dropout = self.dropout if self.training else 0.0
+        call = make_call(query, kept, terms, mask, positions.src_len, dropout, need_weights)
         attended, weights = attend(call, self.backend)
         return self.merge_heads(attended), weights
 

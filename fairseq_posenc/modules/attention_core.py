@@ -40,14 +40,6 @@ class Kept(NamedTuple):
             return self.places
         return torch.arange(tokens - self.key.size(2), tokens)
 
-    def append(self, key: Tensor, value: Tensor, tokens: int) -> "Kept":
-        """Append keys and values of new tokens, ``(B, H, T, D)``; ``tokens`` is S, with these."""
-        places = self.places
-        if places is not None:
-            places = torch.cat([places, torch.arange(tokens - key.size(2), tokens)])
-        keys, values = torch.cat([self.key, key], 2), torch.cat([self.value, value], 2)
-        return Kept(keys, values, places)  # [B, H, K + T, D]
-
     def select(self, needed: NeededKeys, tokens: int) -> "Kept":
         """Select the keys that later queries need: the last ones, and those at places ``first``."""
         count = self.key.size(2)  # among all `tokens`, which include those of this step
@@ -92,6 +84,57 @@ class Kept(NamedTuple):
         return Kept(change(self.key), change(self.value), places)
 
 
+def extend(past: Kept | None, key: Tensor, value: Tensor, tokens: int) -> Kept:
+    """Append keys and values of new tokens, ``(B, H, T, D)``, to those that a cache keeps.
+
+    Args:
+        past: what the cache keeps; None in the first step, and without a cache.
+        key: rotated keys of the new tokens.
+        value: their values.
+        tokens: S, the number of all tokens.
+    """
+    if past is None:
+        return Kept(key, value)
+    places = past.places
+    if places is not None:
+        places = torch.cat([places, torch.arange(tokens - key.size(2), tokens)])
+    keys, values = torch.cat([past.key, key], 2), torch.cat([past.value, value], 2)
+    return Kept(keys, values, places)  # [B, H, K + T, D]
+
+
+def make_call(
+    query: Tensor,
+    kept: Kept,
+    terms: Terms,
+    mask: Mask,
+    tokens: int,
+    dropout: float = 0.0,
+    need_weights: bool = False,
+) -> AttentionCall:
+    """Make the arguments of a backend; leave out the keys that a cache has dropped.
+
+    No query sees dropped keys: the first of all, or all but those at ``kept.places``.
+
+    Args:
+        query: rotated queries of the last T tokens, ``(B, H, T, D)``.
+        kept: rotated keys and values, those of the last T tokens included; of H heads or fewer.
+        terms: terms for all S keys, with rows that the layer has projected.
+        mask: mask of all S keys.
+        tokens: S.
+        dropout: probability of dropping a weight.
+        need_weights: whether the backend must return the weights.
+    """
+    key, value, places = kept.with_gaps(query.size(2), tokens)
+    if places is not None:
+        places = places.to(query.device)
+        terms = Terms([term.select_keys(places, query.size(2), tokens) for term in terms])
+        mask = mask.select_keys(places)
+    elif dropped := tokens - key.size(2):
+        terms = Terms([term.without_first_keys(dropped) for term in terms])
+        mask = mask.without_dropped_keys(dropped)
+    return AttentionCall(query, key, value, terms, mask, dropout, need_weights)
+
+
 class Cache:
     """Keys and values of one layer, for decoding step by step; empty before the first step."""
 
@@ -118,8 +161,8 @@ class Cache:
 class AttentionCore:
     """Mixin with the steps of attention in a layer.
 
-    Self-attention calls ``project``, ``compute_terms`` and ``make_call``, passes the call to a
-    backend, and calls ``merge_heads`` on the result.
+    Self-attention calls ``project``, ``rotate_tokens``, ``compute_terms`` and :func:`make_call`,
+    passes the call to a backend, and calls ``merge_heads`` on the result.
 
     Attributes:
         batch_first: whether inputs and outputs are ``(B, T, C)``, else ``(T, B, C)``.
@@ -147,53 +190,7 @@ class AttentionCore:
         key = self.split_heads(self.k_proj(x))
         return query, key, self.split_heads(self.v_proj(x))
 
-    def make_call(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        shared: Shared,
-        terms: Terms,
-        past: Kept | None = None,
-        keeps: bool = False,
-        dropout: float = 0.0,
-        need_weights: bool = False,
-        mask: Mask | None = None,
-    ) -> tuple[AttentionCall, Kept | None]:
-        """Make the arguments of a backend: rotate, and append to the keys of earlier tokens.
-
-        Args:
-            query: queries of the last T of S tokens, projected, not rotated, ``(B, H, T, D)``.
-            key: keys of the same tokens, with H heads or fewer, not rotated. transformers models
-                also pass those of earlier tokens, which their own cache keeps.
-            value: values of the same tokens as ``key``.
-            shared: position state of the forward pass, for this kind of layer.
-            terms: terms for all S keys, with rows that the layer has projected.
-            past: what the layer's cache keeps; it may have dropped keys that no query sees.
-            keeps: whether to return the kept and the new keys, from which a cache selects.
-            dropout: probability of dropping a weight.
-            need_weights: whether the backend must return the weights.
-            mask: mask of all S keys; by default from the direction, and from ``shared``.
-        """
-        query, key = self._rotate(query, key, shared)
-        tgt_len, src_len = query.size(2), shared.positions.src_len
-        kept = places = None
-        if keeps or past is not None:
-            kept = Kept(key, value) if past is None else past.append(key, value, src_len)
-            key, value, places = kept.with_gaps(tgt_len, src_len)
-        mask = shared.mask.with_direction(self.direction) if mask is None else mask
-        # No query sees dropped keys: the first of S, or all but those at `places`, `(K,)` indices.
-        dropped = src_len - key.size(2)
-        if places is not None:
-            places = places.to(query.device)
-            terms = Terms([term.select_keys(places, tgt_len, src_len) for term in terms])
-            mask = mask.select_keys(places)
-        elif dropped:
-            terms = Terms([term.without_first_keys(dropped) for term in terms])
-            mask = mask.without_dropped_keys(dropped)
-        return AttentionCall(query, key, value, terms, mask, dropout, need_weights), kept
-
-    def _rotate(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
+    def rotate_tokens(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
         """Rotate queries ``(B, H, T, D)``, and the keys of the last tokens, T or more."""
         of_queries = of_keys = self.rotation(shared)
         if key.size(2) != query.size(2):  # keys that were cached unrotated

@@ -47,7 +47,8 @@ class LayerPositions(StackLayer):
     def __init__(self, positions: StackPositions, layer: int = 0) -> None:
         super().__init__(positions, layer)
         spec, dims = self.spec, self.dims
-        terms = draft_terms(spec, dims, backend="auto")[self.kind]  # of a single token
+        terms = draft_terms(spec, dims, backend="auto")[self.kind]  # those that each pass will have
+        # Queries and keys that a rotation makes wider (`pope`) would need another scale.
         widens = any(item.encoding.widens for item in spec.layer_kinds[self.kind])
         simple = (NumbersByDistance, NumbersByPair, Reset, ScaleFactor)
         if widens or not all(isinstance(term, simple) for term in terms):
@@ -74,7 +75,7 @@ class LayerPositions(StackLayer):
                     f"{name} {tuple(x.shape)} must be (batch, heads, {tgt_len}, {head_dim}), of "
                     "the new tokens"
                 )
-        return self._rotate(query, key, state)
+        return self.rotate_tokens(query, key, state)
 
     def hidden(self, shared: tuple[Shared, ...], direction: str = "both") -> Tensor | None:
         """Mark the keys that a query must not see, ``(batch or 1, 1, tgt_len or 1, src_len)``.
@@ -256,7 +257,8 @@ class PositionEncoding(AttentionCore, StackPositions):
         inputs = query.new_zeros(shape) if inputs is None else inputs
         if inputs.shape != shape:
             raise UserError(f"inputs {tuple(inputs.shape)} must be {shape}")
-        (shared,) = compute_shared(self.shared, positions)  # of encodings; of the only layer
-        terms = self.compute_terms(shared, inputs)
-        mask = shared.mask.with_direction(direction or self.direction)
-        return self.make_call(query, key, value, shared, terms, mask=mask, dropout=dropout)[0]
+        (state,) = compute_shared(self.shared, positions)  # layers are of one kind
+        terms = self.compute_terms(state, inputs)
+        mask = state.mask.with_direction(direction or self.direction)
+        query, key = self.rotate_tokens(query, key, state)
+        return AttentionCall(query, key, value, terms, mask, dropout)

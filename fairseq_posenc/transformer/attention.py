@@ -10,7 +10,7 @@ from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.attention_core import AttentionCore, Kept
+from fairseq_posenc.modules.attention_core import AttentionCore, Kept, extend, make_call
 from fairseq_posenc.transformer.forward_context import state_of_kind
 
 _NO_TORCHSCRIPT = "TorchScript is not supported: encodings and backends are chosen in Python"
@@ -117,23 +117,17 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         inputs = query.transpose(0, 1)  # [B, T, C]
         # What the forget gates of all S tokens sum up to; None for encodings without gates.
         decay = self.encodings.decay(inputs, positions, buffer.get("prev_decay"))
-        drops = self.dropout_module.training or self.dropout_module.apply_during_inference
-        call, kept = self.make_call(
-            *self.project(query),
-            shared,
-            self.compute_terms(shared, inputs, decay, rows),
-            past=_read_kept(buffer),
-            mask=shared.mask.with_direction(self.direction)._replace(
-                key_padding=padding,
-                # fairseq's additive masks mean "not this pair". Added as finite values such as
-                # -1e8, they could be outweighed by other terms.
-                pairs=None if attn_mask is None else attn_mask.bool(),
-            ),
-            dropout=float(self.dropout_module.p) if drops else 0.0,
-            need_weights=need_weights or need_head_weights,
-            keeps=incremental_state is not None,
+        terms = self.compute_terms(shared, inputs, decay, rows)
+        q, k, v = self.project(query)
+        q, k = self.rotate_tokens(q, k, shared)
+        kept = extend(_read_kept(buffer), k, v, positions.src_len)
+        mask = shared.mask.with_direction(self.direction)._replace(
+            key_padding=padding,
+            # fairseq's additive masks mean "not this pair". Added as finite values such as -1e8,
+            # they could be outweighed by other terms.
+            pairs=None if attn_mask is None else attn_mask.bool(),
         )
-        if kept is not None:
+        if incremental_state is not None:
             needed = kept.select(shared.needed_keys(), positions.src_len)  # by later queries
             places = needed.places
             if places is not None:  # a row for each of B, see `_read_kept`
@@ -146,6 +140,10 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 "prev_decay": decay,
             }
             self._set_input_buffer(incremental_state, buffer)
+        drops = self.dropout_module.training or self.dropout_module.apply_during_inference
+        dropout = float(self.dropout_module.p) if drops else 0.0
+        needs_weights = need_weights or need_head_weights
+        call = make_call(q, kept, terms, mask, positions.src_len, dropout, needs_weights)
         attended, weights = attend(call, self.backend)
         if weights is not None:
             # [B, H, T, S] -> [H, B, T, S] or [B, T, S], as fairseq's class returns them

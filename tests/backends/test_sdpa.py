@@ -21,7 +21,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import DIRECTIONS, Mask
 from fairseq_posenc.positions import Positions
 from tests.helpers.formulas import awake
-from tests.helpers.terms import draft_call, terms_of
+from tests.helpers.terms import draft_call, terms_of, whole_call
 from tests.helpers.tiny_models import needs_causal
 
 DIMS = Dims(embed_dim=32, num_heads=4, max_positions=64)
@@ -136,7 +136,7 @@ def test_keys_of_fewer_heads_are_those_of_the_repeated_ones(spec):
     positions = StackPositions(spec, 32, 4, 20, causal=True).double()
     layer = SelfAttention(positions, num_key_value_heads=2).double()
     x, shared = positions(torch.randn(2, 9, 32, dtype=torch.float64))
-    call, _ = layer.make_call(*layer.project(x), shared[0], layer.compute_terms(shared[0], x))
+    call = whole_call(layer, shared[0], *layer.project(x), x)
     assert call.key.size(1) == 2
     whole, _ = reference.attend(call.with_all_heads())
     for backend in (sdpa, blocked, reference):

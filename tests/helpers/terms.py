@@ -64,6 +64,13 @@ def draft_call(
     return AttentionCall(query, key, key, terms, **others)
 
 
+def whole_call(layer, state, query, key, value, x: torch.Tensor | None = None) -> AttentionCall:
+    """Return a layer's call for all keys, which it has projected; ``x`` is its input."""
+    terms, mask = layer.compute_terms(state, x), state.mask.with_direction(layer.direction)
+    query, key = layer.rotate_tokens(query, key, state)
+    return AttentionCall(query, key, value, terms, mask)
+
+
 def change_terms(terms: Terms, **changes: Any) -> Terms:
     """Replace terms of some names, or leave them out."""
     return Terms([*(x for x in terms if x.name not in changes), *terms_of(**changes)])

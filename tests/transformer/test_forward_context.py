@@ -148,9 +148,7 @@ def test_values_on_a_cpu_may_be_read_in_each_step():
 
 def steps(model, family, tokens) -> int:
     """Count how often three steps of decoding wait."""
-    out = None
-    if family == "translation":
-        out = model.encoder(tokens, tokens.ne(1).sum(1))
+    out = model.encoder(tokens, tokens.ne(1).sum(1)) if family == "translation" else None
     state: dict = {}
 
     def decode() -> None:

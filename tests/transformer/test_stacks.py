@@ -161,14 +161,8 @@ def test_rotary_cross_attention_equals_the_formula():
         """Apply a projection without its rotation."""
         return torch.nn.functional.linear(x, projection.weight, projection.bias).detach()
 
-    heads = [
-        linear(projection, x)[:, 0].view(-1, 4, 8).transpose(0, 1)
-        for projection, x in (
-            (attention.q_proj, query),
-            (attention.k_proj, key),
-            (attention.v_proj, key),
-        )
-    ]
+    projected = zip((attention.q_proj, attention.k_proj, attention.v_proj), (query, key, key))
+    heads = [linear(weight, x)[:, 0].view(-1, 4, 8).transpose(0, 1) for weight, x in projected]
     rotated_query = oracles.rope(heads[0], list(range(3)), {})
     rotated_key = oracles.rope(heads[1], list(range(5)), {})
     scores = torch.einsum("htd,hsd->hts", rotated_query, rotated_key) / 8**0.5

@@ -20,6 +20,7 @@ from fairseq_posenc.modules.attention_core import Cache
 from tests.helpers import oracles
 from tests.helpers.formulas import awake
 from tests.helpers.products import product_of, some_of
+from tests.helpers.terms import whole_call
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
     assert_decoding_equals_full_pass,
@@ -212,7 +213,7 @@ def test_the_first_tokens_of_each_document_stay_visible(spec, window):
         positions = StackPositions(in_documents, 16, 2, 150, direction == "lr").double()
         layer = SelfAttention(positions, backend="reference").double()
         embedded, (state,) = positions(x, document_ids=ids)
-        call, _ = layer.make_call(*layer.project(embedded), state, layer.compute_terms(state))
+        call = whole_call(layer, state, *layer.project(embedded))
         pairs = [
             call._replace(
                 **{n: getattr(call, n)[b : b + 1] for n in ("query", "key", "value")},
@@ -346,7 +347,7 @@ def test_a_cache_keeps_the_keys_that_are_visible_by_definition(spec, limits, kep
     ]
     for b, left in enumerate((0, 3, 9)):
         row, (state,) = positions(x[b : b + 1, left:])
-        call, _ = layer.make_call(*layer.project(row), state, layer.compute_terms(state, row))
+        call = whole_call(layer, state, *layer.project(row), row)
         seen = visible(limits.replace(",prefill=true", ""), "lr", 30 - left).clone()
         if "prefill" in limits:  # the tokens that were computed alone have no window
             alone = slice(12 - left, 17 - left)
