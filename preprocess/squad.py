@@ -58,11 +58,10 @@ def run(args: argparse.Namespace) -> None:
     def write_splits(manifest: Manifest) -> None:
         for option, path in vocabulary.files.items():
             shutil.copyfile(path, manifest.folder / _NAMES[option])
-        tokenizer = vocabulary.load_tokenizer(dictionary)
+        maker = WindowMaker(vocabulary.load_tokenizer(dictionary), dictionary, limits)
         for split, squad in squads.items():
             if manifest.read("splits", split) is None:
                 say(f"{split}: {len(squad.questions):,} questions")
-                maker = WindowMaker(tokenizer, dictionary, limits)
                 manifest.save("splits", split, write_split(squad, maker, manifest.folder / split))
             print(f"{split}: {format_counts(manifest.read('splits', split))}")
 

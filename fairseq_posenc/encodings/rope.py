@@ -133,7 +133,7 @@ class Rope(Encoding):
         Positions on several axes are ``(B or 1, T, axes)``; a token with one number has it on all.
         """
         frequencies = self.angles_per_position().to(ids.device, non_blocking=True)
-        pair_axes = self.pair_axes.to(ids.device, non_blocking=True)  # of each pair
+        pair_axes = self.pair_axes.to(ids.device, non_blocking=True)  # no buffer: see `_apply`
         ids = ids[..., pair_axes] if ids.dim() == 3 else ids[..., None]
         angles = ids[:, None] * frequencies  # [B or 1, 1, T, rotated/2]
         phases = torch.complex(self.gain * angles.cos(), self.gain * angles.sin())

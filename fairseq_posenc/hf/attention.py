@@ -148,7 +148,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if not least <= keys <= src_len:
             raise UserError(
                 f"the cache has {keys} keys of {src_len} tokens, and this layer's positions need "
-                f"the last {least}: {caches.MAKE_CACHES}"
+                f"the last {least}: {caches.CACHE_ADVICE}"
             )
 
 

@@ -21,7 +21,7 @@ _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
 UNCOUNTED = "fairseq_posenc_uncounted"
 
 # What to do about caches, or masks by types of layers, that were made for other windows.
-MAKE_CACHES = (
+CACHE_ADVICE = (
     "make caches after set_positions, as DynamicCache(config=model.config); in a model around this "
     "one, let its config.text_config be this one's config"
 )

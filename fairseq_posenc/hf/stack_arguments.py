@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq_posenc.encodings.base import Encoding, Encodings
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.caches import MAKE_CACHES, UNCOUNTED, find_self_cache
+from fairseq_posenc.hf.caches import CACHE_ADVICE, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.modules.stack_positions import StackPositions
@@ -170,7 +170,7 @@ class StackArguments:
             return torch.ones(shape, dtype=torch.long, device=self.inputs.device)
         if not isinstance(mask, Tensor) or mask.shape != shape:
             found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            advice = f" ({MAKE_CACHES})" if isinstance(self.named["attention_mask"], dict) else ""
+            advice = f" ({CACHE_ADVICE})" if isinstance(self.named["attention_mask"], dict) else ""
             raise UserError(
                 f"attention_mask {found} must be {shape}, 1 for tokens and 0 for padding, also "
                 "for those in the cache; windows and documents belong to the spec" + advice
@@ -194,7 +194,7 @@ class StackArguments:
             UserError: the arguments do not fit the spec, or tokens in a cache have positions that
                 counting does not give.
         """
-        past, mask = self.cached, self._read_mask()
+        past, mask = self.cached, self._read_mask()  # an int: static caches were refused before
         if not self.inputs.size(1):
             raise UserError(f"the input has the shape {tuple(self.inputs.shape)}: no token")
         if boundary_id is not None and (self.inputs.dim() == 3 or past):

@@ -25,7 +25,7 @@ from fairseq_posenc.encodings.rope_scaling import Dynamic, LongRope
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.encodings.term import Decay
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.caches import MAKE_CACHES, UNCOUNTED, find_self_cache
+from fairseq_posenc.hf.caches import CACHE_ADVICE, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_trained_length
 from fairseq_posenc.hf.record import exchange_names
@@ -218,10 +218,10 @@ class HFStackPositions(StackPositions):
         masks = arguments.named.get("attention_mask")
         types = ATTENTION_TYPES & {*(getattr(stack.config, "layer_types", None) or ())}
         if isinstance(masks, dict) and not types <= masks.keys():
-            raise UserError(f"a type of layers has no mask: {MAKE_CACHES}")
+            raise UserError(f"a type of layers has no mask: {CACHE_ADVICE}")
         if self.is_native:  # our attention compares the keys itself
             if any(getattr(x, "is_sliding", False) for x in getattr(arguments.cache, "layers", ())):
-                raise UserError(f"the cache drops keys of a window: {MAKE_CACHES}")
+                raise UserError(f"the cache drops keys of a window: {CACHE_ADVICE}")
             if isinstance(arguments.mask, BlockMask) and attention != "flex_attention":
                 raise UserError("a BlockMask needs attn_implementation='flex_attention'")
             return

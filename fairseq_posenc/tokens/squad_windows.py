@@ -36,6 +36,7 @@ class SquadWindow(NamedTuple):
     first: int  # index in the whole context of the token at `offset`
     # `[S]`, for each of its S tokens of context: whether this window has the most around the token
     has_max_context: np.ndarray
+    is_question_cut: bool
 
     def target(self, first: int, last: int) -> tuple[int, int]:
         """Locate two tokens, by index in the context, in the window; ``NO_ANSWER`` if outside."""
@@ -55,7 +56,7 @@ def make_windows(
         limits: sizes of the windows.
         dictionary: fairseq dictionary.
     """
-    question = question[: limits.max_question]
+    is_cut, question = len(question) > limits.max_question, question[: limits.max_question]
     bos, eos = [dictionary.bos()], [dictionary.eos()]
     head = np.concatenate([bos, question, eos, eos])
     room = limits.max_length - len(question) - SPECIAL_SYMBOLS
@@ -70,6 +71,7 @@ def make_windows(
             offset=len(head),
             first=first,
             has_max_context=best_parts[first:end] == number,
+            is_question_cut=is_cut,
         )
         for number, (first, end) in enumerate(parts)
     ]
@@ -99,12 +101,10 @@ class WindowMaker:
     def __init__(self, tokenizer: Tokenizer, dictionary: Dictionary, limits: Limits) -> None:
         self._tokenizer, self.dictionary, self._limits = tokenizer, dictionary, limits
         self.tokenize_context = lru_cache(maxsize=1)(tokenizer.tokens)  # keeps the last paragraph
-        self.questions_cut = 0  # number of questions that were too long, so far
 
     def windows(self, question: Question) -> list[SquadWindow]:
         """Make the windows of a question."""
         tokens = self._tokenizer.tokens(question.text.strip()).ids
-        self.questions_cut += len(tokens) > self._limits.max_question
         context = self.tokenize_context(question.context).ids
         return make_windows(tokens, context, self._limits, self.dictionary)
 
@@ -122,7 +122,7 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
 
     Args:
         squad: the file.
-        window_maker: makes the windows, of this file alone: it counts the questions that it cuts.
+        window_maker: makes the windows.
         prefix: path without suffixes.
 
     Returns:
@@ -138,9 +138,10 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
     spans: list[tuple[int, int]] = []
     # Counts that may stay 0 are in the manifest too.
     counts = Counter(questions_left_out=0, answers_moved=0, answers_in_no_window=0)
-    counts.update(questions_without_answer=0, questions=len(squad.questions))
+    counts.update(questions_without_answer=0, questions_cut=0, questions=len(squad.questions))
     for question in squad.questions:
         windows = window_maker.windows(question)
+        counts["questions_cut"] += windows[0].is_question_cut
         targets = [NO_ANSWER] * len(windows)
         if not question.answers:
             counts["questions_without_answer"] += 1
@@ -163,7 +164,6 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
     counts["windows_with_answer"] = sum(span != NO_ANSWER for span in spans)
     words = counts["tokens"] - SPECIAL_SYMBOLS * counts["windows"]
     warn_of_unknown(prefix.name, counts["unknown_tokens"], words)
-    counts["questions_cut"] = window_maker.questions_cut
     return dict(counts)
 
 

@@ -169,9 +169,9 @@ class _PositionalStack(nn.Module):
         """
         tgt_len = 1 if decoding else tokens.size(1)
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len)
-        if ids is not None:  # but documents are found by counted tokens
-            positions = self.encodings.number(positions).replace_ids(ids)
-        positions = self.encodings.number(positions)  # restarts in documents, or draws at random
+        positions = self.encodings.number(positions)  # restarts in documents, of counted tokens
+        if ids is not None:
+            positions = positions.replace_ids(ids)
         if self.has_reset:
             positions = positions._replace(first=positions.is_first())  # once for all layers
         return compute_shared(self.encodings, positions)

@@ -138,8 +138,6 @@ def _predict(args: argparse.Namespace) -> None:
     predictor = Predictor.load(args.checkpoint, args.data, dtype)
     with folders.lock_folder(args.out):
         predictions = predictor.predict(squad.questions, args.max_tokens)
-        if cut := predictor.window_maker.questions_cut:  # counted by `predict`
-            say(f"{cut:,} questions were longer than the limit and were cut")
         answers = {x.id: x.answer for x in predictions}
         odds = {x.id: x.null_odds for x in predictions} if squad.version == V2 else None
         preferred = {x.id: "" if odds and x.null_odds > 0.0 else x.answer for x in predictions}

@@ -20,7 +20,7 @@ from fairseq_posenc.tokens.tokenizer import TextTokens
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.open_model import load_tokenizer, open_model
 from fairseq_posenc.workbench.running.devices import place
-from fairseq_posenc.workbench.running.progress import bar
+from fairseq_posenc.workbench.running.progress import bar, say
 
 NBEST = 20  # spans kept of a window: the best may be white space, which answers nothing
 MAX_ANSWER = 30  # tokens
@@ -133,6 +133,8 @@ class Predictor(NamedTuple):
             for number, question in enumerate(questions)
             for window in self.window_maker.windows(question)
         ]
+        if cut := len({number for number, window in inputs if window.is_question_cut}):
+            say(f"{cut:,} questions were longer than the limit and were cut")
         spans_of_questions: list[list[WindowSpans]] = [[] for _ in questions]
         lengths = np.array([len(window.tokens) for _, window in inputs])
         order = np.argsort(-lengths, kind="stable")  # so that memory runs out early if at all
