@@ -70,7 +70,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         scale, sink = terms.scale(query.size(-1)), terms.find(SinkScore)
         if sink is None:
             attended = _run_compiled(query, key, value, modify, blocks, scale=scale)
-        else:  # a softmax with the sink is that of the keys, times their share of the whole sum
+        else:  # weights with a sink: those without it, times the keys' share of the whole sum
             attended, logsumexp = _run_compiled(
                 query, key, value, modify, blocks, scale=scale, return_lse=True
             )

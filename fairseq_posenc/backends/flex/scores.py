@@ -25,7 +25,7 @@ TILE = 128  # queries, and keys, of a tile of the block mask
 
 
 class _Numbers(NamedTuple):
-    """Numbers of pairs, by token and row, any of whose dimensions may be 1 for all."""
+    """Numbers of pairs, by token and table row; any dimension may be 1 for all."""
 
     numbers: Tensor  # (B, H, tokens, rows)
     # The row of each distance, (R,), or pair, (B or 1, T, S); None: the row of a pair is its key.
@@ -39,9 +39,9 @@ class _Numbers(NamedTuple):
         """
         row = j
         if self.rows is not None:
-            by_pair = self.rows.dim() == 3
-            places = (index_or_zero(self.rows, 0, b), i, j) if by_pair else (distance,)
-            row = self.rows[places]
+            is_by_pair = self.rows.dim() == 3
+            pair = index_or_zero(self.rows, 0, b), i, j
+            row = self.rows[pair] if is_by_pair else self.rows[distance]
         x, token = self.numbers, j if self.of_keys else i
         return x[
             index_or_zero(x, 0, b),
@@ -76,8 +76,8 @@ def build_score_mod(
     queries = tgt_len if query is None else query.size(2)  # with padding
     missing = (0, 0 if key is None else key.size(2) - src_len, 0, queries - tgt_len)  # for F.pad
     low, high = _find_visible_distances(tgt_len, src_len, mask)
-    # What differs from call to call is a tensor: a number would be compiled into the kernel.
-    lowest = torch.tensor(src_len - tgt_len + low, device=device)  # of key and query by their index
+    # Both are tensors, as they differ from call to call: numbers would be compiled into the kernel.
+    lowest = torch.tensor(src_len - tgt_len + low, device=device)  # as key index minus query index
     last = torch.tensor(high - low, device=device)
 
     def tabulate(
@@ -87,8 +87,8 @@ def build_score_mod(
         if term is None:
             return []
         table, distances = at_least_fp32(term.table), torch.arange(low, high + 1, device=device)
-        # Rows differ from pair to pair by position ids, or by a reset: two rows of their own for
-        # the pairs of the first token of each sentence, which `first` marks.
+        # With position ids, or with a reset, the row of a pair does not follow from its distance.
+        # A reset gives two more rows to pairs of each sentence's first token, which `first` marks.
         if term.ids is not None or terms.first is not None:
             rows = F.pad(row_index(term, terms.first, tgt_len, src_len, mask), missing)
             mark_batch_dynamic(rows)
