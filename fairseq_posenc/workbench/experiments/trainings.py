@@ -156,18 +156,18 @@ def run_trainings(
         RunError: a training failed.
     """
     unfinished = list(trainings)
-
-    def look() -> None:
-        """Show how far the trainings are (one that diverged counts as whole), and which ended."""
-        for training in unfinished[:]:
-            if end := read_end(training):
-                unfinished.remove(training)
-                on_end(training, end)
-        updates = sum(x.reached if x in unfinished else x.updates for x in trainings)
-        shown.update(updates - shown.n)
-
     total, initial = sum(x.updates for x in trainings), sum(x.reached for x in trainings)
     with bar(desc="all trainings", total=total, unit=" updates", initial=initial) as shown:
+
+        def look() -> None:
+            """Show how far trainings are (one that diverged counts as whole), and which ended."""
+            for training in unfinished[:]:
+                if end := read_end(training):
+                    unfinished.remove(training)
+                    on_end(training, end)
+            updates = sum(x.reached if x in unfinished else x.updates for x in trainings)
+            shown.update(updates - shown.n)
+
         look()
         if tasks := {training.label: partial(train, training) for training in unfinished}:
             run_tasks(tasks, watch=look)

@@ -119,11 +119,11 @@ def _collect_planes(layers: Sequence[CapturedAttention]) -> dict[tuple[str, str]
     for part in ("content", "position", "both"):
         planes[part, "part"] = torch.cat([getattr(split, part) for split in splits])
     names = list(dict.fromkeys(name for split in splits for name in split.details))
-    products = sum(split.product for split in splits)  # layers whose details are factors
     # A single one equals the part "both". Several are shown if all are summands, or all factors.
-    if len(names) > 1 and products in (0, len(splits)):
-        role, suffix = ("factor", " factor") if products else ("detail", "")
-        absent = torch.full_like(splits[0].both, 1.0 if products else 0.0)  # in layers without it
+    if len(names) > 1 and len({split.product for split in splits}) == 1:
+        are_factors = splits[0].product
+        role, suffix = ("factor", " factor") if are_factors else ("detail", "")
+        absent = torch.full_like(splits[0].both, float(are_factors))  # in layers without it
         for name in names:
             values = [split.details.get(name, absent) for split in splits]
             planes[name.replace("_", " ") + suffix, role] = torch.cat(values)

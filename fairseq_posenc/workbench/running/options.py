@@ -6,7 +6,6 @@ values (argparse calls them for defaults, too) raise ``ArgumentTypeError``, and 
 
 import argparse
 import math
-import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from contextlib import suppress
@@ -135,11 +134,12 @@ def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
     """
     named: dict[str, str] = {}
     for text in texts:
-        # At the first "=" that is not in brackets.
-        parts = [part.strip() for part in re.split(r"=(?![^(]*\))", text, maxsplit=1)]
-        if len(parts) < 2 or not all(parts):
+        equals = [index for index, sign in enumerate(text) if sign == "="]
+        # The name ends at the first "=" that is not in brackets.
+        end = next((i for i in equals if text.count("(", 0, i) == text.count(")", 0, i)), len(text))
+        name, value = text[:end].strip(), text[end + 1 :].strip()
+        if not name or not value:
             raise UserError(f"cannot read {text!r}: write {form}")
-        name, value = parts
         if name in named or "/" in name or name in (".", ".."):
             raise UserError(f"{name!r}: each value needs its own name, which a folder can have")
         named[name] = value
