@@ -207,18 +207,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files = corpora.add_parser("files", help="files of any other corpus, one for each language")
     text = "name of the training files before .LANGUAGE[.gz]"
     files.add_argument("--train", required=True, metavar="PREFIX", help=text)
-    for corpus, valid, test in (
-        (iwslt, ["dev2010"], ["+".join(IWSLT_TESTS), *IWSLT_TESTS]),
-        (files, None, None),
-    ):
+    tests = ["+".join(IWSLT_TESTS), *IWSLT_TESTS]
+    for option, default in (("--valid", ["dev2010"]), ("--test", tests)):
+        text = f"one or several sets (default: {' '.join(default)})"
+        iwslt.add_argument(option, nargs="+", metavar="SET", default=default, help=text)
+        files.add_argument(option, nargs="+", metavar="SET", required=True, help="as --train")
+    for corpus in (iwslt, files):
         add = corpus.add_argument
-        for name, default in (("valid", valid), ("test", test)):
-            text = (
-                f"one or several sets (default: {' '.join(default)})" if default else "as --train"
-            )
-            is_required = default is None
-            option = f"--{name}"
-            add(option, nargs="+", metavar="SET", default=default, required=is_required, help=text)
         add("--out", type=Path, required=True, help="folder to make")
         add("--source-lang", default="fr", help="source language (default: fr)")
         add("--target-lang", default="en", help="target language (default: en)")

@@ -144,17 +144,13 @@ class Translator:
             with warnings.catch_warnings():
                 # torch's loader warns that it does not pin memory without a GPU.
                 warnings.filterwarnings("ignore", ".*pin_memory", UserWarning)
-                found = iter(self.interface.generate(nonempty, beam, lenpen=length_penalty))
+                found = self.interface.generate(nonempty, beam, lenpen=length_penalty)
         except UserError as error:
             # The only mistake of a user that shows here: a source beyond the encodings' limit.
             longest = sentences[lengths.index(max(lengths))]
             raise UserError(f"'{longest[:_QUOTED_CHARACTERS]}...': {error}") from None
-        return [
-            [self._decode(hypothesis) for hypothesis in next(found)[:nbest]]  # of the next nonempty
-            if length > 1
-            else [_EMPTY]
-            for length in lengths
-        ]
+        translated = iter([[self._decode(x) for x in hypotheses[:nbest]] for hypotheses in found])
+        return [next(translated) if length > 1 else [_EMPTY] for length in lengths]
 
     def _decode(self, hypothesis: dict[str, Any]) -> Hypothesis:
         text = post_process(self.interface.string(hypothesis["tokens"]), "sentencepiece")
