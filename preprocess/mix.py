@@ -11,7 +11,7 @@ field=NAME are for json.
       --valid text/books-wiki/valid.txt --out data-bin/books-wiki --longest-line 511 \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
 
-OUT/train has text files, each with documents of all corpora; OUT/valid.txt has the text held out,
+OUT/train has text files, each with documents of all corpora; OUT/valid.txt has the held-out text,
 and OUT/manifest.json all counts. The same seed samples the same documents on every machine.
 """
 
@@ -67,7 +67,7 @@ class MixtureRules:
 
     seed: int
     sentences: bool  # split lines into sentences
-    unit: str  # unit of the text held out, `documents` or `lines`
+    unit: str  # unit of the held-out text, `documents` or `lines`
     files: int  # number of training files
     invalid_lines: str  # `skip` invalid lines, or `error`: stop at the first
     workers: int  # number of processes
@@ -104,7 +104,7 @@ def mix_corpora(
     """Mix corpora, each with its files, into text files in the folder of a manifest.
 
     ``train/00.txt`` and so on get the documents in turn, with an empty line after each;
-    ``valid.txt`` has the text held out.
+    ``valid.txt`` has the held-out text.
 
     Raises:
         UserError: a file cannot be read, a line is invalid, or a corpus is too small or empty.
@@ -130,7 +130,7 @@ def mix_corpora(
         finished = manifest.read("corpora", str(number))
         if finished is None:
             documents = read_documents(corpus.format, files, rules)
-            new_sizes = _sample(documents, sampler, paths, sizes)  # what it draws, `sampler` counts
+            new_sizes = _sample(documents, sampler, paths, sizes)  # `sampler` counts what it drew
             finished = {"sizes": new_sizes, "drawn": dict(sorted(sampler.counts.items()))}
             if not sampler.counts[DOCUMENTS]:
                 raise UserError(f"{corpus.option}: has no text")
@@ -147,7 +147,7 @@ def mix_corpora(
 def _sample(
     documents: Iterator[bytes], sampler: Sampler, paths: Sequence[Path], sizes: Sequence[int]
 ) -> list[int]:
-    """Append what is sampled to the files, the last of which is for text held out.
+    """Append what is sampled to the files, the last of which is for held-out text.
 
     Args:
         documents: the documents of a corpus.
@@ -221,7 +221,7 @@ class Sampler:
     Args:
         corpus: how much to sample, and to hold out.
         seed: seed of the random numbers.
-        hold_out_unit: unit of the text held out, ``documents`` or ``lines``.
+        hold_out_unit: unit of the held-out text, ``documents`` or ``lines``.
         totals: ``documents``, ``lines`` and ``bytes`` of the corpus, if sampling needs them.
 
     Raises:
@@ -249,7 +249,7 @@ class Sampler:
             )
 
     def sample(self, document: bytes) -> tuple[bytes, bytes]:
-        """Decide about the next document: return its text to train on, and its text held out."""
+        """Decide about the next document: return its text to train on, and its held-out text."""
         corpus = self.corpus
         counts = self.counts
         train = document

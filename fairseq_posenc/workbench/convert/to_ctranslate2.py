@@ -27,7 +27,7 @@ from fairseq_posenc.workbench.convert.stock_classes import refuse_unsupported_pa
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 FOR_CAUSAL_LMS = {"alibi", "learned", "lerope", "none", "rope", "shaw", "shaw_values", "sinusoidal"}
-# Both name encodings. CTranslate2 gets distances of other biases wrong in prompts of causal LMs.
+# Names of encodings. In prompts of causal LMs, CTranslate2 gets distances of other biases wrong.
 FOR_TRANSLATION = FOR_CAUSAL_LMS | {"sandwich", "t5"}
 _ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,

@@ -47,7 +47,7 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
             folder, model, tokenizer, inputs, target
         )
     labels = {stack: _label(tokenizer, ids[0].tolist()) for stack, ids in tokens.items()}
-    # "own": the model's positions, and no fewer, but in our attention, which can be captured.
+    # "own" keeps the positions and their number, but our attention, which is captured, adds them.
     set_positions(model, "own", max(count_positions(model), *map(len, labels.values())))
     captured = capture_attention(model, inputs)
     if not has_two_stacks:  # the only stack may be a decoder

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     rows: list[Row] = []
     texts: list[Tensor] = []  # the text's tokens, for each model
     for named in models:  # a mistake in the last shows before anything is scored or written
-        model = hf_model.load(named, dtype, args.lengths[-1])  # for the longest: sorted
+        model = hf_model.load(named, dtype, args.lengths[-1])  # the longest
         texts.append(hf_model.tokenize_text(raw, named.path, model))
         del model  # frees the memory for the next one
         total = len(texts[-1]) - 1  # text[0] is the token with which texts begin
