@@ -49,10 +49,10 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
             if (match := _OWN.fullmatch(item)) is None:
                 items.append(item)
                 continue
-            # No value has a comma.
+            # Options are separated by commas, which no value has.
             pairs = [part.partition("=") for part in (match[1] or "").split(",") if part.strip()]
             changes = {name.strip(): value.strip() for name, _, value in pairs}
-            replaced = chain(*own_layers[place :: len(layers)])  # by this item, in all layers
+            replaced = chain(*own_layers[place :: len(layers)])  # what this `own` stands for
             known = {name for x in replaced for name in options_of(x.name)}
             for unknown in sorted(changes.keys() - known):
                 raise UserError(

@@ -129,7 +129,7 @@ class RotatedProjection(nn.Linear):
     Args:
         plain: the projection that it replaces; its parameters are shared, under the same names.
         head_dim: D, the width of a head.
-        kind: see :class:`PositionalAttention`.
+        kind: index of the layer's kind; layers with equal encodings are of one kind.
         is_key: whether it projects to the source's keys; otherwise to the target's queries.
     """
 

@@ -98,7 +98,7 @@ class _PositionalStack(nn.Module):
             layer: Any = self.layers[index]  # iterating over the layers would apply LayerDrop
             layer.self_attn.direction = direction
         drafts = assembly.draft_terms(spec, dims, self.backend)  # checked; of each kind of layer
-        self.has_reset = any(terms.has(Reset) for terms in drafts)  # reads where sentences begin
+        self.has_reset = any(terms.has(Reset) for terms in drafts)  # of first tokens
 
     def _next_index(self) -> int:
         """Count the layer that fairseq is about to build, as it does not pass the layer's index."""
