@@ -271,9 +271,9 @@ class HFStackPositions(StackPositions):
         """Compute the rotation of each kind of layer at positions ``(B or 1, T)``, or None."""
         return [self.shared.rotation(ids, kind) for kind in range(len(self.shared.kinds))]
 
-    def _make_cosines(self, module: nn.Module, rotations: list[Any]) -> dict[int, Cosines]:
+    def _make_cosines(self, module: Any, rotations: list[Any]) -> dict[int, Cosines]:
         """Convert the rotations by kind of layer to cosines, where the model's code rotates."""
-        dtype, form = next(module.parameters()).dtype, self.family.cosines
+        dtype, form = module.get_input_embeddings().weight.dtype, self.family.cosines
         return {kind: rotations[kind].cosines(form, dtype) for kind in self.rotated_kinds}
 
 

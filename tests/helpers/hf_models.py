@@ -156,10 +156,7 @@ MODELS: dict[str, TinyModel] = {
         "3*rope+window(size=5),none",
     ),
     "electra": TinyModel(
-        "ElectraForMaskedLM",
-        "ElectraConfig",
-        {**_PLAIN, "embedding_size": WIDTH},
-        "learned",
+        "ElectraForMaskedLM", "ElectraConfig", {**_PLAIN, "embedding_size": WIDTH}, "learned"
     ),
     "gpt_neox": TinyModel(
         "GPTNeoXForCausalLM",
@@ -256,10 +253,7 @@ MODELS: dict[str, TinyModel] = {
         "learned",
     ),
     "xlm_roberta": TinyModel(
-        "XLMRobertaForMaskedLM",
-        "XLMRobertaConfig",
-        {**_PLAIN, "type_vocab_size": 1},
-        "learned",
+        "XLMRobertaForMaskedLM", "XLMRobertaConfig", {**_PLAIN, "type_vocab_size": 1}, "learned"
     ),
 }
 

@@ -21,13 +21,22 @@ SPECS = ["own", "alibi", "3*own,none", "learned+documents"]
 TOKENS = torch.arange(3, 15)[None]
 
 
+def replicate(module: nn.Module) -> nn.Module:
+    """Copy a module as ``DataParallel`` does: the copy has tensors in place of parameters."""
+    copied: nn.Module = module._replicate_for_data_parallel()
+    weights = module._parameters.items()
+    vars(copied).update({name: x if x is None else x.clone() for name, x in weights})
+    copied._modules = {name: replicate(x) for name, x in module._modules.items() if x is not None}
+    return copied
+
+
 @pytest.mark.parametrize(("spec", "name"), product_of(SPECS, ["llama", "bert"]))
 def test_forward_and_its_copies_give_what_the_call_gives(name: str, spec: str) -> None:
     layers = 4 if "," in spec else 2
     cell = Cell.build(name, spec, num_hidden_layers=layers)
     expected = compute_logits(cell.model, cell.inputs)
     base = copy.deepcopy(cell.model.base_model)
-    for model in (cell.model, pickle.loads(pickle.dumps(cell.model))):
+    for model in (cell.model, pickle.loads(pickle.dumps(cell.model)), replicate(cell.model)):
         assert distance(model.forward(**cell.inputs).logits, expected) < 1e-6
     hidden = base(**cell.inputs)[0]
     ways = [base.forward, torch.compile(base.forward, backend="eager")]

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer
 
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.workbench.hf.capture_attention import capture_attention
@@ -21,18 +21,17 @@ ONE_STACK = [name for name in MODELS if not MODELS[name].has_encoder]
 TEXT = "the cat sat on the mat"
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("name", ONE_STACK)
 def test_weights_are_those_of_the_stock_model(name):
     tiny = MODELS[name]
     inputs, stock = make_inputs(tiny), tiny.build()
     stock.set_attn_implementation("eager")
-    with torch.no_grad():
-        expected = stock(**inputs, output_attentions=True).attentions
+    expected = stock(**inputs, output_attentions=True).attentions
     model = set_positions(tiny.build(), "own")
-    with torch.no_grad():
-        before = model(**inputs).logits
-        captured = capture_attention(model, inputs)
-        assert torch.equal(model(**inputs).logits, before), "the model attends as before"
+    before = model(**inputs).logits
+    captured = capture_attention(model, inputs)
+    assert torch.equal(model(**inputs).logits, before), "the model attends as before"
     assert len(captured) == len(expected)
     for attention, weights in zip(captured, expected):
         torch.testing.assert_close(attention.weights, weights, rtol=1e-4, atol=1e-5)
@@ -58,9 +57,7 @@ def test_parts_of_a_score_add_up_to_what_the_softmax_takes(name, spec):
 def test_the_page_of_a_folder(tmp_path, capsys):
     model = MODELS["llama"].build()
     model.save_pretrained(tmp_path / "stock")
-    set_positions(LlamaForCausalLM.from_pretrained(tmp_path / "stock"), "alibi").save_pretrained(
-        tmp_path / "alibi"
-    )
+    set_positions(model, "alibi").save_pretrained(tmp_path / "alibi")
     pages = {}
     for name in ("stock", "alibi"):
         save_tokenizer(tmp_path / name, TEXT.split())
