@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc.backends import equation
@@ -95,27 +96,25 @@ class Computation:
 
     def _multiply_tokens(self, x: Operands, block: Block) -> Tensor:
         """Combine the content q_i.k_j, its gain and the products with rows: ``(k, h, M, W)``."""
-        near = self._combine(x, block)
-        if x.before_key is None or x.after_key is None:
-            return near
-        before = self._combine_far(x, x.before_key, slice(1))
-        after = self._combine_far(x, x.after_key, slice(-1, None))
-        return torch.cat([before, near, after], -1)
+        before, after = x.before_key, x.after_key
+        if before is None or after is None:
+            return self._combine(x, block)
+        if self.product:
+            of_before = of_after = x.query
+            if x.query_rows is not None:  # (q.k) (q.Q) (k.K) is the product of (q.Q) q and (k.K) k
+                first, last = (x.query @ x.query_rows[:, [0, -1]].mT).split(1, -1)  # q.Q
+                of_before, of_after = x.query * first, x.query * last
+            near = self._combine(x, block)
+            return torch.cat([of_before @ before.mT, near, of_after @ after.mT], -1)
+        # One product for all pairs: `torch.cat` would copy them. Numbers of near ones are added.
+        more = (0, before.size(3) - x.key.size(3))  # a column of far keys, and 1 for each query
+        keys = torch.cat([before, F.pad(x.key, more), after], 2)
+        scores = copy_if_kept(F.pad(x.query, more, value=1.0) @ keys.mT)
+        self._combine(x, block, scores.narrow(3, before.size(2), x.key.size(2)))
+        return scores
 
-    def _combine_far(self, x: Operands, key: Tensor, row: slice) -> Tensor:
-        """Combine the parts of pairs with far keys, which share a row of each table."""
-        of_query = None if x.query_rows is None else x.query_rows[:, row]  # Q
-        if self.product:  # (q.k) (q.Q) (k.K) is the dot product of (q.Q) q and (k.K) k, the `key`
-            return (x.query if of_query is None else x.query * (x.query @ of_query.mT)) @ key.mT
-        scores = x.query @ key.mT  # of k + Q
-        if x.key_rows is None:
-            return scores
-        of_key = x.key_rows[:, row] @ key.mT  # K.(k + Q)
-        of_key = of_key if of_query is None else of_key - x.key_rows[:, row] @ of_query.mT
-        return copy_if_kept(scores).add_(of_key)
-
-    def _combine(self, x: Operands, block: Block) -> Tensor:
-        """Combine the parts of pairs with near keys, whose rows are looked up by distance."""
+    def _combine(self, x: Operands, block: Block, content: Tensor | None = None) -> Tensor:
+        """Combine the parts of near pairs, by distance: a sum in place of a known ``content``."""
         tables = []  # with their products, which are made once: not again in `combine`
         for tokens, rows, index, of_keys, reset in (
             (x.query, x.query_rows, x.query_index, False, x.query_reset),
@@ -137,11 +136,9 @@ class Computation:
                 yield pairs
 
         def combine() -> Tensor:
-            content = copy_if_kept(x.query @ x.key.mT)
+            qk = copy_if_kept(x.query @ x.key.mT) if content is None else content
             gain = None if x.gain is None else _view_numbers(x, x.gain, x.gain_reset)
-            return equation.score(
-                content, look_up(), product=self.product, gain=gain, add=Tensor.add_
-            )
+            return equation.score(qk, look_up(), product=self.product, gain=gain, add=Tensor.add_)
 
         if not self.product:
             return combine()

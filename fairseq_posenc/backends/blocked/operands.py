@@ -28,7 +28,7 @@ class Operands(NamedTuple):
     key: Annotated[Tensor, "BHnD"]
     value: Annotated[Tensor, "BHSD"]
     # The keys once more, for far pairs (`Block.far`), whose rows are Q and K: in a sum k + Q, since
-    # q.k + q.Q = q.(k + Q); in a product (k.K) k.
+    # q.k + q.Q = q.(k + Q), and K.k as one more column; in a product (k.K) k.
     before_key: Annotated[Tensor | None, "BHbD"]
     after_key: Annotated[Tensor | None, "BHaD"]
     query_rows: Annotated[Tensor | None, "HUD"]  # one for each distance, or with an index fewer
@@ -89,15 +89,17 @@ def lay_out(call: AttentionCall, far_sides: tuple[bool, bool]) -> Operands:
         if term.runs is not None:
             found[name.replace("rows", "index")] = term.runs.find(distances)
         found[name] = rows.contiguous()
-    rows_of_ends = (slice(1), slice(-1, None))  # the first row of a table, and the last
-    for name, row, is_far in zip(("before_key", "after_key"), rows_of_ends, far_sides):
-        table, far_key = found["key_rows" if terms.product else "query_rows"], key
-        if is_far and table is not None and terms.product:
-            # Not a matrix product, whose gradient autocast would round.
-            far_key = key * (key * table[:, row]).sum(-1, keepdim=True)
-        elif is_far and table is not None:
-            far_key = key + table[:, row]
-        found[name] = far_key if any(far_sides) else None
+    if any(far_sides):
+        of_query, of_key = found["query_rows"], found["key_rows"]
+        for name, row, is_far in zip(("before_key", "after_key"), (0, -1), far_sides):
+            far_key = key  # of their first row, or the last
+            if of_query is not None and is_far and not terms.product:
+                far_key = key + of_query[:, row, None]
+            if of_key is not None and (is_far or not terms.product):
+                # K.k, not by a matrix product, whose gradient autocast would round.
+                numbers = (key * of_key[:, row, None]).sum(-1, keepdim=True)
+                far_key = key * numbers if terms.product else torch.cat([far_key, numbers], -1)
+            found[name] = far_key
     if (first := terms.first) is not None:  # [B or 1, S]
         found["first_query"] = first[:, None, src_len - tgt_len :, None].flip(2)
         found["first_key"] = first[:, None, None]
