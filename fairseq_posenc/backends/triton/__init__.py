@@ -8,6 +8,7 @@ does not import triton.
 import importlib.util
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -84,10 +85,14 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 def read_version() -> str:
     """Read Triton's version; empty if it is not installed."""
-    # From its file, as importing takes long, and the distribution has several names.
     spec = importlib.util.find_spec("triton")
-    text = "" if spec is None or spec.origin is None else Path(spec.origin).read_text("utf-8")
-    match = re.search(r"__version__ = [\"']([^\"']+)", text)
+    return "" if spec is None or spec.origin is None else _parse_version(spec.origin)
+
+
+@cache  # each call of attention on a GPU asks for it
+def _parse_version(path: str) -> str:
+    """Read the version in a file: importing takes long, and the distribution has several names."""
+    match = re.search(r"__version__ = [\"']([^\"']+)", Path(path).read_text("utf-8"))
     return match[1] if match else ""
 
 
