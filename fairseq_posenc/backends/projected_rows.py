@@ -27,10 +27,7 @@ class ProjectedRows:
     def project(self, terms: Terms, positions: Positions, project: ProjectRows) -> Terms:
         """Project a step's rows of ``layer``; keep them for later steps, except in training.
 
-        Args:
-            terms: the terms of the step.
-            positions: the positions of the step's tokens.
-            project: projects rows with the layer's own weights, as queries and as keys.
+        ``project`` projects rows with the layer's own weights, as queries and as keys.
         """
         term = terms.rows("layer")  # a table that all layers share, and each of them projects
         # A compiled graph serves all lengths, and would not if it read where rows start.

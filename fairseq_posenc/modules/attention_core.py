@@ -41,10 +41,10 @@ class Kept(NamedTuple):
         return torch.arange(tokens - self.key.size(2), tokens)
 
     def select(self, needed: NeededKeys, tokens: int) -> "Kept":
-        """Select the keys that later queries need: the last ones, and those at places ``first``."""
-        count = self.key.size(2)  # among all `tokens`, which include those of this step
+        """Select the keys that later queries need; ``tokens`` is S, with those of this step."""
+        count = self.key.size(2)
         if (last := needed.last) is None or (self.places is None and count <= last):
-            return self  # None: they need all that are kept
+            return self  # all kept keys are needed
         if needed.first is None and self.places is None:  # only last ones, and these are the last K
             # Cloned, because a slice would keep the whole tensor in memory.
             return self.map(lambda x: x[:, :, count - last :].clone(), None)
@@ -62,10 +62,7 @@ class Kept(NamedTuple):
 
         With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. Each query reads a table one
         row after the next query, so the rows of the T - 1 places after ``b`` are needed as well.
-
-        Args:
-            queries: T.
-            tokens: number of all tokens.
+        ``queries`` is T, and ``tokens`` is S.
         """
         if self.places is None or queries == 1:
             return self
