@@ -112,10 +112,7 @@ print(len(list(DataLoader(Texts(range(8)), num_workers=1))))
 def test_another_copy_is_not_taken_for_the_package(tmp_path):
     other = tmp_path / "fairseq_posenc"
     other.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", BEFORE, str(other)], capture_output=True, text=True, check=False
-    )
-    assert "is not globally unique" in done.stderr
+    assert "is not globally unique" in run("python", "-c", BEFORE, other, fails=True).err
 
 
 def test_train_in_the_directory_above_the_package():

@@ -23,6 +23,7 @@ from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, open_whole
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.checkpoints import load_state
+from tests.helpers.commands import run
 
 
 def save(path: Path, state: Any) -> Path:
@@ -74,10 +75,7 @@ def test_settings_of_fairseq_are_read_wherever_fairseq_is_not(tmp_path):
         "from fairseq_posenc.checkpoints.safe_loading import open_whole\n"
         "print(open_whole(Path(sys.argv[1]))['args'].arch, 'fairseq' in sys.modules)"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
-    )
-    assert run.stdout.split() == ["x", "False"]
+    assert run("python", "-c", program, path).out.split() == ["x", "False"]
 
 
 def test_numbers_of_metrics_are_read(tmp_path):

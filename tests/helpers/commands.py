@@ -43,6 +43,12 @@ TRAINING = [
 ]
 
 
+def read_log(text: str, name: str) -> list[dict[str, float]]:
+    """Return the figures of those lines of fairseq's log, as JSON, that have one of a name."""
+    lines = [line[line.index("{") :] for line in text.splitlines() if f'"{name}": ' in line]
+    return [{key: float(value) for key, value in json.loads(line).items()} for line in lines]
+
+
 class Run(NamedTuple):
     """A finished command."""
 
@@ -60,9 +66,9 @@ class Run(NamedTuple):
         """Return, of each stack, its start-up line from "position encoding: " on."""
         return [line.split("position encoding: ")[1] for line in self._lines("position encoding: ")]
 
-    def valid(self) -> list[dict[str, str]]:
+    def valid(self) -> list[dict[str, float]]:
         """Return the results of each validation as fairseq printed them."""
-        found = [json.loads(line[line.index("{") :]) for line in self._lines('"valid_loss"')]
+        found = read_log(self.log, "valid_loss")
         return [{key: line[key] for key in ("valid_loss", "valid_ppl")} for line in found]
 
     def error(self) -> str:

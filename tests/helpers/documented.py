@@ -10,10 +10,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from tests.helpers.commands import made_once, new_directory, sentences
-from tests.helpers.hf_models import save_tokenizer
+from tests.helpers.hf_models import MODELS, save_tokenizer
 from tests.helpers.programs import BIN
 
 ROOT = Path(__file__).parents[2]
@@ -55,9 +53,8 @@ def book() -> Path:
 def llama(layers: int = 4) -> Path:
     """Return the folder of a small model, as SmolLM2 but for its sizes."""
     folder = new_directory() / "model"
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-    config = LlamaConfig(**sizes, num_hidden_layers=layers, rope_theta=100000.0)
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model = MODELS["llama"].build(num_hidden_layers=layers, rope_theta=100000.0)
+    model.save_pretrained(folder)
     save_tokenizer(folder, ["tell", "me", "a", "story", "of", "two", "hosts"])
     return folder
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.helpers.commands import FAMILIES, USER_DIR, new_directory, trained
+from tests.helpers.commands import FAMILIES, USER_DIR, new_directory, run, trained
 from tests.helpers.products import product_of
 
 pytestmark = pytest.mark.slow
@@ -36,11 +34,6 @@ else:
 """
 
 
-def run_code(text, folder):
-    command = [sys.executable, "-c", text]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-
-
 @pytest.mark.parametrize(
     ("family", "way"), product_of(FAMILIES, ["name", "path", "imported before", "own class"])
 )
@@ -58,8 +51,7 @@ def test_from_pretrained(family, way):
         data=str(FAMILIES[family].data()),
         more=more,
     )
-    done = run_code(text, new_directory())
-    assert done.stdout.splitlines()[-2:] == ["True", "True"], done.stderr[-2000:]
+    assert run("python", "-c", text).out.splitlines()[-2:] == ["True", "True"]
 
 
 def test_the_example_of_the_page():
@@ -73,5 +65,5 @@ def test_the_example_of_the_page():
     }.items():
         (here / name).parent.mkdir(exist_ok=True)
         (here / name).symlink_to(target)
-    done = run_code(code, here)
-    assert re.search(r"tensor\(\[-(.|\n)*torch.Size\(\[1, 7, ", done.stdout), done.stderr[-2000:]
+    done = run("python", "-c", code, cwd=here)
+    assert re.search(r"tensor\(\[-(.|\n)*torch.Size\(\[1, 7, ", done.out)

@@ -16,7 +16,7 @@ import weakref
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as Fast
 
 from fairseq_posenc.hf import set_positions
@@ -25,7 +25,7 @@ from fairseq_posenc.workbench.experiments.length.hf_model import parse_models
 from fairseq_posenc.workbench.experiments.length.scoring import batch_windows, cut_windows
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.commands import call, kill_command, refused, run
-from tests.helpers.hf_models import save_llama, save_tokenizer
+from tests.helpers.hf_models import MODELS, save_llama, save_tokenizer
 
 SENTENCE = "the cat sat on a mat and then the dog came in to see it . it ran away ."
 WORDS = SENTENCE.split()
@@ -114,8 +114,7 @@ def test_a_stride_longer_than_a_window_makes_windows_that_do_not_overlap(llama, 
 
 
 def test_a_table_ends_where_it_ends(measure, tmp_path):
-    config = GPT2Config(vocab_size=24, n_positions=16, n_embd=32, n_layer=1, n_head=2)
-    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    MODELS["gpt2"].build(max_position_embeddings=16).save_pretrained(tmp_path / "gpt2")
     save_tokenizer(tmp_path / "gpt2", WORDS)
     rows = measure(f"gpt2={tmp_path / 'gpt2'}", "--lengths", "16,20", "--stride", "8")
     assert rows["gpt2", 16]["perplexity"]

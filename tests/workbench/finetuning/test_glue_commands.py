@@ -24,6 +24,7 @@ from tests.helpers.commands import (
     kill_command,
     made_once,
     new_directory,
+    read_log,
     refused,
     run,
     script,
@@ -143,7 +144,7 @@ def test_tasks_are_learnt_and_reported():
 
 def test_the_best_checkpoint_is_not_the_last():
     folder = finished() / "CoLA" / "lr0.003-seed1"
-    found = validations((folder / "train.log").read_text())
+    found = read_log((folder / "train.log").read_text(), "valid_loss")
     scores = [each["valid_matthews"] for each in found]
     assert max(scores) > scores[-1] + 10
     result = read(folder / "result.json")
@@ -217,16 +218,11 @@ def test_two_processes_measure_what_one_does(name):
         *("--batch-size-valid", 4, *DISTRIBUTED),
     )
     assert "training on 2 devices" in done.log
-    (found,) = validations(done.log)
+    (found,) = read_log(done.log, "valid_loss")
     rows = [row for row in record.read(finished() / "results.json").rows if row["task"] == name]
     assert rows
     for row in rows:
         assert found[f"valid_{row['metric']}"] == pytest.approx(row["best"], abs=1e-2)
-
-
-def validations(log: str) -> list[dict[str, float]]:
-    lines = [line[line.index("{") :] for line in log.splitlines() if '"valid_loss"' in line]
-    return [{key: float(value) for key, value in json.loads(line).items()} for line in lines]
 
 
 def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypatch):

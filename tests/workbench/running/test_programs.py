@@ -5,23 +5,17 @@ What goes wrong here would show elsewhere as a fault of the package.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from tests.helpers.commands import script
+from tests.helpers.commands import run, script
 from tests.helpers.programs import BIN
 from tests.helpers.waiting import is_running, wait_until
 
 pytestmark = pytest.mark.slow
-
-
-def python(*words: str, **how) -> subprocess.CompletedProcess[str]:
-    how["env"] = {**os.environ, **how.get("env", {})}
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, **how)
 
 
 @pytest.mark.parametrize(
@@ -37,11 +31,11 @@ def python(*words: str, **how) -> subprocess.CompletedProcess[str]:
         ("import atexit, sys; atexit.register(print, 'end', file=sys.stderr)", 0, "end\n"),
     ],
 )
-def test_ends(code, status, said):
-    done = python("-c", code)
-    assert done.returncode == status
-    assert done.stderr.endswith(said)
-    assert bool(done.stderr) == bool(said)
+def test_a_program_ends_as_a_process_of_its_own_does(code, status, said):
+    done = run("python", "-c", code, fails=True)
+    assert done.status == status
+    assert done.err.endswith(said)
+    assert bool(done.err) == bool(said)
 
 
 ENDLESS = """
@@ -66,6 +60,6 @@ def test_a_program_finds_others_that_start_fast():
     assert script("fairseq-train").parent != BIN
     module = "fairseq_posenc.workbench.running.programs"
     code = f"from {module} import find_command as f; print(f('fairseq-train'))"
-    assert python("-c", code).stdout == f"{script('fairseq-train')}\n"
+    assert run("python", "-c", code).out == f"{script('fairseq-train')}\n"
     done = subprocess.run(["sh", "-c", "command -v fairseq-train"], capture_output=True, text=True)
     assert done.stdout == f"{script('fairseq-train')}\n"
