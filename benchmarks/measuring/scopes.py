@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from fairseq.models.roberta.model import base_architecture
@@ -106,8 +106,7 @@ def layer(contender: Contender, case: Case) -> Pass:
 
 def _select_output(output: Any) -> Tensor:
     """Select the output of a layer, which decoders give with attention weights."""
-    out: Tensor = output[0] if isinstance(output, tuple) else output
-    return out
+    return cast("Tensor", output[0] if isinstance(output, tuple) else output)
 
 
 def layer_config(contender: Contender, case: Case) -> Any:
@@ -128,7 +127,8 @@ def layer_config(contender: Contender, case: Case) -> Any:
     )
     base_architecture(args)
     config = build_stack_config(args)
-    config.spec, config.dims = specs.parse(contender.encoding), case.dims  # as a stack does
+    spec = specs.parse(contender.encoding)
+    config.spec, config.dims, config.directions = spec, case.dims, ("both",)  # as a stack does
     return config
 
 

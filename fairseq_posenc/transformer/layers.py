@@ -24,8 +24,8 @@ from fairseq_posenc.transformer.forward_context import current_context, set_cont
 class _PositionalLayer:
     """Base of both layers: builds our attention, and checkpoints activations.
 
-    ``cfg.spec`` and ``cfg.dims`` are those of the stack, in which ``index`` counts the layers from
-    0; ``cfg.position`` has our options.
+    ``cfg.spec``, ``cfg.dims`` and ``cfg.directions`` are those of the stack, in which ``index``
+    counts the layers from 0; ``cfg.position`` has our options.
     """
 
     def __init__(self, cfg: Any, index: int = 0, **kwargs: Any) -> None:
@@ -58,6 +58,7 @@ class _PositionalLayer:
             embed_dim,
             options.attention_heads,
             encodings=build_layer(cfg.spec, cfg.dims, self.index),
+            direction=cfg.directions[self.index],
             backend=cfg.position.backend,
             kind=cfg.spec.layer_kind(self.index),
             dropout=cfg.attention_dropout,

@@ -60,7 +60,7 @@ class InputPositions(nn.Module):
 
 
 class _PositionalStack(nn.Module):
-    """Base of encoder and decoder: installs encodings, and computes the position state."""
+    """Base of encoder and decoder: builds encodings, and computes the position state."""
 
     layers: nn.ModuleList
     embed_positions: nn.Module | None
@@ -70,33 +70,24 @@ class _PositionalStack(nn.Module):
     weight_settings: WeightSettings
     init_positions: bool = False  # value of --init-positions, for loading
 
-    def install(self, cfg: Any, options: Any, dictionary: Any, directions: tuple[str, ...]) -> None:
-        """Build the encodings, and set the directions of the layers, which fairseq has built.
+    def install(self, cfg: Any, options: Any, dictionary: Any) -> None:
+        """Build the encodings of the input, and those that the layers share.
 
         ``cfg`` is a result of :func:`_assemble`, ``options`` its ``encoder`` or ``decoder``.
 
         Raises:
             UserError: the encodings do not work together, or not with this stack.
         """
-        if len(directions) > len(self.layers):
-            raise UserError(
-                f"--attention-directions names {len(directions)} layers, but the encoder has "
-                f"{len(self.layers)}"
-            )
         self.layers_kept = cfg.layers_kept
         self.weight_settings = read_weight_settings(cfg, options, dictionary)
         self.init_positions = cfg.position.init_positions
         self.spec, self.dims = spec, dims = cfg.spec, cfg.dims
         self.id_readers = assembly.find_id_readers(spec, dims)  # which a caller's ids must fit
-        self.backend = cfg.position.backend
+        self.directions, self.backend = cfg.directions, cfg.position.backend
         self.eos_idx = dictionary.eos()
         at_input = assembly.build_input(spec, dims)
         self.embed_positions = None if at_input is None else InputPositions(at_input)
         self.encodings = assembly.build_shared(spec, dims)  # those that layers share
-        self.directions = directions + ("both",) * (len(self.layers) - len(directions))
-        for index, direction in enumerate(self.directions):
-            layer: Any = self.layers[index]  # iterating over the layers would apply LayerDrop
-            layer.self_attn.direction = direction
         drafts = assembly.draft_terms(spec, dims, self.backend)  # checked; of each kind of layer
         self.has_reset = any(terms.has(Reset) for terms in drafts)  # of first tokens
 
@@ -183,11 +174,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding) -> None:
         cfg = _assemble(cfg, "encoder")
         super().__init__(cfg, dictionary, embed_tokens)
-        directions = cfg.position.directions
-        if cfg.layers_kept is not None:
-            by_layer = dict(enumerate(directions))
-            directions = tuple(by_layer.get(index, "both") for index in cfg.layers_kept)
-        self.install(cfg, cfg.encoder, dictionary, directions)
+        self.install(cfg, cfg.encoder, dictionary)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
@@ -208,7 +195,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
     ) -> None:
         cfg = _assemble(cfg, "decoder")
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn)
-        self.install(cfg, cfg.decoder, dictionary, directions=("lr",) * len(self.layers))
+        self.install(cfg, cfg.decoder, dictionary)
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
@@ -264,16 +251,25 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
 def _assemble(cfg: Any, side: str) -> Any:
     """Copy fairseq's configuration, with what the layers of its ``encoder`` or ``decoder`` read.
 
-    The copy has ``spec`` and ``dims``, for the layers that LayerDrop's pruning keeps, and
-    ``layers_kept``, the indices of these layers, None for all.
+    The copy has ``spec``, ``dims`` and the ``directions`` of all layers, of those that LayerDrop's
+    pruning keeps, and ``layers_kept``, the indices of these layers, None for all.
     """
-    stack, spec = getattr(cfg, side), getattr(cfg.position, side)
+    causal, stack, spec = side == "decoder", getattr(cfg, side), getattr(cfg.position, side)
+    directions = ("lr",) * stack.layers if causal else cfg.position.directions
     kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
     if kept is None:
         spec.check_length(stack.layers)
+        if len(directions) > stack.layers:
+            raise UserError(
+                f"--attention-directions names {len(directions)} layers, but the encoder has "
+                f"{stack.layers}"
+            )
     else:
         spec = spec.select_layers(kept)
-    causal = side == "decoder"
+        if not causal:
+            by_layer = dict(enumerate(directions))
+            directions = tuple(by_layer.get(index, "both") for index in kept)
+    directions += ("both",) * (stack.layers - len(directions))  # of encoder layers without one
     if causal and cfg.cross_self_attention:
         raise UserError(
             "--cross-self-attention mixes two sequences, so positions have no meaning: train "
@@ -286,5 +282,5 @@ def _assemble(cfg: Any, side: str) -> Any:
     # fairseq's constructor builds a table by position, even if we replace it.
     assembly.check_size(spec, dims, stack.layers, always_allocated=length * dims.embed_dim)
     cfg = copy(cfg)  # the caller's stays as it is
-    cfg.spec, cfg.dims, cfg.layers_kept = spec, dims, kept
+    cfg.spec, cfg.dims, cfg.directions, cfg.layers_kept = spec, dims, directions, kept
     return cfg
