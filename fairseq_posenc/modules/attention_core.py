@@ -226,13 +226,12 @@ class AttentionCore:
             shared: position state of the forward pass, for this kind of layer.
             x: the layer's input, as for :meth:`Encodings.input_terms`; None leaves its terms out.
             decay: the result of :meth:`Encodings.decay`, which is computed from ``x`` otherwise.
-            rows: those that earlier steps of decoding have projected; new ones are added.
+            rows: those that earlier steps of decoding have projected, to which new ones are added;
+                None in a pass without a cache.
         """
         terms, positions = self.collect_terms(shared), shared.positions
-        if rows is None:
-            terms = terms.projected(self._project_rows)
-        else:
-            terms = rows.project(terms, positions, self._project_rows)
+        rows = ProjectedRows() if rows is None else rows
+        terms = rows.project(terms, positions, self._project_rows)
         return terms if x is None else terms | self.encodings.input_terms(x, positions, decay)
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
