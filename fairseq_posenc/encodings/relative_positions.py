@@ -30,7 +30,6 @@ class DistanceEncoding(Encoding):
     for the distances from 2 on.
 
     Args:
-        dims: the sizes of the stack.
         tables: the number of tables, one for each axis of the positions.
         max_distance: K, the largest distance; larger ones are clipped. By default n - 1, which
             clips no distance.

@@ -55,7 +55,8 @@ class T5(Encoding):
     ) -> None:
         super().__init__(dims, scale_factor)
         self.axes = axes
-        self.bucket_rule = Buckets.of_t5(self.name, num_buckets, max_distance, not dims.causal)
+        both_sides = not dims.causal
+        self.bucket_rule = Buckets.of_t5(self.name, num_buckets, max_distance, both_sides)
         self.table = nn.Parameter(torch.empty(axes * dims.num_heads, num_buckets))
 
     def terms(self, positions: Positions) -> list[Term]:
