@@ -29,7 +29,7 @@ from fractions import Fraction
 from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from binarize import formats
 from binarize.formats import JsonField, LineFormat
@@ -130,9 +130,8 @@ def mix_corpora(
         finished = manifest.read("corpora", str(number))
         if finished is None:
             documents = read_documents(corpus.format, files, rules)
-            new_sizes = _sample(documents, sampler, paths, sizes)  # `sampler` counts what it drew
-            finished = {"sizes": new_sizes, "drawn": dict(sorted(sampler.counts.items()))}
-            if not sampler.counts[DOCUMENTS]:
+            finished = _sample(documents, sampler, paths, sizes)
+            if not finished["drawn"]:
                 raise UserError(f"{corpus.option}: has no text")
             manifest.save("corpora", str(number), finished)
         sizes = finished["sizes"]
@@ -146,7 +145,7 @@ def mix_corpora(
 
 def _sample(
     documents: Iterator[bytes], sampler: Sampler, paths: Sequence[Path], sizes: Sequence[int]
-) -> list[int]:
+) -> dict[str, Any]:
     """Append what is sampled to the files, the last of which is for held-out text.
 
     Args:
@@ -156,7 +155,7 @@ def _sample(
         sizes: their bytes to keep; the rest is of an interrupted run.
 
     Returns:
-        The new sizes; the files are synced to disk.
+        The new ``sizes`` of the files, which are synced to disk, and counts of what is ``drawn``.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(open_at(path, size)) for path, size in zip(paths, sizes)]
@@ -168,7 +167,7 @@ def _sample(
                 train_files[train_number % len(train_files)].write(train + b"\n")
             valid_file.write(valid)
         sync(*files)
-        return [file.tell() for file in files]
+        return {"sizes": [x.tell() for x in files], "drawn": dict(sorted(sampler.counts.items()))}
 
 
 def read_documents(

@@ -168,7 +168,7 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
         return  # another training: its optimizer starts fresh
     resumed = check_resumption(path, settings)  # what fairseq will load of the checkpoint
     if resumed.loads_optimizer:
-        model.optimizer_source = path  # tables that are resized then would not fit its state
+        model.optimizer_source = path  # its state would not fit tables that loading resizes
     finished = resumed.loads_optimizer and is_finished(path, resumed.updates, settings)
     if finished or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep

@@ -104,8 +104,8 @@ def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) 
     add("--dict", type=Path, help="dict.txt; needed with --encoder-json")
     tokens = parser.add_argument_group("tokens")
     add = tokens.add_argument
-    parser.set_defaults(characters=characters, words=False, keep_spaces=False)  # if not added below
-    parser.set_defaults(encoder_json=None, vocab_bpe=None, sentencepiece_model=None)
+    # `from_args` reads all three. A program has one of the two options, and not the other.
+    parser.set_defaults(characters=characters, words=False, keep_spaces=False)
     if characters:
         add("--keep-spaces", action="store_true", help="write white space as the token ▁")
     else:

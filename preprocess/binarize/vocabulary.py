@@ -44,7 +44,8 @@ class Vocabulary(NamedTuple):
         Raises:
             UserError: the options name no vocabulary, more than one, or a missing file.
         """
-        files = {name: path for name in _OPTIONS if (path := getattr(args, name))}
+        # A program may lack options: for characters, only --dict is added.
+        files = {name: path for name in _OPTIONS if (path := getattr(args, name, None))}
         is_bpe = "encoder_json" in files
         chosen = [is_bpe, "sentencepiece_model" in files, is_by_rule]  # kinds of tokens
         if sum(chosen) != 1 or is_bpe != ("vocab_bpe" in files):

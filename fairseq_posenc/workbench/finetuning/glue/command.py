@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
         # Records these facts in the folder, or refuses one with results of other facts.
         folders.claim(out, {**model, "version of the checkpoint": modified})
         for glue_run in planned:
-            runs.claim(glue_run, out)  # the same for all settings of the run, in its own folder
+            runs.claim(glue_run, out)  # the same for each run: its settings, in its own folder
         tasks = {x.label: partial(fine_tune, x, out) for x in planned if not x.is_finished(out)}
         say(f"{len(planned)} runs, {len(tasks)} of them not finished yet; results: {out}")
         try:  # a run that fails does not stop the others
