@@ -64,8 +64,8 @@ class Subject:
         if at_input is None:
             return None
         (encoding,) = at_input.as_list()  # specs with two are refused
-        vectors = encoding.embed(make_positions(self.dims.max_positions))
-        return None if vectors is None else vectors[0]  # a batch of one; None by type only
+        vectors: Any = encoding.embed(make_positions(self.dims.max_positions))
+        return vectors[0]  # without the batch of one
 
     def compute_terms(self, layer: int) -> tuple[Tensor, Terms]:
         """Compute all distances in ``max_positions`` tokens, ascending, and a layer's terms.
@@ -74,12 +74,11 @@ class Subject:
         own for pairs with the first token, as in TUPE) adds two rows at the end, which are no
         distance's.
         """
-        length = self.dims.max_positions
         encoding = self.encodings[layer]
-        positions = make_positions(length)
-        # Layers with different encodings are of several kinds; a single layer has only kind 0.
-        shared = compute_shared(encoding.shared, positions)[0].terms
-        return positions.distances(), (shared | encoding.encodings.terms(positions)).expanded()
+        positions = make_positions(self.dims.max_positions)
+        (shared,) = compute_shared(encoding.shared, positions)  # a state for each kind of layer
+        terms = shared.terms | encoding.encodings.terms(positions)
+        return positions.distances(), terms.expanded()
 
 
 def build_subject(
