@@ -245,13 +245,13 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27416, 27500),
+    "fairseq_posenc": (27414, 27500),
     "fairseq_posenc/encodings": (3640, 3800),
     "fairseq_posenc/backends": (3386, 3600),
     "fairseq_posenc/backends/triton": (1197, 1200),
     "fairseq_posenc/modules": (1142, 1150),
     "fairseq_posenc/analysis": (266, 300),
-    "fairseq_posenc/transformer": (906, 1100),
+    "fairseq_posenc/transformer": (904, 1100),
     "fairseq_posenc/models": (481, 520),
     "fairseq_posenc/tasks": (807, 820),
     "fairseq_posenc/checkpoints": (786, 800),
@@ -272,7 +272,7 @@ LINES = {
     "fairseq_posenc/workbench/reports": (370, 400),
     "preprocess": (2578, 2600),
     "docs/generate": (423, 750),
-    "benchmarks": (2999, 3600),
+    "benchmarks": (2997, 3600),
     "tests": (30582, 32000),
 }
 LONGEST_FILE = 401  # outside tests/

@@ -15,7 +15,6 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc import specs
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.mask import Mask
@@ -23,7 +22,7 @@ from fairseq_posenc.shared import compute_shared
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import set_context
 from fairseq_posenc.transformer.layers import PositionalDecoderLayer, PositionalEncoderLayer
-from fairseq_posenc.transformer.options import build_stack_config
+from fairseq_posenc.transformer.options import configure_stack
 from measuring.contenders import STOCK, Contender, build_random_encodings, make_positions
 from measuring.families import Case, trainer_step
 from measuring.timing import Pass
@@ -126,9 +125,8 @@ def layer_config(contender: Contender, case: Case) -> Any:
         position_backend=contender.backend,
     )
     base_architecture(args)
-    config = build_stack_config(args)
-    spec = specs.parse(contender.encoding)
-    config.spec, config.dims, config.directions = spec, case.dims, ("both",)  # as a stack does
+    config = configure_stack(args, "decoder" if case.causal else "encoder")
+    config.directions = ("both",)  # a causal layer is given fairseq's mask
     return config
 
 

@@ -23,7 +23,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.checks import use_gpu_for_bf16
 from fairseq_posenc.host.preparation import prepare_command
 from fairseq_posenc.specs import parse
-from fairseq_posenc.transformer.options import PositionConfig, build_stack_config, read_task_options
+from fairseq_posenc.transformer.options import PositionConfig, configure_stack, read_task_options
 from fairseq_posenc.transformer.stacks import PositionalDecoder
 
 
@@ -103,7 +103,7 @@ class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
             args.max_target_positions = shell_args.max_target_positions
         args.max_target_positions += _count_positions_for_bos(args)
         decoder = PositionalDecoder(
-            build_stack_config(args),
+            configure_stack(args, "decoder"),
             task.target_dictionary,
             shell.decoder.embed_tokens,
             no_encoder_attn=True,  # a decoder alone

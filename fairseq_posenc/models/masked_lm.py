@@ -22,7 +22,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.host.preparation import prepare_command
 from fairseq_posenc.models.architectures import make_architecture
-from fairseq_posenc.transformer.options import add_position_args, build_stack_config
+from fairseq_posenc.transformer.options import add_position_args, configure_stack
 from fairseq_posenc.transformer.stacks import PositionalEncoder
 from fairseq_posenc.user_dir import DECBERT
 
@@ -36,7 +36,7 @@ class PositionalRobertaEncoder(RobertaEncoder):
         self, args: Any, dictionary: Any, embed_tokens: nn.Embedding
     ) -> PositionalEncoder:
         """Build the stack with BERT's initialisation, which leaves position parameters alone."""
-        encoder = PositionalEncoder(build_stack_config(args), dictionary, embed_tokens)
+        encoder = PositionalEncoder(configure_stack(args, "encoder"), dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
 

@@ -45,14 +45,14 @@ class PositionalTransformer(PositionCheckpoints, TransformerModel):
         cls, args: Any, src_dict: Any, embed_tokens: nn.Embedding
     ) -> PositionalEncoder:
         """Build an encoder with position encodings."""
-        return PositionalEncoder(options.build_stack_config(args), src_dict, embed_tokens)
+        return PositionalEncoder(options.configure_stack(args, "encoder"), src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(
         cls, args: Any, tgt_dict: Any, embed_tokens: nn.Embedding
     ) -> PositionalDecoder:
         """Build a decoder with position encodings."""
-        config = options.build_stack_config(args)
+        config = options.configure_stack(args, "decoder")
         return PositionalDecoder(
             config, tgt_dict, embed_tokens, no_encoder_attn=config.no_cross_attention
         )

@@ -24,8 +24,8 @@ from fairseq_posenc.transformer.forward_context import current_context, set_cont
 class _PositionalLayer:
     """Base of both layers: builds our attention, and checkpoints activations.
 
-    ``cfg.spec``, ``cfg.dims`` and ``cfg.directions`` are those of the stack, in which ``index``
-    counts the layers from 0; ``cfg.position`` has our options.
+    ``cfg.spec``, ``cfg.dims``, ``cfg.directions`` and ``cfg.backend`` are those of the stack, in
+    which ``index`` counts the layers from 0.
     """
 
     def __init__(self, cfg: Any, index: int = 0, **kwargs: Any) -> None:
@@ -59,7 +59,7 @@ class _PositionalLayer:
             options.attention_heads,
             encodings=build_layer(cfg.spec, cfg.dims, self.index),
             direction=cfg.directions[self.index],
-            backend=cfg.position.backend,
+            backend=cfg.backend,
             kind=cfg.spec.layer_kind(self.index),
             dropout=cfg.attention_dropout,
             q_noise=cfg.quant_noise.pq,

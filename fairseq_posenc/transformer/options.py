@@ -6,7 +6,7 @@ Without ``from __future__ import annotations``: fairseq makes options from the f
 import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Optional
+from typing import Any, Literal, NamedTuple, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -15,7 +15,9 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.utils import safe_getattr
 from omegaconf import DictConfig, OmegaConf
 
+from fairseq_posenc.assembly import check_size
 from fairseq_posenc.checkpoints.dictionary import fingerprint
+from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError, suggest
 from fairseq_posenc.identity import WeightSettings, parse_directions
 from fairseq_posenc.specs import Spec, parse
@@ -133,11 +135,48 @@ def as_namespace(args: Any) -> Any:
     return Namespace(**values)
 
 
-def build_stack_config(args: Any) -> TransformerConfig:
-    """Build fairseq's configuration of a stack, with our parsed options as ``position``."""
-    config = TransformerConfig.from_namespace(as_namespace(args))  # keeps our options
-    config.position = resolve_positions(config)
-    return config
+def configure_stack(args: Any, side: Literal["encoder", "decoder"]) -> TransformerConfig:
+    """Build fairseq's configuration of a stack, with what our stack and its layers read.
+
+    It has ``spec``, ``dims`` and the ``directions`` of all layers, of those that LayerDrop's
+    pruning keeps; ``layers_kept``, the indices of these layers, None for all; and ``backend`` and
+    ``init_positions`` of :class:`PositionOptions`.
+
+    Raises:
+        UserError: an option cannot be read, or does not fit the stack.
+    """
+    cfg = TransformerConfig.from_namespace(as_namespace(args))  # keeps our options
+    given = resolve_positions(cfg)
+    causal, stack, spec = side == "decoder", getattr(cfg, side), getattr(given, side)
+    directions = ("lr",) * stack.layers if causal else given.directions
+    kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
+    if kept is None:
+        spec.check_length(stack.layers)
+        if len(directions) > stack.layers:
+            raise UserError(
+                f"--attention-directions names {len(directions)} layers, but the encoder has "
+                f"{stack.layers}"
+            )
+    else:
+        spec = spec.select_layers(kept)
+        if not causal:
+            by_layer = dict(enumerate(directions))
+            directions = tuple(by_layer.get(index, "both") for index in kept)
+    directions += ("both",) * (stack.layers - len(directions))  # of encoder layers without one
+    if causal and cfg.cross_self_attention:
+        raise UserError(
+            "--cross-self-attention mixes two sequences, so positions have no meaning: train "
+            "without it"
+        )
+    if causal and any(dict(item.options).get("prefill") for item in spec.items):
+        raise UserError("window(prefill=true) is for models of transformers: export this one first")
+    length = cfg.max_target_positions if causal else cfg.max_source_positions
+    dims = Dims(stack.embed_dim, stack.attention_heads, length, causal)
+    # fairseq's constructor builds a table by position, even if we replace it.
+    check_size(spec, dims, stack.layers, always_allocated=length * dims.embed_dim)
+    cfg.spec, cfg.dims, cfg.directions, cfg.layers_kept = spec, dims, directions, kept
+    cfg.backend, cfg.init_positions = given.backend, given.init_positions
+    return cfg
 
 
 def read_weight_settings(cfg: TransformerConfig, layers: Any, dictionary: Any) -> WeightSettings:

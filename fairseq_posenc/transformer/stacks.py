@@ -6,7 +6,6 @@ B batch, S all tokens, T queries (one in a step of decoding), C width of the mod
 """
 
 from contextlib import AbstractContextManager
-from copy import copy
 from itertools import groupby
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor, nn
 
 from fairseq_posenc import assembly
-from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
+from fairseq_posenc.encodings.base import Encoding, Encodings
 from fairseq_posenc.encodings.term import Reset
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, format_directions
@@ -73,17 +72,17 @@ class _PositionalStack(nn.Module):
     def install(self, cfg: Any, options: Any, dictionary: Any) -> None:
         """Build the encodings of the input, and those that the layers share.
 
-        ``cfg`` is a result of :func:`_assemble`, ``options`` its ``encoder`` or ``decoder``.
+        ``cfg`` is that of the stack, ``options`` its ``encoder`` or ``decoder``.
 
         Raises:
             UserError: the encodings do not work together, or not with this stack.
         """
         self.layers_kept = cfg.layers_kept
         self.weight_settings = read_weight_settings(cfg, options, dictionary)
-        self.init_positions = cfg.position.init_positions
+        self.init_positions = cfg.init_positions
         self.spec, self.dims = spec, dims = cfg.spec, cfg.dims
         self.id_readers = assembly.find_id_readers(spec, dims)  # which a caller's ids must fit
-        self.directions, self.backend = cfg.directions, cfg.position.backend
+        self.directions, self.backend = cfg.directions, cfg.backend
         self.eos_idx = dictionary.eos()
         at_input = assembly.build_input(spec, dims)
         self.embed_positions = None if at_input is None else InputPositions(at_input)
@@ -169,10 +168,9 @@ class _PositionalStack(nn.Module):
 
 
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
-    """fairseq's encoder with chosen position encodings; our options are in ``cfg.position``."""
+    """fairseq's encoder with chosen position encodings; for ``cfg`` see ``configure_stack``."""
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding) -> None:
-        cfg = _assemble(cfg, "encoder")
         super().__init__(cfg, dictionary, embed_tokens)
         self.install(cfg, cfg.encoder, dictionary)
 
@@ -188,12 +186,11 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
 
 
 class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
-    """fairseq's decoder with chosen position encodings; our options are in ``cfg.position``."""
+    """fairseq's decoder with chosen position encodings; for ``cfg`` see ``configure_stack``."""
 
     def __init__(
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, no_encoder_attn: bool = False
     ) -> None:
-        cfg = _assemble(cfg, "decoder")
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn)
         self.install(cfg, cfg.decoder, dictionary)
 
@@ -246,41 +243,3 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """Build no mask of pairs for fairseq: the direction of the layers replaces it."""
-
-
-def _assemble(cfg: Any, side: str) -> Any:
-    """Copy fairseq's configuration, with what the layers of its ``encoder`` or ``decoder`` read.
-
-    The copy has ``spec``, ``dims`` and the ``directions`` of all layers, of those that LayerDrop's
-    pruning keeps, and ``layers_kept``, the indices of these layers, None for all.
-    """
-    causal, stack, spec = side == "decoder", getattr(cfg, side), getattr(cfg.position, side)
-    directions = ("lr",) * stack.layers if causal else cfg.position.directions
-    kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
-    if kept is None:
-        spec.check_length(stack.layers)
-        if len(directions) > stack.layers:
-            raise UserError(
-                f"--attention-directions names {len(directions)} layers, but the encoder has "
-                f"{stack.layers}"
-            )
-    else:
-        spec = spec.select_layers(kept)
-        if not causal:
-            by_layer = dict(enumerate(directions))
-            directions = tuple(by_layer.get(index, "both") for index in kept)
-    directions += ("both",) * (stack.layers - len(directions))  # of encoder layers without one
-    if causal and cfg.cross_self_attention:
-        raise UserError(
-            "--cross-self-attention mixes two sequences, so positions have no meaning: train "
-            "without it"
-        )
-    if causal and any(dict(item.options).get("prefill") for item in spec.items):
-        raise UserError("window(prefill=true) is for models of transformers: export this one first")
-    length = cfg.max_target_positions if causal else cfg.max_source_positions
-    dims = Dims(stack.embed_dim, stack.attention_heads, length, causal)
-    # fairseq's constructor builds a table by position, even if we replace it.
-    assembly.check_size(spec, dims, stack.layers, always_allocated=length * dims.embed_dim)
-    cfg = copy(cfg)  # the caller's stays as it is
-    cfg.spec, cfg.dims, cfg.directions, cfg.layers_kept = spec, dims, directions, kept
-    return cfg
