@@ -200,7 +200,7 @@ class LeRope(Rope):
 
     def angles_per_position(self) -> Tensor:
         """Multiply the frequencies by the trained factors, ``(rotated / 2,)``."""
-        return super().angles_per_position() * at_least_fp32(self.alpha).exp()
+        return super().angles_per_position().to(self.alpha.device) * at_least_fp32(self.alpha).exp()
 
 
 @register("xpos")

@@ -48,6 +48,7 @@ class LayerState:
     inputs: Tensor  # of the layer, `(B, T, C)`: forget gates and states are computed from them
     cache: Cache | None
     need_weights: bool
+    num_layers: int  # of the stack
     is_used: bool = False  # whether the model's code has called our function
 
 
@@ -70,8 +71,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         first = dict(enumerate(positions.directions.split(",")))  # those of the first layers
         self.direction = first.get(index) or ("lr" if self.dims.causal else "both")
         self.is_rotated = positions.is_rotated[index]  # whether the model's own code rotates
-        # Index of the cache's layer for forget gates, after those of keys; None without gates.
-        self.decay_place = len(stack.layers) + index if self.kind in positions.gated_kinds else None
+        self.is_gated = self.kind in positions.gated_kinds  # by forget gates
         self.backend = positions.backend
 
     def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
@@ -81,7 +81,7 @@ class AttentionPositions(AttentionCore, nn.Module):
 
     def prepare_call(
         self,
-        attention: nn.Module,
+        attention: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -122,11 +122,12 @@ class AttentionPositions(AttentionCore, nn.Module):
         factor = (terms.find(ScaleFactor) or ScaleFactor(1.0)).factor
         terms = Terms([ScaleFactor(factor * scale_factor), *terms.without(ScaleFactor)])
         decay = None
-        if self.decay_place is not None:
-            past = caches.read_decay(state.cache, self.decay_place, earlier)
+        if self.is_gated:
+            place = state.num_layers + attention.layer_idx  # in the cache, after all keys
+            past = caches.read_decay(state.cache, place, earlier)
             decay = self.encodings.decay(state.inputs, positions, past)
             if state.cache is not None and decay is not None:
-                caches.store_decay(state.cache, self.decay_place, decay)
+                caches.store_decay(state.cache, place, decay)
         terms |= self.encodings.input_terms(state.inputs, positions, decay)
         query, key = self.rotate_tokens(query, key, shared)
         mask = shared.mask.with_direction(self.direction)
@@ -172,7 +173,8 @@ class AttentionWithPositions(Derived):
         if state.shared is None:  # the model's own attention is used
             return forward(self, *args, **named)
         cache = caches.find_self_cache([*named.values(), *args])
-        layer = LayerState(state.shared[positions.kind], inputs, cache, state.need_weights)
+        settings = (state.need_weights, state.num_layers)
+        layer = LayerState(state.shared[positions.kind], inputs, cache, *settings)
         output = forward(self, *args, **named, **{POSITION_STATE: layer})
         if not layer.is_used:
             raise UserError(f"{type(self).__name__} {OWN_CODE}")

@@ -16,8 +16,8 @@ from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.errors import UserError
 
 _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
-# Attribute of a cache: a bool tensor `()`, whether its tokens have other positions than 0, 1, ...;
-# None if the caller gave neither ids nor documents.
+# Attribute of a cache that a model filled: a bool tensor `()`, whether its tokens have other
+# positions than 0, 1, ...; None if the caller gave neither ids nor documents.
 UNCOUNTED = "fairseq_posenc_uncounted"
 
 # What to do about caches, or masks by types of layers, that were made for other windows.

@@ -90,26 +90,29 @@ def record_adapters(model: PreTrainedModel, *, is_saved: bool) -> None:
         names = [name for name, _ in model.named_parameters() if is_of_positions(name)]
         is_whole = is_saved or any("modules_to_save" in name for name in names)  # trained copies
         left_out = names[0] if names and not is_whole else ""
-        config.save_pretrained = partial(_save_adapter, config, positions, left_out)
+        config.save_pretrained = partial(_save_adapter, config, id(config), positions, left_out)
 
 
 def _save_adapter(
-    config: Any, positions: dict[str, str], left_out: str, save_directory: Any, **options: Any
+    config: Any, owner: int, positions: dict[str, str], left_out: str, *args: Any, **options: Any
 ) -> None:
     """Save an adapter_config.json as PEFT does, with the positions in ``auto_mapping``.
 
     Args:
-        config: the configuration of the adapter.
+        config: the configuration of the adapter, or a copy of it.
+        owner: the ``id`` of that of the adapter.
         positions: specs of its base model, by their keys in the file.
         left_out: a parameter of the positions that no file has; empty if there is none.
-        save_directory: the folder.
+        *args: those of PEFT's method.
         **options: those of PEFT's method.
     """
-    config.auto_mapping = {**(options.pop("auto_mapping_dict", None) or {}), **positions}
+    if id(config) == owner:  # it may serve a stock model next; PEFT saves a copy twice
+        del config.save_pretrained
     written = copy.copy(config)
+    written.auto_mapping = {**(options.pop("auto_mapping_dict", None) or {}), **positions}
     if not getattr(config, "exclude_modules", True):  # a field of most kinds
         written.exclude_modules = _EXCLUDED
-    type(config).save_pretrained(written, save_directory, **options)
+    type(config).save_pretrained(written, *args, **options)
     if left_out:
         warnings.warn(
             "an adapter does not contain the parameters of these positions, such as "

@@ -25,7 +25,7 @@ from fairseq_posenc.hf.attention import (
     AttentionPositions,
     AttentionWithPositions,
 )
-from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
+from fairseq_posenc.hf.families import FAMILIES, Stack, find_family
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
 from fairseq_posenc.hf.stand_ins import OWN_CODE
@@ -47,7 +47,15 @@ def replace_positions(
     settings.check()
     if extend not in (None, *LENGTH_RULES):
         raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
-    stacks = _find_supported_family(model).find_stacks(model)
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < _OLDEST:
+        raise UserError(f"install transformers 5.8 or later, not {transformers.__version__}")
+    if (family := find_family(type(model.config))) is None:
+        known = sorted(key for key in FAMILIES if key in CONFIG_MAPPING)
+        reason = own_positions.explain_unservable(model) or f"known types: {', '.join(known)}"
+        raise UserError(
+            f"models of type {model.config.model_type!r} cannot be given other positions: {reason}"
+        )
+    stacks = family.find_stacks(model)
     spec, length, decoder_spec, directions, boundary_id = settings
     if decoder_spec is not None and len(stacks) == 1:
         raise UserError("decoder_spec: this model has no encoder beside its decoder")
@@ -81,20 +89,6 @@ def replace_positions(
     PositionSettings(*written).write(model.config)
     for config in (model.config, *(stack.config for stack in stacks)):
         own_positions.write_length(config, length)
-
-
-def _find_supported_family(model: PreTrainedModel) -> Family:
-    """Find the family of a model; refuse an unknown one, and old versions of transformers."""
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < _OLDEST:
-        raise UserError(f"install transformers 5.8 or later, not {transformers.__version__}")
-    family = find_family(type(model.config))
-    if family is None:
-        known = sorted(key for key in FAMILIES if key in CONFIG_MAPPING)
-        reason = own_positions.explain_unservable(model) or f"known types: {', '.join(known)}"
-        raise UserError(
-            f"models of type {model.config.model_type!r} cannot be given other positions: {reason}"
-        )
-    return family
 
 
 def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:

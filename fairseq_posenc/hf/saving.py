@@ -224,11 +224,10 @@ class ModelWithPositions(Derived):
             ignore_mismatched_sizes=True,  # so that the info lists them; checked below
             **kwargs,
         )
-        is_ours = record.is_of_positions
         record.refuse_other_weights(
-            filter(is_ours, info["missing_keys"]),
-            filter(is_ours, info["unexpected_keys"]),
-            [key for key in info["mismatched_keys"] if is_ours(key[0]) or not may_resize],
+            filter(record.is_of_positions, info["missing_keys"]),
+            filter(record.is_of_positions, info["unexpected_keys"]),
+            [x for x in info["mismatched_keys"] if record.is_of_positions(x[0]) or not may_resize],
         )
         return (model, info) if wants_info else model
 
@@ -253,9 +252,9 @@ class ModelWithPositions(Derived):
         record.exchange_names(state_dict, type(self.config), saving=False)
         # Without a record of positions (`is_identity`), weights that fill all but the positions are
         # those of a stock model. Fewer weights may be a part of a model, and are not refused.
-        is_ours = record.is_of_positions
         if not any(map(is_identity, state_dict)) and all(
-            is_ours(name) or prefix + name in state_dict for name in self.state_dict()
+            record.is_of_positions(name) or prefix + name in state_dict
+            for name in self.state_dict()
         ):
             raise UserError(
                 "these are the weights of a model whose positions were not set, and the model has "
@@ -274,6 +273,10 @@ class ModelWithPositions(Derived):
                 "leave out use_cache=False, assistant_model and prompt_lookup_num_tokens"
             )
         super()._validate_generation_mode(mode, config, *args)  # type: ignore[misc]
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse paged caches in a line, as transformers would only log what a pass refuses."""
+        raise UserError("continuous batching (paged caches) knows no other positions: use generate")
 
     def load_adapter(self, *args: Any, **kwargs: Any) -> None:
         """Refuse adapters that transformers would load, as it cannot compare their positions."""

@@ -94,18 +94,14 @@ class StackArguments:
                 text_ids, ids = ids[0], ids[1:]
             if axes not in [reader.axes for reader in readers]:
                 if text_ids is None and self.may_mix:
-                    self._refuse_packed_axes(ids[0])
+                    begins = ids[0].diff(dim=-1).lt(0)  # as only the next text does
+                    # A mask that is too short is refused later.
+                    if self.real is not None and self.real.size(1) > begins.size(-1):
+                        real = self.real[:, -ids.size(-1) :]
+                        begins = begins & real[:, 1:] & real[:, :-1]  # padding has any ids
+                    refuse_if(begins.any(), _NO_DOCUMENTS)
                 ids = text_ids
         return ids, text_ids
-
-    def _refuse_packed_axes(self, ids: Tensor) -> None:
-        """Refuse ids ``(B, T)`` on a first axis that begin again, as only the next text does."""
-        begins = ids.diff(dim=-1).lt(0)
-        # A mask that is too short is refused later.
-        if self.real is not None and self.real.size(1) > begins.size(-1):
-            real = self.real[:, -ids.size(-1) :]
-            begins = begins & real[:, 1:] & real[:, :-1]  # padding has any ids
-        refuse_if(begins.any(), _NO_DOCUMENTS)
 
     def _count_from_zero(
         self, ids: Tensor | None, first_id: int, is_decoder: bool

@@ -9,6 +9,7 @@ Layers with the same encodings are of one *kind*, numbered as in ``Spec.layer_ki
 Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 """
 
+import copy
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc import assembly
 from fairseq_posenc.derived import Derived
@@ -48,6 +49,7 @@ class PassState(NamedTuple):
     cosines: dict[int, Cosines]  # by kind of layer, those by which the model's own code rotates
     shared: tuple[Shared, ...] | None = None  # None if the model's own attention is used
     need_weights: bool = False  # whether attention weights are requested
+    num_layers: int = 0  # of the stack
 
 
 class HFStackPositions(StackPositions):
@@ -76,12 +78,18 @@ class HFStackPositions(StackPositions):
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
         self.boundary_id = boundary_id
-        self.directions = _read_directions(directions, stack)
+        first = parse_directions(directions, "directions")  # of the first layers
+        if first and stack.causal:
+            raise UserError("directions are for encoders: a decoder sees no later tokens")
+        if len(first) > (count := len(stack.attentions)):
+            raise UserError(f"directions names {len(first)} layers, but the encoder has {count}")
+        self.directions = format_directions(first)
         self.is_decoder = stack.is_decoder  # its own attention was built for causal masks
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
+        # Any position shows the form of a rotation. Parameters may be on "meta" already.
+        places, shared = torch.zeros(1, 1, device="meta"), copy.deepcopy(self.shared).to("meta")
         with torch.enable_grad():  # else trained rotations would seem fixed
-            # Any position shows the form of a rotation.
-            rotations = self._rotations(torch.zeros(1, 1, dtype=torch.long))
+            rotations = [shared.rotation(places, kind) for kind in range(len(shared.kinds))]
         self.is_rotated = [  # for each layer: whether the model's code rotates, by our cosines
             _applies_rotation(stack, attention, rotations[spec.layer_kind(index)])
             for index, attention in enumerate(stack.attentions)
@@ -89,8 +97,8 @@ class HFStackPositions(StackPositions):
         self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
         rotates_alone = self.is_rotated == stack.list_rotated(spec)  # wherever the spec does
         drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind of layer
-        places = {item.encoding.acts_on for item in spec.items}
-        is_plain = places <= {"input", "rotation"} and not (self.directions or any(drafts))
+        acts_on = {item.encoding.acts_on for item in spec.items}
+        is_plain = acts_on <= {"input", "rotation"} and not (self.directions or any(drafts))
         # Whether attention and its caches are the model's; `replacing` sets it to False if another
         # stack of the model is not native.
         self.is_native = rotates_alone and stack.attends_plainly and is_plain
@@ -188,7 +196,20 @@ class HFStackPositions(StackPositions):
                 "encodings that are rotations: leave out cache_implementation"
             )
         if not arguments.cached:  # once for a text, not in each step of decoding
-            _refuse_offloaded(stack)
+            parts = [getattr(owner, POSITIONS) for owner in (module, *stack.attentions)]
+            # accelerate loads offloaded weights only when their module's forward runs.
+            if any(weight.is_meta for part in parts for weight in part.parameters()):
+                raise UserError(
+                    "accelerate has offloaded trained positions: leave the modules named "
+                    "positions, and the layers that have them, on a device (device_map)"
+                )
+        elif not hasattr(arguments.cache, UNCOUNTED):  # rebuilt from keys: only these are counted
+            first = DynamicCache(config=stack.config).layers[0]
+            if arguments.cached == getattr(first, "sliding_window", 0) - 1:  # a full window's
+                raise UserError(
+                    f"a cache of {arguments.cached} keys that this model did not fill may lack "
+                    "others, which a window drops: copy whole caches (copy.deepcopy), not keys"
+                )
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
         if not arguments.has_documents or self.boundary_id is not None:
             self._refuse_gaps(positions)  # of padding, which may lie between documents alone
@@ -204,7 +225,7 @@ class HFStackPositions(StackPositions):
         requested = named.get("output_attentions")
         needs_weights = stack.config.output_attentions if requested is None else requested
         ours = None if self.is_native else shared  # what our attention function reads
-        return named, PassState(cosines, ours, needs_weights), is_uncounted
+        return named, PassState(cosines, ours, needs_weights, len(stack.layers)), is_uncounted
 
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
@@ -216,8 +237,8 @@ class HFStackPositions(StackPositions):
                 f"out: model.set_attn_implementation({right!r})"
             )
         masks = arguments.named.get("attention_mask")
-        types = ATTENTION_TYPES & {*(getattr(stack.config, "layer_types", None) or ())}
-        if isinstance(masks, dict) and not types <= masks.keys():
+        types = getattr(stack.config, "layer_types", None) or ()
+        if isinstance(masks, dict) and not ATTENTION_TYPES & {*types} <= masks.keys():
             raise UserError(f"a type of layers has no mask: {CACHE_ADVICE}")
         if self.is_native:  # our attention compares the keys itself
             if any(getattr(x, "is_sliding", False) for x in getattr(arguments.cache, "layers", ())):
@@ -225,6 +246,11 @@ class HFStackPositions(StackPositions):
             if isinstance(arguments.mask, BlockMask) and attention != "flex_attention":
                 raise UserError("a BlockMask needs attn_implementation='flex_attention'")
             return
+        if 0 < len(types) < len(stack.layers) and getattr(stack.config, "use_cache", False):
+            raise UserError(
+                f"layers were added to the {len(types)} whose windows the configuration states, "
+                "by which caches are made: set config.use_cache = False"
+            )
         if torch.jit.is_tracing():
             raise UserError(
                 "torch.jit.trace records the sizes of one input, on which these positions depend: "
@@ -277,16 +303,6 @@ class HFStackPositions(StackPositions):
         return {kind: rotations[kind].cosines(form, dtype) for kind in self.rotated_kinds}
 
 
-def _read_directions(text: str, stack: Stack) -> str:
-    """Read the directions of the first layers of an encoder."""
-    directions = parse_directions(text, "directions")
-    if directions and stack.causal:
-        raise UserError("directions are for encoders: a decoder sees no later tokens")
-    if len(directions) > (count := len(stack.attentions)):
-        raise UserError(f"directions names {len(directions)} layers, but the encoder has {count}")
-    return format_directions(directions)
-
-
 def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | None) -> bool:
     """Check whether a model's own attention can apply a rotation: see :meth:`PairRotation.cosines`.
 
@@ -300,16 +316,6 @@ def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | N
     pairs = width if form == "half" else width // 2  # only `half` has a cosine of a pair once
     fits = rotation.half == pairs_halves and rotation.phases.size(-1) == pairs
     return fits and not rotation.phases.requires_grad and stack.family.applies_cosines(attention)
-
-
-def _refuse_offloaded(stack: Stack) -> None:
-    """Refuse offloaded weights: accelerate loads them only when their module's forward runs."""
-    parts = [getattr(module, POSITIONS) for module in (stack.module, *stack.attentions)]
-    if any(weight.is_meta for part in parts for weight in part.parameters()):
-        raise UserError(
-            "accelerate has offloaded trained positions: leave the modules named positions, and "
-            "the layers that have them, on a device (device_map)"
-        )
 
 
 class StackWithPositions(Derived):
@@ -332,9 +338,9 @@ class StackWithPositions(Derived):
         with begin_pass(cosines or (None, None)):  # which the stand-ins of removed parts read
             output = forward(self, **named, **{POSITION_STATE: state})
         results = output if isinstance(output, tuple) else output.values()
-        # A cache of ids that were given is marked: no later pass may count on from them.
+        # A cache is marked: no later pass may count on from ids that were given.
         cache = find_self_cache([*named.values(), *results])
-        if cache is not None and getattr(cache, UNCOUNTED, None) is not is_uncounted:
+        if cache is not None and getattr(cache, UNCOUNTED, False) is not is_uncounted:
             setattr(cache, UNCOUNTED, is_uncounted)
         return output
 

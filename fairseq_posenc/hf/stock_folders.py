@@ -55,7 +55,15 @@ def find_stock_model(model: Any) -> PreTrainedModel:
         NoStockModelError: no class has it, or it cannot be compared.
     """
     stacks = find_family(type(model.config)).find_stacks(model)  # type: ignore[union-attr]
-    _refuse_incomparable(model)
+    settings = PositionSettings.read(model.config)
+    if settings.decoder_spec or settings.directions or settings.boundary_id is not None:
+        raise NoStockModelError("no stock class has decoder_spec, directions or boundary_id")
+    if model.main_input_name != "input_ids" or hasattr(model.config, "text_config"):
+        raise NoStockModelError("only models of text alone are compared with stock classes")
+    weights = [*model.parameters()]
+    plain = [type(x) is nn.Parameter and x.is_floating_point() and not x.is_meta for x in weights]
+    if not all(plain) or len({x.device for x in weights}) > 1:
+        raise NoStockModelError("weights that are quantized, offloaded or spread are not compared")
     stock_class = type(model).stock  # from which `derive` has made it
     name = stock_class.config_class.__name__.removesuffix("Config")
     other = stock_class.__name__.replace(name, _OTHERS.get(name, name))  # with the same head
@@ -71,19 +79,6 @@ def find_stock_model(model: Any) -> PreTrainedModel:
     finally:
         transformers.logging.set_verbosity(verbosity)
     raise NoStockModelError("; ".join(reasons))
-
-
-def _refuse_incomparable(model: Any) -> None:
-    """Refuse models that cannot be run here as they are, or whose weights are not plain tensors."""
-    settings = PositionSettings.read(model.config)
-    if settings.decoder_spec or settings.directions or settings.boundary_id is not None:
-        raise NoStockModelError("no stock class has decoder_spec, directions or boundary_id")
-    if model.main_input_name != "input_ids" or hasattr(model.config, "text_config"):
-        raise NoStockModelError("only models of text alone are compared with stock classes")
-    weights = [*model.parameters()]
-    plain = [type(x) is nn.Parameter and x.is_floating_point() and not x.is_meta for x in weights]
-    if not all(plain) or len({x.device for x in weights}) > 1:
-        raise NoStockModelError("weights that are quantized, offloaded or spread are not compared")
 
 
 def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM
 
 from fairseq_posenc.backends import planner
@@ -154,6 +155,14 @@ def test_devices_by_part(spec: str, places: str, tmp_path: Path) -> None:
     else:
         expected = compute_logits(cell.model, cell.inputs)
         assert distance(compute_logits(model, cell.inputs), expected) < 1e-5
+
+
+def test_a_model_is_built_without_weights_and_gets_them_later() -> None:
+    cell = Cell.build("llama", "lerope")
+    with init_empty_weights():
+        model = set_positions(MODELS["llama"].build(), "lerope")
+    model.load_state_dict(cell.model.state_dict(), assign=True)
+    assert torch.equal(compute_logits(model, cell.inputs), compute_logits(cell.model, cell.inputs))
 
 
 def test_accelerate_prepares_models(tmp_path: Path) -> None:

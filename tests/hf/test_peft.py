@@ -75,8 +75,19 @@ def test_adapters_have_records_in_their_configuration(
     resumed = peft.get_peft_model(other, copy.deepcopy(KINDS[kind]))
     with pytest.raises(UserError, match=OTHER):
         resumed.load_adapter(tmp_path, "second")
+    resumed.save_pretrained(tmp_path / "before")  # shows nothing of what is loaded next
     resumed.load_adapter(tmp_path, "default", is_trainable=True)  # PEFT does not read its file
     assert f"{NO_RECORD} t5" in caplog.text
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_configuration_serves_a_stock_model_next(copied: bool, tmp_path: Path) -> None:
+    config = peft.LoraConfig(task_type="CAUSAL_LM")
+    peft.get_peft_model(Cell.build("llama", "alibi").model, config).save_pretrained(tmp_path)
+    config = copy.deepcopy(config) if copied else config
+    peft.get_peft_model(MODELS["llama"].build(), config).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (written["auto_mapping"], written["exclude_modules"]) == (None, None)
 
 
 def test_adapters_do_not_name_the_folder_of_the_stock_model() -> None:
