@@ -47,8 +47,7 @@ WITH_TABLES = [
 
 
 def give(ids: Tensor, tgt_len: int) -> Positions:
-    tokens = torch.full(ids.shape, 5)
-    return Positions.from_tokens(tokens, PAD, EOS, tgt_len).replace_ids(ids)
+    return Positions.from_tokens(torch.full(ids.shape, 5), PAD, EOS, tgt_len).replace_ids(ids)
 
 
 def scores_at(built, query: Tensor, key: Tensor, ids: Tensor) -> Tensor:

@@ -246,8 +246,7 @@ def test_a_bias_by_position_ids_is_float32():
     positions = StackPositions("raffel", 16, 2).bfloat16()
     ids = torch.tensor([[0, 3, 1]])
     _, shared = positions(torch.randn(1, 3, 16, dtype=torch.bfloat16), position_ids=ids)
-    bias = LayerPositions(positions).bfloat16().bias(shared)
-    assert bias.dtype == torch.float32
+    assert LayerPositions(positions).bfloat16().bias(shared).dtype == torch.float32
 
 
 def test_parts_that_are_not_enough_are_refused():

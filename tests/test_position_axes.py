@@ -120,8 +120,7 @@ def test_axial_rotations_equal_those_of_dinov3():
 def test_equal_positions_on_all_axes_are_those_of_text_bit_for_bit(pairs):
     x, ids = torch.randn(2, 4, 9, 16), torch.randint(0, 60, (2, 9))
     three = rotate({"sections": (4, 2, 2), "pairs": pairs}, ids.expand(3, -1, -1), x)
-    rope = Rope(Dims(64, 4, 64))
-    assert torch.equal(three, rope.rotation(ids).rotate_queries(x))
+    assert torch.equal(three, Rope(Dims(64, 4, 64)).rotation(ids).rotate_queries(x))
     with_sections = Rope(Dims(64, 4, 64), sections=(4, 2, 2), pairs=pairs)
     assert torch.equal(three, with_sections.rotation(ids).rotate_queries(x))
 

@@ -197,8 +197,7 @@ def test_hydra_train_a_masked_lm_by_absolute_path():
     done, path = hydra_train(new_directory(), MASKED_LM, user_dir=USER_DIR, data=sentences())
     (line,) = done.positions()
     assert line.startswith("learned+m4m(max_distance=5) | directions: lr x1 both x1 |")
-    loaded = validate("masked_lm", path)
-    assert loaded.positions() == [line]
+    assert validate("masked_lm", path).positions() == [line]
 
 
 def test_hydra_train_translation_by_name():

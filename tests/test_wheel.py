@@ -77,8 +77,7 @@ def test_nothing_of_the_sources_is_left_out():
 
 
 def test_a_citation_names_the_version():
-    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"\nversion: {__version__}\n" in cited
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_the_metadata_is_that_of_a_library_with_extras():

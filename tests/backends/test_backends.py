@@ -484,8 +484,7 @@ def largest_allocation(length: int) -> int:
         BACKENDS["blocked"].attend(AttentionCall(q, k, v, terms, Mask(), dropout=0.1))[
             0
         ].sum().backward()
-    sizes = [event.cpu_memory_usage for event in seen.events() if event.name == "[memory]"]
-    return max(sizes)
+    return max([event.cpu_memory_usage for event in seen.events() if event.name == "[memory]"])
 
 
 def test_no_tensor_of_blocked_grows_with_the_square_of_the_length(monkeypatch):

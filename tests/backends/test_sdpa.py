@@ -34,8 +34,7 @@ def terms_with(name: str) -> Terms:
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter)
     tokens = torch.arange(LENGTH)[None] + 4
-    positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
-    return encoding.terms(positions)
+    return encoding.terms(Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH))
 
 
 def is_bias(name: str) -> bool:

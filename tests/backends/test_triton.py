@@ -141,8 +141,7 @@ def test_every_encoding_equals_the_reference_or_is_refused(spec):
         layer.backend = backend
         leaves = [x.to(dtype).requires_grad_(), *modules.to(dtype).parameters()]
         out, _ = layer(*positions(leaves[0]))
-        found = torch.autograd.grad(out.square().sum(), leaves, materialize_grads=True)
-        return [out, *found]
+        return [out, *torch.autograd.grad(out.square().sum(), leaves, materialize_grads=True)]
 
     exact = gradients("reference", torch.float64)
     for ours, theirs in zip(gradients("triton", torch.float32), exact, strict=True):

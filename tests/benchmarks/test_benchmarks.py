@@ -193,8 +193,7 @@ def script(name: str, *arguments: str, **how: Any) -> Run:
 @pytest.mark.slow
 def test_attention_prints_json_and_nothing_else():
     short = ("--scopes", "op", "--lengths", "32", "--rounds", "3", "--encodings", "rope")
-    done = script("attention.py", *short, "--json")
-    found = json.loads(done.out)
+    found = json.loads(script("attention.py", *short, "--json").out)
     figures = ["ratio", "memory_ratio", "batch", "dtype", "seconds", "memory", "ratio_to_none"]
     keys = ["scope", "device", "mode", "encoding", "backend", "length", "dropout", *figures]
     assert all(list(row) == keys for row in found)

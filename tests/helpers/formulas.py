@@ -47,8 +47,7 @@ wake = partial(awake, of=".encodings.")
 
 
 def positions_of(tgt_len: int, src_len: int) -> Positions:
-    tokens = torch.full((1, src_len), 5)
-    return Positions.from_tokens(tokens, PAD, EOS, tgt_len)
+    return Positions.from_tokens(torch.full((1, src_len), 5), PAD, EOS, tgt_len)
 
 
 def split_heads(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

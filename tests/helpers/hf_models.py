@@ -308,8 +308,7 @@ def redraw_positions(model: nn.Module) -> None:
 
 def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Select the parameters of our encodings."""
-    parameters = model.named_parameters()
-    return {name: x for name, x in parameters if ".positions." in f".{name}"}
+    return {name: x for name, x in model.named_parameters() if ".positions." in f".{name}"}
 
 
 def make_inputs(tiny: TinyModel, batch: int = 2, length: int = 12) -> dict[str, Tensor]:

@@ -90,32 +90,29 @@ def pairs(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, int, int]]:
 
 def none(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """Plain attention: e_ij = q_i.k_j / sqrt(c d), c = 1 (Vaswani et al. 2017)."""
-    head_dim = q.shape[-1]
     scores = zeros(q, k)
     for h, t, _, j in pairs(q, k):
-        scores[h, t, j] = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+        scores[h, t, j] = dot(q[h, t], k[h, j]) / scale(q.shape[-1], options, 1)
     return scores
 
 
 def shaw(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j + q_i.a_r) / sqrt(c d), c = 1 (Shaw et al. 2018)."""
-    head_dim = q.shape[-1]
     scores = zeros(q, k)
     for h, t, i, j in pairs(q, k):
         a_r = of_head(params["table"], h)[row(i, j, options)]
         total = dot(q[h, t], k[h, j]) + dot(q[h, t], a_r)
-        scores[h, t, j] = total / scale(head_dim, options, 1)
+        scores[h, t, j] = total / scale(q.shape[-1], options, 1)
     return scores
 
 
 def raffel(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j + a_r) / sqrt(c d), a_r scalar, c = 1 (Huang et al. on Raffel et al.)."""
-    head_dim = q.shape[-1]
     scores = zeros(q, k)
     for h, t, i, j in pairs(q, k):
         tables = params["table"].chunk(options.get("axes", 1))  # text is at r on all axes
         a_r = sum(of_head(table, h)[row(i, j, options)] for table in tables)
-        scores[h, t, j] = (dot(q[h, t], k[h, j]) + a_r) / scale(head_dim, options, 1)
+        scores[h, t, j] = (dot(q[h, t], k[h, j]) + a_r) / scale(q.shape[-1], options, 1)
     return scores
 
 
@@ -151,7 +148,6 @@ def t5(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     params["table"] is [axes * heads, buckets]. Distances are bucketed, not clipped. Options:
     `bidirectional` (True), `num_buckets` (32), `max_distance` (128, that of the buckets).
     """
-    head_dim = q.shape[-1]
     scores = zeros(q, k)
     for h, t, i, j in pairs(q, k):
         bucket = t5_bucket(
@@ -160,7 +156,7 @@ def t5(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
             num_buckets=options.get("num_buckets", 32),
             max_distance=options.get("max_distance", 128),
         )
-        content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+        content = dot(q[h, t], k[h, j]) / scale(q.shape[-1], options, 1)
         tables = params["table"].chunk(options.get("axes", 1))  # text is at r on all axes
         scores[h, t, j] = content + sum(table[h, bucket] for table in tables)
     return scores
@@ -206,21 +202,19 @@ def m1(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """
     if options.get("reset", False):
         raise ValueError("no reset is defined for m1")
-    head_dim = q.shape[-1]
     scores = zeros(q, k)
     for h, t, i, j in pairs(q, k):
         a_r = of_head(params["table"], h)[abs(clip(j - i, options["max_distance"]))]
-        scores[h, t, j] = dot(q[h, t], k[h, j]) * a_r / scale(head_dim, options, 1)
+        scores[h, t, j] = dot(q[h, t], k[h, j]) * a_r / scale(q.shape[-1], options, 1)
     return scores
 
 
 def m2(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j a_r) / sqrt(c d), a_r scalar, c = 1 (Huang et al. 2020, method 2)."""
-    head_dim = q.shape[-1]
     scores = zeros(q, k)
     for h, t, i, j in pairs(q, k):
         a_r = of_head(params["table"], h)[row(i, j, options)]
-        scores[h, t, j] = dot(q[h, t], k[h, j]) * a_r / scale(head_dim, options, 1)
+        scores[h, t, j] = dot(q[h, t], k[h, j]) * a_r / scale(q.shape[-1], options, 1)
     return scores
 
 
@@ -239,23 +233,21 @@ def m3(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
 
 def m4(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j + q_i.a_r + k_j.a_r) / sqrt(c d), c = 1 (Huang et al. 2020, method 4)."""
-    head_dim = q.shape[-1]
     scores = zeros(q, k)
     for h, t, i, j in pairs(q, k):
         a_r = of_head(params["table"], h)[row(i, j, options)]
         total = dot(q[h, t], k[h, j]) + dot(q[h, t], a_r) + dot(k[h, j], a_r)
-        scores[h, t, j] = total / scale(head_dim, options, 1)
+        scores[h, t, j] = total / scale(q.shape[-1], options, 1)
     return scores
 
 
 def m4m(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j) (q_i.a_r) (k_j.a_r) / sqrt(c d), c = 1 (Huang et al. 2021, M4M)."""
-    head_dim = q.shape[-1]
     scores = zeros(q, k)
     for h, t, i, j in pairs(q, k):
         a_r = of_head(params["table"], h)[row(i, j, options)]
         total = dot(q[h, t], k[h, j]) * dot(q[h, t], a_r) * dot(k[h, j], a_r)
-        scores[h, t, j] = total / scale(head_dim, options, 1)
+        scores[h, t, j] = total / scale(q.shape[-1], options, 1)
     return scores
 
 
@@ -266,7 +258,6 @@ def deberta(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     options["tie_projections"]: W_R serves as W_T too. Theta_1 and theta_2 of the reset are rows
     of the table, so they pass through the projections like the others.
     """
-    head_dim = q.shape[-1]
     w_r = params["query_projection"]
     w_t = w_r if options.get("tie_projections", False) else params["key_projection"]
     scores = zeros(q, k)
@@ -275,7 +266,7 @@ def deberta(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
         total = dot(q[h, t], k[h, j])
         total = total + dot(q[h, t], row_times_matrix(a_r, w_r))
         total = total + dot(k[h, j], row_times_matrix(a_r, w_t))
-        scores[h, t, j] = total / scale(head_dim, options, 3)
+        scores[h, t, j] = total / scale(q.shape[-1], options, 3)
     return scores
 
 
@@ -333,11 +324,10 @@ def kerple(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
 
     params: "r1" and "r2" [heads], positive. The distance is not clipped.
     """
-    head_dim = q.shape[-1]
     r1, r2 = params["r1"], params["r2"]
     scores = zeros(q, k)
     for h, t, i, j in pairs(q, k):
-        content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
+        content = dot(q[h, t], k[h, j]) / scale(q.shape[-1], options, 1)
         scores[h, t, j] = content - r1[h] * torch.log(1 + r2[h] * abs(i - j))
     return scores
 

@@ -115,8 +115,7 @@ NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.
 
 def needs_causal(spec: str) -> bool:
     """Return whether a spec has a meaning in decoders alone."""
-    parsed = specs.parse(spec)
-    return "causal" in spec or parsed.is_causal_only
+    return "causal" in spec or specs.parse(spec).is_causal_only
 
 
 def directions(spec: str) -> list[str]:
@@ -172,8 +171,7 @@ def make_model(family: str, arch: str | None = None, **options):
     else:
         args = Namespace(arch=arch, **values)
         ARCH_CONFIG_REGISTRY[arch](args)
-    model = cls.build_model(args, task)
-    return model.eval()
+    return cls.build_model(args, task).eval()
 
 
 def of_the_last_version(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -197,8 +195,7 @@ def make_tokens(batch: int = 3, length: int = 9, symbols: int = 20) -> torch.Ten
 def logits(model, family: str, tokens: torch.Tensor) -> torch.Tensor:
     """Return the model's output ``(batch, length, vocabulary)`` for a batch of tokens."""
     if family == "translation":
-        lengths = tokens.ne(1).sum(1)
-        return model(tokens, lengths, tokens)[0]
+        return model(tokens, tokens.ne(1).sum(1), tokens)[0]
     return model(tokens)[0]
 
 

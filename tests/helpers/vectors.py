@@ -170,8 +170,7 @@ def arrays_of(case: Case) -> Arrays:
     attends = case.direction or case.item.name == "shaw_values"
     for name, length in sizes.items():
         if attends or name != "value":
-            shape = (batch, case.heads, length, case.width)
-            leaves[name] = torch.randn(shape, dtype=torch.float64)
+            leaves[name] = torch.randn((batch, case.heads, length, case.width), dtype=torch.float64)
     if case.item.name in ("fox", "inkling"):
         width = case.dims.embed_dim
         leaves["inputs"] = torch.randn(batch, case.src_len, width, dtype=torch.float64)

@@ -95,8 +95,7 @@ def test_tables_by_position_grow_by_a_rule(rule: LengthRule | None, axes: int) -
             expected = (1 - share) * old[:, int(place)] + share * after
         assert torch.allclose(new[:, row], expected, atol=1e-5), row
     set_positions(model, "own", LENGTH)
-    kept = model.get_parameter(TABLE).view(axes, LENGTH, -1)
-    assert torch.equal(kept, new[:, :LENGTH])
+    assert torch.equal(model.get_parameter(TABLE).view(axes, LENGTH, -1), new[:, :LENGTH])
 
 
 def test_rows_without_a_rule_are_new_and_reported() -> None:

@@ -98,8 +98,7 @@ def run_tensor_parallel(rank: int, folders: dict[str, str], port: int) -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
         assert isinstance(model.model.layers[0].self_attn.q_proj.weight, DTensor)
         if spec == "own":
-            expected = torch.load(f"{folder}/logits.pt")
-            assert distance(compute_logits(model, inputs), expected) < 1e-5
+            assert distance(compute_logits(model, inputs), torch.load(f"{folder}/logits.pt")) < 1e-5
         else:
             with pytest.raises(UserError, match="gave this process 2 of 4 heads"):
                 compute_logits(model, inputs)

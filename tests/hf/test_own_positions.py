@@ -93,8 +93,7 @@ def test_positions_of_a_configuration(
     assert read_positions(config) == spec
     assert own_positions.count_positions(config) == length
     # As a file states it, written by this version.
-    again = AutoConfig.for_model(**json.loads(config.to_json_string()))
-    assert read_positions(again) == spec
+    assert read_positions(AutoConfig.for_model(**json.loads(config.to_json_string()))) == spec
 
 
 # settings of rope, length that frequencies are computed for

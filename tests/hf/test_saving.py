@@ -258,8 +258,7 @@ UNFIT: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "weights of the stock model": (
         lambda folder: edit_weights(
-            folder,
-            lambda weights: weights.update({QUERIES: weights.pop(SUFFIXED)}),
+            folder, lambda weights: weights.update({QUERIES: weights.pop(SUFFIXED)})
         ),
         "the weights are of a model whose positions were not set",
     ),

@@ -16,29 +16,27 @@ trl = pytest.importorskip("trl", reason="needs TRL")
 datasets = pytest.importorskip("datasets", reason="TRL needs datasets")
 
 
-@pytest.mark.parametrize("spec", ["own", "alibi"])
-def test_packed_texts_do_not_see_each_other(spec: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    words = [f"w{index}" for index in range(SYMBOLS - 2)]
-    save_tokenizer(tmp_path / "tokenizer", words)
+ALONE = {"use_cpu": True, "bf16": False, "report_to": [], "per_device_train_batch_size": 4}
+WORDS = [f"w{index}" for index in range(SYMBOLS - 2)]
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Any:
+    save_tokenizer(tmp_path / "tokenizer", WORDS)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
     tokenizer.pad_token = tokenizer.eos_token = tokenizer.bos_token
+    return tokenizer
+
+
+@pytest.mark.parametrize("spec", ["own", "alibi"])
+def test_packed_texts_do_not_see_each_other(spec: str, tokenizer: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
     texts = [
-        " ".join(words[int(index)] for index in torch.randint(len(words), (int(length),)))
+        " ".join(WORDS[int(index)] for index in torch.randint(len(WORDS), (int(length),)))
         for length in torch.randint(4, 14, (32,))
     ]
-    settings = trl.SFTConfig(
-        str(tmp_path / "run"),
-        packing=True,
-        max_length=32,
-        max_steps=4,
-        per_device_train_batch_size=4,
-        learning_rate=1e-2,
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        disable_tqdm=True,
-    )
+    packing = {"packing": True, "max_length": 32, "max_steps": 4, "learning_rate": 1e-2}
+    settings = trl.SFTConfig(str(tmp_path / "run"), **packing, **ALONE)
     model = set_positions(MODELS["llama"].build(), f"{spec}+documents")
     trainer = trl.SFTTrainer(
         model,
@@ -59,11 +57,10 @@ def test_packed_texts_do_not_see_each_other(spec: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["DPO", "KTO", "GRPO", "RLOO"])
-def test_a_reference_model_has_the_positions_of_the_policy(method: str, tmp_path: Path) -> None:
+def test_a_reference_model_has_the_positions_of_the_policy(
+    method: str, tokenizer: Any, tmp_path: Path
+) -> None:
     """Without ``ref_model``, TRL loads the reference from the name of the policy."""
-    save_tokenizer(tmp_path / "tokenizer", [f"w{index}" for index in range(SYMBOLS - 2)])
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
-    tokenizer.pad_token = tokenizer.eos_token = tokenizer.bos_token
     columns: dict[str, Any] = {
         "DPO": {"chosen": ["w3 w4", "w5"], "rejected": ["w5 w6", "w7"]},
         "KTO": {"completion": ["w3 w4", "w5 w6"], "label": [True, False]},
@@ -75,12 +72,7 @@ def test_a_reference_model_has_the_positions_of_the_policy(method: str, tmp_path
 
     def prepare(policy: PreTrainedModel) -> PreTrainedModel:
         settings = getattr(trl, f"{method}Config")(
-            str(tmp_path / "run"),
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            per_device_train_batch_size=2,
-            **(online if is_online else {}),
+            str(tmp_path / "run"), **ALONE, **(online if is_online else {})
         )
         trainer = getattr(trl, f"{method}Trainer")(
             policy,

@@ -38,8 +38,7 @@ def read(folder: Path, split: str = "train") -> list[str]:
 
 
 def counts(tmp_path: Path) -> dict[str, int]:
-    manifest = json.loads((tmp_path / "bin" / "manifest.json").read_text())
-    return manifest["splits"]["train"]["counts"]
+    return json.loads((tmp_path / "bin" / "manifest.json").read_text())["splits"]["train"]["counts"]
 
 
 @pytest.mark.parametrize(
@@ -72,8 +71,7 @@ def test_each_file_is_a_document(tmp_path):
     cache.mkdir(parents=True)
     (cache / "books.metadata").write_text("d41d8cd98f\n")  # what a download leaves beside the files
     path = [str(books)]
-    found = run(tmp_path, "", "--train", *path)
-    assert found == ["a </s>", "b </s>", "</s>", "c </s>"]
+    assert run(tmp_path, "", "--train", *path) == ["a </s>", "b </s>", "</s>", "c </s>"]
 
 
 def blocks(folder: Path, mode: str, size: int) -> list[list[int]]:

@@ -97,8 +97,7 @@ def test_a_corpus_is_drawn_to_a_size(tmp_path, monkeypatch):
     assert len(held) == 20
     assert not set(drawn) & set(held)
     assert set(drawn) | set(held) < set(texts)
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    counts = manifest["corpora"]["0"]["drawn"]
+    counts = json.loads((tmp_path / "out" / "manifest.json").read_text())["corpora"]["0"]["drawn"]
     assert counts["train_bytes"] == written
     assert (counts["documents"], counts["held_out"]) == (200, 20)
 

@@ -89,8 +89,7 @@ def test_gpt2_bpe_is_byte_identical_to_fairseqs_chain(tmp_path, keep_empty, monk
 @pytest.fixture(scope="module")
 def roberta() -> tuple[subwords.GPT2, Dictionary]:
     dictionary = load_dictionary(BPE / "dict.txt", mask=False)
-    encoder = subwords.GPT2(BPE / "encoder.json", BPE / "vocab.bpe", dictionary)
-    return encoder, dictionary
+    return subwords.GPT2(BPE / "encoder.json", BPE / "vocab.bpe", dictionary), dictionary
 
 
 @needs_data

@@ -223,8 +223,7 @@ def test_a_checkpoint_with_two_matrices_is_not_loaded_into_one():
     ids=lambda options: next(iter(options)),
 )
 def test_embeddings_without_one_matrix_are_not_shared(options):
-    model = make_model("causal_lm", **options)
-    assert not model.decoder.share_input_output_embed
+    assert not make_model("causal_lm", **options).decoder.share_input_output_embed
 
 
 def test_embeddings_of_two_widths_are_not_shared():
@@ -359,5 +358,4 @@ def test_roberta_as_fairseq_tests_it(arch, tmp_path):
     layers = model.extract_features(tokens, return_all_hiddens=True)
     assert [tuple(each.shape) for each in layers] == [(1, 4, 128)] * 3
     model.register_classification_head("new", num_classes=3)
-    probabilities = model.predict("new", tokens)
-    assert probabilities.exp().sum().item() == pytest.approx(1)
+    assert model.predict("new", tokens).exp().sum().item() == pytest.approx(1)

@@ -101,8 +101,7 @@ def test_a_training_goes_on_with_another_number_of_ranks():
     middle = whole.save_dir / "checkpoint2.pt"
     options = ["--batch-size", 8, "--max-epoch", EPOCHS, "--restore-file", middle]
     resumed = train_on(2, "causal_lm", *options)
-    expected = whole.figures("train")[2:]
-    assert resumed.figures("train") == pytest.approx(expected, rel=1e-4)
+    assert resumed.figures("train") == pytest.approx(whole.figures("train")[2:], rel=1e-4)
     assert_same_weights(resumed, whole)
 
 

@@ -82,8 +82,7 @@ def test_models_of_every_family(family, spec):
     tokens = make_tokens(3, 12)
     tokens[1:, 9:] = 1  # padding
     alone = logits(model, family, tokens[:1])
-    found = logits(model, family, tokens)[:1]
-    torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(model, family, tokens)[:1], alone, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("spec", ["rope", "alibi", "pope", "learned", "alibi+fox"])

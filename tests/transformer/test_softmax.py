@@ -164,8 +164,7 @@ def test_a_cap_has_gradients_of_second_order():
     layer = awake(PositionEncoding("t5+softcap(cap=0.7)", WIDTH, HEADS, 20, True)).double()
     torch.manual_seed(3)
     inputs = [torch.randn(1, HEADS, 4, 8, dtype=torch.float64).requires_grad_() for _ in range(3)]
-    attend = partial(layer.attend, backend="reference")
-    assert torch.autograd.gradgradcheck(attend, inputs)
+    assert torch.autograd.gradgradcheck(partial(layer.attend, backend="reference"), inputs)
 
 
 def test_a_cap_bounds_the_odds_of_two_keys():

@@ -166,8 +166,7 @@ def test_a_shell_is_shown_how_words_go_on(line, found, tmp_path):
     answer = tmp_path / "answer"
     shell = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1"}
     shell.update({"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "IFS": "\n"})
-    program = [script("fairseq-posenc")]
-    subprocess.run(program, env={**os.environ, **shell}, check=True)
+    subprocess.run([script("fairseq-posenc")], env={**os.environ, **shell}, check=True)
     assert {word.strip() for word in answer.read_text().split("\v")} == found
 
 

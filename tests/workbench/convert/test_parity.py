@@ -358,8 +358,7 @@ def compare_predictions(task: str, spec: str, raw: Path, data: Path, tokens: Pat
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     file = glue.find_file(raw, TASKS[task], "valid")
     texts = glue.read_examples(file, TASKS[task], "valid").sentences
-    inputs = tokenizer(*texts, padding=True, return_tensors="pt")
-    theirs = load(folder)(**inputs).logits
+    theirs = load(folder)(**tokenizer(*texts, padding=True, return_tensors="pt")).logits
     torch.testing.assert_close(theirs, ours.cpu(), atol=1e-5, rtol=1e-5)
     assert torch.equal(theirs.argmax(-1), ours.argmax(-1))
     check_lost_head(trained, folder)

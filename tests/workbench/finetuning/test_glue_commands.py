@@ -174,8 +174,7 @@ def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
     shutil.copyfile(folder / "checkpoint_best.pt", folder / "checkpoint_last.pt")
     (folder / "checkpoint_best.pt.posenc-0123abcd").write_bytes(b"half")
     for unfinished in (1, 0):
-        said = call(capsys, *given, *LONG)[1]
-        assert f"1 runs, {unfinished} of them not finished yet" in said
+        assert f"1 runs, {unfinished} of them not finished yet" in call(capsys, *given, *LONG)[1]
         assert sorted(folder.iterdir()) == sorted(before)
     for path in (folder / "result.json", folder / "train.log"):
         assert path.stat().st_mtime_ns == before[path]

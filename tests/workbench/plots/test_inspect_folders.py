@@ -126,8 +126,7 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     assert "has no tokenizer" in refuse(tmp_path / "llama")
     assert "no --data" in refuse(tmp_path / "llama", "--data", "bin")
     save_tokenizer(tmp_path / "llama", TEXT.split())
-    message = refuse(tmp_path / "llama", "--target", "mat")
-    assert "--target is for models with an encoder" in message
+    assert "--target is for models with an encoder" in refuse(tmp_path / "llama", "--target", "mat")
     MODELS["gpt2"].build(max_position_embeddings=4).save_pretrained(tmp_path / "short")
     save_tokenizer(tmp_path / "short", TEXT.split())
     assert "reads 4 tokens, and the text has 6" in refuse(tmp_path / "short")

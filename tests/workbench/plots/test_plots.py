@@ -56,8 +56,7 @@ def assert_same(shown, tensor, **tolerance):
 
 
 def spec_subject(spec: str, causal: bool = False, **shown):
-    subject = build_subject(spec, 32, 4, 24, causal or needs_causal(spec))
-    return replace(subject, **shown)
+    return replace(build_subject(spec, 32, 4, 24, causal or needs_causal(spec)), **shown)
 
 
 def tables_drawn(subject):
@@ -101,8 +100,7 @@ class TestTables:
             assert_same(table.values, weight[head])
 
     def test_numbers_of_heads_are_columns(self):
-        subject = spec_subject("t5")
-        (table,) = tables_drawn(subject).values()
+        (table,) = tables_drawn(spec_subject("t5")).values()
         assert (table.column_label, table.heads) == ("head", [1, 2, 3, 4])
         assert "all layers" in table.title
 
@@ -179,8 +177,7 @@ class TestProducts:
 class TestDecay:
     def test_the_bound_is_roformers(self):
         """Of section 3.4.3, at head size 64 and reach 256, by plain loops."""
-        subject = build_subject("rope", 256, 4, 128)
-        (axes,) = panels(figures.draw_decay(subject))
+        (axes,) = panels(figures.draw_decay(build_subject("rope", 256, 4, 128)))
         (line,) = drawn_lines(axes)
         frequencies = [10000 ** (-2 * t / 64) for t in range(32)]
         for distance in range(257):
@@ -292,10 +289,7 @@ class TestCommand:
             ("table --encoding m4 --stack decoder", "--stack decoder: --encoding has encoder only"),
             ("table --checkpoint missing.pt", "missing.pt: no such file"),
             ("table --encoding m4 --heads 3", "3"),
-            (
-                "table --checkpoint x.pt --heads 4",
-                "--heads and --decoder are for --encoding",
-            ),
+            ("table --checkpoint x.pt --heads 4", "--heads and --decoder are for --encoding"),
             ("table --encoding m4 --data bin", "--data is for --checkpoint, not for --encoding"),
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
             ("map --encoding raffel", "a map needs a table of vectors"),
