@@ -16,12 +16,11 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     text = "transformers (default), or ctranslate2 to serve a translation model or causal LM"
     add("--to", choices=["transformers", "ctranslate2"], default="transformers", help=text)
     add_data(parser, "directory with the dictionaries (default: that of the training)")
-    add(
-        "--tokens",
-        metavar="WHAT",
-        help="tokenizer: a sentencepiece model, a folder with encoder.json and vocab.bpe, "
-        "words, characters, or none for no tokenizer (default: the one in the data folder)",
+    text = (
+        "tokenizer: a sentencepiece model, a folder with encoder.json and vocab.bpe, words, "
+        "characters, or none for no tokenizer (default: the one in the data folder)"
     )
+    add("--tokens", metavar="WHAT", help=text)
     text = "type of the weights, with --to ctranslate2 (default: float32)"
     add("--quantization", choices=["float32", "float16", "int8"], help=text)
 

@@ -145,10 +145,11 @@ def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Pa
 
 def list_vocabularies(trained: OpenModel, tokenizers: list[Tokenizer]) -> list[list[str]]:
     """List the pieces of each dictionary, which for GPT-2's BPE has numbers in their place."""
-    symbols = [list(dictionary.symbols) for dictionary in trained.dictionaries.values()]
-    for tokenizer, pieces in zip(tokenizers, symbols):
-        pieces[:] = [tokenizer.id_to_token(index) or "" for index in range(len(pieces))]
-    return symbols
+    dictionaries = trained.dictionaries.values()
+    if not tokenizers:  # --tokens none
+        return [list(dictionary.symbols) for dictionary in dictionaries]
+    pairs = zip(tokenizers, dictionaries)
+    return [[tokens.id_to_token(i) or "" for i in range(len(symbols))] for tokens, symbols in pairs]
 
 
 def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:
