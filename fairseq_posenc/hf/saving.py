@@ -18,9 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.models.auto import modeling_auto
 
 from fairseq_posenc.derived import Derived, add_mixin, derive
 from fairseq_posenc.errors import UserError, how_to_install, shortened
@@ -33,7 +32,7 @@ from fairseq_posenc.specs import parse
 
 logger = logging.getLogger(__name__)
 AUTO_CLASSES: list[Any] = [
-    getattr(transformers, name) for name in dir(transformers) if name.startswith("AutoModel")
+    getattr(modeling_auto, x) for x in sorted(modeling_auto.__all__) if x.startswith("AutoModel")
 ]
 _TAG = "fairseq-posenc"  # of models on the hub
 _LOADER = "positions_loader"  # the module of `auto_map`, which `trust_remote_code=True` runs
@@ -52,7 +51,7 @@ CLASS_PREFIX = "fairseq_posenc.hf."  # of classes in `architectures`, which are 
 _ATTENTION = "attn_implementation"  # key of the attention function, in config.json
 # Prefixes that wrappers of a model, unlike models around it, give the names of its weights.
 _WRAPPERS = re.compile(r"((module|_orig_mod|_fsdp_wrapped_module|base_model(\.model)?)\.)*")
-_CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-\d+")  # the folders that `Trainer` resumes from
+_CHECKPOINT = re.compile(r"checkpoint-\d+")  # the folders that `Trainer` resumes from
 # TRL, for example, reloads the model from this name as the reference; an error then quotes it.
 _NO_FOLDER = (
     "a model whose positions were set: save it and load it from its folder, or pass what was to be "
