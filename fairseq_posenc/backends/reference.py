@@ -80,8 +80,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = NO_MASK) -> Te
         content, rows = _multiply_tokens(query, key, terms, mask)
         count, gain = None, terms.gain
         if (counted := terms.find(CountedRows)) is not None:
-            hidden = mask.forbidden(*sizes, query.device)
-            table = at_least_fp32(counted.rows)
+            table, hidden = at_least_fp32(counted.rows), mask.forbidden(*sizes, query.device)
             count = partial(equation.attend_counted, query, table, hidden=hidden)
         temperature = call.temperature()
         return equation.score(

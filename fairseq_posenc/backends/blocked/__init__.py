@@ -85,9 +85,8 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
         saves=saves,
     )
     sums: Tensor = Blocks.apply(work, *operands)
-    attended = sums.flip(2)  # the last query was stored first
-    if call.dropout:
-        attended.mul_(1 / (1 - call.dropout))  # which blocks leave out
+    # The last query was stored first; blocks leave out the factor of dropout.
+    attended = sums.flip(2).mul_(1 / (1 - call.dropout))
     if call.mask.may_hide_all:  # padding or pairs may leave a query without any key: zeros
         visible = call.mask.count_visible(sums.size(2), call.key.size(2), sums.device)
         attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]

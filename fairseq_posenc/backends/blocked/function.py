@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -100,16 +101,21 @@ class Computation:
         if before is None or after is None:
             return self._combine(x, block)
         if self.product:
-            of_before = of_after = x.query
+            first = last = x.query
             if x.query_rows is not None:  # (q.k) (q.Q) (k.K) is the product of (q.Q) q and (k.K) k
-                first, last = (x.query @ x.query_rows[:, [0, -1]].mT).split(1, -1)  # q.Q
-                of_before, of_after = x.query * first, x.query * last
-            near = self._combine(x, block)
-            return torch.cat([of_before @ before.mT, near, of_after @ after.mT], -1)
+                numbers = x.query @ x.query_rows[:, [0, -1]].mT  # q.Q of both ends, [k, h, M, 2]
+                first, last = (x.query * y for y in numbers.split(1, -1))
+            return torch.cat([first @ before.mT, self._combine(x, block), last @ after.mT], -1)
         # One product for all pairs: `torch.cat` would copy them. Numbers of near ones are added.
         more = (0, before.size(3) - x.key.size(3))  # a column of far keys, and 1 for each query
-        keys = torch.cat([before, F.pad(x.key, more), after], 2)
-        scores = copy_if_kept(F.pad(x.query, more, value=1.0) @ keys.mT)
+        parts = [before, F.pad(x.key, more), after]
+        keys = torch.cat(parts, 2).mT
+        place = keys.data_ptr()
+        with saved_tensors_hooks(  # a graph keeps no copies of keys, but joins the parts again
+            lambda saved: None if saved.data_ptr() == place else saved,
+            lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
+        ):
+            scores = copy_if_kept(F.pad(x.query, more, value=1.0) @ keys)
         self._combine(x, block, scores.narrow(3, before.size(2), x.key.size(2)))
         return scores
 
@@ -124,16 +130,14 @@ class Computation:
                 # Without an index, those of the block's distances (and "G": of all these heads).
                 rows = rows if index is not None else block.select(rows, "GRD")
                 products = bands.multiply_rows(tokens, rows, index, of_keys)
-                tables.append((products, tokens, index, of_keys, reset))
+                dim = 2 if of_keys else 3  # of all queries, or keys
+                numbers = None if reset is None else (tokens @ reset.mT).unsqueeze(dim).unbind(-1)
+                tables.append((products, index, of_keys, numbers))
 
         def look_up() -> Iterator[Tensor]:
-            for products, tokens, index, of_keys, reset in tables:
+            for products, index, of_keys, numbers in tables:
                 pairs = bands.look_up(products, index, of_keys)
-                if reset is not None:
-                    numbers = (tokens @ reset.mT).unbind(-1)  # two of each token, [k, h, M or W]
-                    dim = -2 if of_keys else -1
-                    pairs = _insert_reset(x, pairs, *(y.unsqueeze(dim) for y in numbers))
-                yield pairs
+                yield pairs if numbers is None else _insert_reset(x, pairs, *numbers)
 
         def combine() -> Tensor:
             qk = copy_if_kept(x.query @ x.key.mT) if content is None else content

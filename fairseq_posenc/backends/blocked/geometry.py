@@ -155,9 +155,8 @@ def _find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
 def _find_ranges(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -> list[Ranges]:
     """Find the keys that each query may see, for all sentences together or for each of them."""
     if mask.limits:
-        if mask.segments is None:
-            # A window depends on lengths alone: computed on the CPU, it does not wait for a GPU.
-            device = torch.device("cpu")
+        # A window depends on lengths alone: computed on the CPU, it does not wait for a GPU.
+        device = torch.device("cpu") if mask.segments is None else device
         found = mask.find_visible_ranges(tgt_len, src_len, device)
         if found is not None:  # the visible keys of each query are one range
             numbers = torch.stack(found).cpu()  # [2, B or 1, T]
