@@ -6,8 +6,6 @@ Nothing else runs these lines, or reads what the hub shows.
 import importlib
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from tokenizers import Tokenizer
 from transformers.pipelines import SUPPORTED_TASKS
 
 from fairseq_posenc.workbench.translation import Translator
-from tests.helpers.commands import new_directory
+from tests.helpers.commands import new_directory, run
 from tests.helpers.exchanged import checkpoint, ctranslate2, data_bin, export_to, refuse_export
 from tests.helpers.preprocess import write_pieces
 from tests.workbench.convert.test_parity import let_sentences_end
@@ -37,8 +35,8 @@ def run_alone(code: str) -> str:
         for found in installed.glob(f"{name}*"):
             (folder / found.name).symlink_to(found)  # with its .libs
     code = f"import sys\nsys.path.append({str(folder)!r})\n{code}"
-    command = [sys.executable, "-I", "-S", "-c", code]  # which find the standard library alone
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    how = ["-I", "-S", "-c", code]  # which find the standard library alone
+    return run("python", *how, cwd=Path()).out.strip()
 
 
 @pytest.mark.parametrize(
@@ -69,6 +67,8 @@ def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machi
     assert card.data.to_dict() == labels
     assert labels.get("pipeline_tag", "fill-mask") in SUPPORTED_TASKS
     (code,) = re.findall(r"```python\n(.*?)```", card.text, re.S)
+    if (library, family) == ("ctranslate2", "causal_lm"):
+        assert f'[["{trained.task.source_dictionary[before[0]]}", *pieces]]' in code
     assert {*re.findall(r"^(?:from|import) (\w+)", code, re.M)} == IMPORTED[library]
     monkeypatch.chdir(folder)
     capsys.readouterr()
