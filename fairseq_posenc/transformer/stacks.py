@@ -144,9 +144,9 @@ class _PositionalStack(nn.Module):
         batch, length = tokens.shape
         if ids is not None:  # checked; axes are then the last dimension
             ids = read_position_ids("position_ids", ids, self.id_readers, batch, (length,))
-        return set_context(self.compute_shared(tokens, ids=ids))
+        return set_context(self.compute_states(tokens, ids=ids))
 
-    def compute_shared(
+    def compute_states(
         self, tokens: Tensor, decoding: bool = False, ids: Tensor | None = None
     ) -> tuple[Shared, ...]:
         """Compute the position state of a forward pass, once for all of its layers.
@@ -181,7 +181,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
         # A masked LM may have computed the state already, from the text without masks.
-        with set_context(current_context() or self.compute_shared(src_tokens)):
+        with set_context(current_context() or self.compute_states(src_tokens)):
             return cast("dict[str, list[Tensor]]", super().forward(src_tokens, *args, **kwargs))
 
 
@@ -228,7 +228,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             incremental_state[key] = tokens  # the cache may have fewer keys, with a window
         shared = current_context()  # a caller's, of `at_positions`, or None
         if shared is None or decoding:
-            shared = self.compute_shared(prev_output_tokens, decoding)
+            shared = self.compute_states(prev_output_tokens, decoding)
         # Later steps of decoding find rotated keys in their caches.
         is_first = not decoding or prev_output_tokens.size(1) == 1
         if is_first and encoder_out is not None and self.spec.rotates_source:

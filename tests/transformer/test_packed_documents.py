@@ -107,7 +107,7 @@ def test_documents_hold_for_the_whole_stack():
     assert str(stack.identity.positions) == "rope+documents,none"
     for kind in (0, 1):
         tokens = torch.tensor([list(chain(*DOCUMENTS))])
-        assert stack.compute_shared(tokens)[kind].mask.documents
+        assert stack.compute_states(tokens)[kind].mask.documents
 
 
 @pytest.mark.parametrize("backend", ["blocked", "triton"])

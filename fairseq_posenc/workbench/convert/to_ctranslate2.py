@@ -144,7 +144,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     dims: Dims = stack.dims
     length = dims.max_positions
     tokens = torch.full((1, length), comparison.SPECIAL_SYMBOLS)  # any symbol that is not padding
-    shared = stack.compute_shared(tokens)  # what layers share, by kind of layer
+    shared = stack.compute_states(tokens)  # what layers share, by kind of layer
     attentions = [layer.self_attn for layer in stack.layers]
     # What each layer adds to the scores, in tables with a row for every distance.
     terms = [x.compute_terms(shared[x.kind]).expanded() for x in attentions]
