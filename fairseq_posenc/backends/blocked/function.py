@@ -108,14 +108,14 @@ class Computation:
             return torch.cat([first @ before.mT, self._combine(x, block), last @ after.mT], -1)
         # One product for all pairs: `torch.cat` would copy them. Numbers of near ones are added.
         more = (0, before.size(3) - x.key.size(3))  # a column of far keys, and 1 for each query
-        parts = [before, F.pad(x.key, more), after]
+        parts = [before, F.pad(x.key, more) if more[1] else x.key, after]
         keys = torch.cat(parts, 2).mT
         place = keys.data_ptr()
         with saved_tensors_hooks(  # a graph keeps no copies of keys, but joins the parts again
             lambda saved: None if saved.data_ptr() == place else saved,
             lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
         ):
-            scores = copy_if_kept(F.pad(x.query, more, value=1.0) @ keys)
+            scores = copy_if_kept((F.pad(x.query, more, value=1.0) if more[1] else x.query) @ keys)
         self._combine(x, block, scores.narrow(3, before.size(2), x.key.size(2)))
         return scores
 
