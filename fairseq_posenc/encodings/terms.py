@@ -76,11 +76,6 @@ class Terms(tuple[Term, ...]):
         named = [(term.name, term.tensors()) for term in self]
         return {f"{name}_{field}": x for name, fields in named for field, x in fields.items()}
 
-    def with_tensors(self, tensors: Iterable[Tensor]) -> Terms:
-        """Replace the tensors, in the order of :meth:`tensors`."""
-        remaining = iter(tensors)
-        return self.map(lambda _: next(remaining))
-
     def find(self, kind: type[AnyTerm]) -> AnyTerm | None:
         """Find the first term of a class; None if there is none."""
         return next((term for term in self if isinstance(term, kind)), None)

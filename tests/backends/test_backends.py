@@ -22,7 +22,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import DIRECTIONS, Mask, PassCache
 from tests.helpers.products import product_of
-from tests.helpers.terms import change_terms, draft_call, leaves_of, terms_of
+from tests.helpers.terms import change_terms, draft_call, leaves_of, terms_of, with_tensors
 from tests.helpers.tiny_models import logits, make_model, make_tokens
 
 B, H, T, D = 3, 2, 37, 4
@@ -380,7 +380,7 @@ def test_dropout_is_drawn_again_in_the_backward_pass(monkeypatch):
         ) -> torch.Tensor:
             torch.manual_seed(1)
             first = [x for x in terms.tensors().values() if not x.requires_grad]
-            given = terms.with_tensors([*tables, *first])
+            given = with_tensors(terms, [*tables, *first])
             return BACKENDS["blocked"].attend(
                 AttentionCall(query, key, value, given, Mask("lr"), dropout=0.3)
             )[0]
@@ -428,7 +428,7 @@ def exact_gradients(leaves: list[torch.Tensor], form: str, weight: torch.Tensor)
     exact = [x.detach().double().requires_grad_() for x in leaves]
     query, key, value, *tables = exact
     out, _ = BACKENDS["reference"].attend(
-        AttentionCall(query, key, value, make_terms()[form].with_tensors(tables), Mask("lr"))
+        AttentionCall(query, key, value, with_tensors(make_terms()[form], tables), Mask("lr"))
     )
     return torch.autograd.grad((out * weight.double()).sum(), exact)
 
@@ -440,7 +440,7 @@ def test_blocked_gradients_in_half_precision_are_close_to_float64(form, dtype, b
     leaves = [x.detach() for x in (*inputs(), *leaves_of(make_terms()[form]))]
     leaves[2] += 3
     leaves = [x.to(dtype).requires_grad_() for x in leaves]
-    terms = make_terms()[form].with_tensors(leaves[3:])
+    terms = with_tensors(make_terms()[form], leaves[3:])
     out, _ = BACKENDS["blocked"].attend(AttentionCall(*leaves[:3], terms, Mask("lr")))
     weight = torch.randn_like(out)
     ours = torch.autograd.grad((out * weight).sum(), leaves)

@@ -17,7 +17,7 @@ from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import Mask
 from tests.helpers.products import product_of
-from tests.helpers.terms import ROWS, TABLES, draft_call, leaves_of, terms_of
+from tests.helpers.terms import ROWS, TABLES, draft_call, leaves_of, terms_of, with_tensors
 from tests.helpers.uncompiled_flex import attend_uncompiled
 
 B, H, T, D = 2, 2, 70, 4
@@ -163,7 +163,7 @@ def test_gradients_at_the_ends_of_runs_are_finite_differences(starts, form, monk
         query, key, value, *tables = tensors
         given = Terms(
             replace(x, runs=runs) if isinstance(x, ByDistance) else x
-            for x in terms.with_tensors(tables)
+            for x in with_tensors(terms, tables)
         )
         return BACKENDS["blocked"].attend(AttentionCall(query, key, value, given, Mask("lr")))[0]
 

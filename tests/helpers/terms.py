@@ -1,6 +1,6 @@
 """Makes terms of numbers and tensors by the names of the terms, so that forms are short."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -74,6 +74,12 @@ def whole_call(layer, state, query, key, value, x: torch.Tensor | None = None) -
 def change_terms(terms: Terms, **changes: Any) -> Terms:
     """Replace terms of some names, or leave them out."""
     return Terms([*(x for x in terms if x.name not in changes), *terms_of(**changes)])
+
+
+def with_tensors(terms: Terms, tensors: Iterable[torch.Tensor]) -> Terms:
+    """Replace the tensors, in the order of ``Terms.tensors``."""
+    remaining = iter(tensors)
+    return terms.map(lambda _: next(remaining))
 
 
 def leaves_of(terms: Terms) -> list[torch.Tensor]:
