@@ -12,9 +12,9 @@ _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 # Libraries in C++ and Rust (torch, safetensors, tokenizers) raise errors with these texts, but
 # without an errno.
 _ERRNO_TEXTS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILES)}
-# A line in the stack trace of a rank, a process of a distributed training.
+# In the stack trace of a rank, a process of a distributed training run; it ends at an empty line.
 _ERROR_OF_RANK = re.compile(
-    r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+)$", re.MULTILINE
+    r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+(\n.+)*)", re.MULTILINE
 )
 _OF_FAIRSEQ = ("fairseq_cli", "hydra", "omegaconf")  # installed with fairseq: messages name that
 # Optional modules -> the extra in pyproject.toml that installs them.
@@ -69,7 +69,8 @@ def describe_mistake(error: BaseException) -> str | None:
             "earlier checkpoints, are complete. Make room and start the same command again."
         )
     if code in _TOO_MANY_FILES:
-        return f"{name} could not be opened: {os.strerror(code)}; run `ulimit -n 4096` first"
+        remedy = "close other programs" if code == errno.ENFILE else "run `ulimit -n 4096` first"
+        return f"{name} could not be opened: {os.strerror(code)}; {remedy}"
     rank_error = _match_rank(error)
     return rank_error["message"] if rank_error else None
 
@@ -82,7 +83,7 @@ def _match_rank(error: BaseException) -> re.Match[str] | None:
 
 def _find_errno(error: BaseException) -> int:
     """Find the errno of an error, or that of a full disk or too many files in its text; or 0."""
-    if isinstance(error, OSError):
-        return error.errno or 0
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
     text = str(error)
     return next((code for code, words in _ERRNO_TEXTS.items() if words in text), 0)

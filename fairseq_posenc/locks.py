@@ -21,7 +21,7 @@ def acquire(path: Path, folder: str) -> int:
     filelock and portalocker unlock at the end of the process.) Forked workers do not hold it, as
     they may live a moment longer than a killed process.
 
-    On a file system without locks, a warning is printed instead, once if a process locks several.
+    On a file system without locks, a warning is printed instead, once for all locks held there.
 
     Args:
         path: the file; created if it does not exist.
@@ -41,7 +41,7 @@ def acquire(path: Path, folder: str) -> int:
             f"{folder}: {holder} is running there; wait until it ends, or name another folder"
         ) from None
     except OSError as error:
-        if not _held:
+        if os.fstat(lock).st_dev not in {os.fstat(other).st_dev for other in _held}:
             text = f"{folder}: cannot be locked ({error.strerror}): do not start a second run there"
             print(text, file=sys.stderr)
     now = time.strftime("%Y-%m-%d %H:%M:%S")

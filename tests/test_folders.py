@@ -10,14 +10,6 @@ import pytest
 
 from fairseq_posenc import folders
 from fairseq_posenc.errors import RunError, UserError
-from fairseq_posenc.folders import (
-    claim,
-    is_made,
-    lock_folder,
-    read_result,
-    whole_folder,
-    write_result,
-)
 
 REQUEST = {"text": "a" * 64, "seeds": [1, 2], "model": {"layers": 2}}
 
@@ -30,23 +22,23 @@ def test_a_checksum_is_that_of_all_blocks(tmp_path, monkeypatch):
 
 def test_a_second_command_is_refused(tmp_path):
     with (
-        lock_folder(tmp_path / "out"),
+        folders.lock_folder(tmp_path / "out"),
         pytest.raises(UserError, match=r"out: process \d+ on .* is running there"),
-        lock_folder(tmp_path / "out"),
+        folders.lock_folder(tmp_path / "out"),
     ):
         pass
-    with lock_folder(tmp_path / "out"):
+    with folders.lock_folder(tmp_path / "out"):
         pass
 
 
 def test_a_forked_process_leaves_the_lock_to_its_parent(tmp_path):
     with ExitStack() as locked:
-        locked.enter_context(lock_folder(tmp_path))
+        locked.enter_context(folders.lock_folder(tmp_path))
         process = multiprocessing.get_context("fork").Process(target=locked.close)
         process.start()
         process.join()
         assert process.exitcode == 0
-        with pytest.raises(UserError, match="is running there"), lock_folder(tmp_path):
+        with pytest.raises(UserError, match="is running there"), folders.lock_folder(tmp_path):
             pass
 
 
@@ -54,52 +46,52 @@ def test_a_link_and_a_folder_that_cannot_be_made_are_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "file").touch()
     for name, reason in (("link", "is a link to"), ("file/out", "Not a directory")):
-        with pytest.raises(UserError, match=reason), lock_folder(tmp_path / name):
+        with pytest.raises(UserError, match=reason), folders.lock_folder(tmp_path / name):
             pass
 
 
 def test_a_folder_is_bound_to_a_request_by_the_first_thing_that_is_finished(tmp_path):
-    with lock_folder(tmp_path):
-        claim(tmp_path, REQUEST)
+    with folders.lock_folder(tmp_path):
+        folders.claim(tmp_path, REQUEST)
         (tmp_path / "data.partial").mkdir()
-        claim(tmp_path, {**REQUEST, "seeds": [3]})  # nothing was finished
+        folders.claim(tmp_path, {**REQUEST, "seeds": [3]})  # nothing was finished
         (tmp_path / "data").mkdir()
-        claim(tmp_path, {**REQUEST, "seeds": (3,)})
+        folders.claim(tmp_path, {**REQUEST, "seeds": (3,)})
         with pytest.raises(UserError, match=r"other text; other seeds: \[3\], not \[1, 2\]; name"):
-            claim(tmp_path, {**REQUEST, "text": "b" * 64})
+            folders.claim(tmp_path, {**REQUEST, "text": "b" * 64})
         with pytest.raises(UserError, match="other model, layers: 2, not 3"):
-            claim(tmp_path, {**REQUEST, "seeds": [3], "model": {"layers": 3}})
+            folders.claim(tmp_path, {**REQUEST, "seeds": [3], "model": {"layers": 3}})
 
 
 def test_a_folder_of_other_files_is_not_claimed(tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UserError, match=r"holds other files \(notes.txt\)"):
-        claim(tmp_path, REQUEST)
+        folders.claim(tmp_path, REQUEST)
 
 
 def test_a_whole_folder_appears_at_the_end_with_its_request(tmp_path):
     out = tmp_path / "out"
-    assert not is_made(out, REQUEST)
-    with whole_folder(out, REQUEST) as partial:
+    assert not folders.is_made(out, REQUEST)
+    with folders.whole_folder(out, REQUEST) as partial:
         (partial / "part").write_text("1")
         assert not out.exists()
     assert {path.name for path in out.iterdir()} == {"part", folders.REQUEST}
-    assert is_made(out, REQUEST)
+    assert folders.is_made(out, REQUEST)
     with pytest.raises(UserError, match="other seeds"):
-        is_made(out, {**REQUEST, "seeds": [1]})
-    with pytest.raises(UserError, match="not empty"), whole_folder(out, REQUEST):
+        folders.is_made(out, {**REQUEST, "seeds": [1]})
+    with pytest.raises(UserError, match="not empty"), folders.whole_folder(out, REQUEST):
         pass
     (tmp_path / "new").mkdir()
-    with whole_folder(tmp_path / "new") as partial:
+    with folders.whole_folder(tmp_path / "new") as partial:
         (partial / "part").touch()
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["part"]
     with pytest.raises(UserError, match="not made by this command"):
-        is_made(tmp_path / "new", REQUEST)
+        folders.is_made(tmp_path / "new", REQUEST)
 
 
 def test_the_same_request_finds_the_parts_of_a_killed_command_and_another_is_refused(tmp_path):
     def fill_and_die() -> None:
-        with whole_folder(tmp_path / "out", REQUEST) as partial:
+        with folders.whole_folder(tmp_path / "out", REQUEST) as partial:
             (partial / "part").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -108,9 +100,9 @@ def test_the_same_request_finds_the_parts_of_a_killed_command_and_another_is_ref
     process.join()
     difference = r"out.partial: was made with other seeds: \[1, 2\], not \[9\]"
     other = {**REQUEST, "seeds": [9]}
-    with pytest.raises(UserError, match=difference), whole_folder(tmp_path / "out", other):
+    with pytest.raises(UserError, match=difference), folders.whole_folder(tmp_path / "out", other):
         pass
-    with whole_folder(tmp_path / "out", REQUEST) as partial:
+    with folders.whole_folder(tmp_path / "out", REQUEST) as partial:
         assert (partial / "part").exists()
 
 
@@ -119,7 +111,7 @@ def test_the_same_request_finds_the_parts_of_a_killed_command_and_another_is_ref
     [(REQUEST, RunError, True), (REQUEST, UserError, False), (None, KeyError, False)],
 )
 def test_what_cannot_be_continued_is_deleted(tmp_path, request_, error, is_left):
-    with pytest.raises(error), whole_folder(tmp_path / "out", request_):
+    with pytest.raises(error), folders.whole_folder(tmp_path / "out", request_):
         raise error("stopped")
     assert (tmp_path / "out.partial").exists() == is_left
 
@@ -127,17 +119,17 @@ def test_what_cannot_be_continued_is_deleted(tmp_path, request_, error, is_left)
 def test_a_partial_folder_of_another_program_is_kept(tmp_path):
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "mine").touch()
-    with pytest.raises(UserError, match="not made by this"), whole_folder(tmp_path / "out"):
+    with pytest.raises(UserError, match="not made by this"), folders.whole_folder(tmp_path / "out"):
         pass
 
 
 def test_a_result_is_found_by_its_request_only(tmp_path):
     path = tmp_path / "result.json"
-    assert read_result(path, REQUEST) is None
-    write_result(path, REQUEST, {"accuracy": 0.5})
-    assert read_result(path, REQUEST) == {"accuracy": 0.5}
+    assert folders.read_result(path, REQUEST) is None
+    folders.write_result(path, REQUEST, {"accuracy": 0.5})
+    assert folders.read_result(path, REQUEST) == {"accuracy": 0.5}
     with pytest.raises(UserError, match=r"other seeds: \[1, 2\], not \[1\]"):
-        read_result(path, {**REQUEST, "seeds": [1]})
+        folders.read_result(path, {**REQUEST, "seeds": [1]})
     path.write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
-        read_result(path, REQUEST)
+        folders.read_result(path, REQUEST)

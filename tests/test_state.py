@@ -16,30 +16,24 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
+from tests.helpers import tiny_models
 from tests.helpers.formulas import awake
 from tests.helpers.products import product_of, some_of
-from tests.helpers.tiny_models import (
-    COMPANIONS,
-    COMPOSITIONS,
-    PATTERNS,
-    encoding_specs,
-    needs_causal,
-)
 
 SCALINGS = [
     *("linear:4", "ntk:4", "dynamic:2", "yarn:4", "llama3:8", "proportional:1:part=0.5"),
     "longrope:4:short=1/1.1/1.2/1.3:long=1/2/3/4",
 ]
 COMPANIONS = [
-    *(f"rope+{name}" for name in COMPANIONS),
+    *(f"rope+{name}" for name in tiny_models.COMPANIONS),
     *("learned+randomized", "alibi+randomized", "rope+randomized(evaluation=even)"),
     *("rope+window(size=4)", "rope+chunk(size=4)", "3*rope+window(size=4),none+logn(length=8)"),
 ]
 ALL = [
-    *encoding_specs("input", "rotation", "scores", "values"),
+    *tiny_models.encoding_specs("input", "rotation", "scores", "values"),
     *(f"rope(scaling={scaling})" for scaling in SCALINGS),
     *(f"xpos(scaling={scaling})" for scaling in SCALINGS[:4]),
-    *dict.fromkeys([*COMPANIONS, *COMPOSITIONS, *PATTERNS]),
+    *dict.fromkeys([*COMPANIONS, *tiny_models.COMPOSITIONS, *tiny_models.PATTERNS]),
 ]
 
 
@@ -54,7 +48,7 @@ class Model(nn.Module):
 
     def __init__(self, spec: str, backend: str = "auto") -> None:
         super().__init__()
-        causal = needs_causal(spec) or "rope+ssmax" in spec
+        causal = tiny_models.needs_causal(spec) or "rope+ssmax" in spec
         self.positions = StackPositions(spec, 16, 2, max_positions=64, causal=causal)
         layers = (SelfAttention(self.positions, backend=backend, layer=n) for n in range(2))
         self.layers = nn.ModuleList(layers)

@@ -245,8 +245,8 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27407, 27500),
-    "fairseq_posenc/encodings": (3635, 3800),
+    "fairseq_posenc": (27406, 27500),
+    "fairseq_posenc/encodings": (3634, 3800),
     "fairseq_posenc/backends": (3386, 3600),
     "fairseq_posenc/backends/triton": (1197, 1200),
     "fairseq_posenc/modules": (1142, 1150),
@@ -257,7 +257,7 @@ LINES = {
     "fairseq_posenc/checkpoints": (786, 800),
     "fairseq_posenc/host": (684, 700),
     "fairseq_posenc/hf": (2698, 2700),
-    "fairseq_posenc/workbench": (8910, 10000),
+    "fairseq_posenc/workbench": (8909, 10000),
     "fairseq_posenc/tokens": (776, 800),
     "fairseq_posenc/workbench/running": (673, 700),
     "fairseq_posenc/workbench/loading": (499, 520),
@@ -265,7 +265,7 @@ LINES = {
     "fairseq_posenc/workbench/results": (480, 500),
     "fairseq_posenc/workbench/experiments": (1579, 1700),
     "fairseq_posenc/workbench/training": (74, 400),
-    "fairseq_posenc/workbench/finetuning": (1278, 1350),
+    "fairseq_posenc/workbench/finetuning": (1277, 1350),
     "fairseq_posenc/workbench/translation": (582, 650),
     "fairseq_posenc/workbench/plots": (1030, 1100),
     "fairseq_posenc/workbench/convert": (1561, 1650),
@@ -273,7 +273,7 @@ LINES = {
     "preprocess": (2578, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2997, 3600),
-    "tests": (30581, 32000),
+    "tests": (30580, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -3,8 +3,6 @@
 B batch, T queries, H heads, C model size, R table rows; in formulas m layers, h heads, d head size.
 """
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -86,7 +84,8 @@ class Fox(Encoding):
         Attention adds their term ``Decay``: with gates of 1, 0.5 and 0.5, the scores of the third
         query get log(0.25), log(0.5) and 0.
         """
-        return cast("Tensor", self.gate(x))
+        gates: Tensor = self.gate(x)
+        return gates
 
 
 @register("inkling")

@@ -81,7 +81,8 @@ def _load(encoder_json: Path, vocab_bpe: Path) -> "gpt2_bpe_utils.Encoder":
     # A line that is not a pair is shown whole: no piece has a space.
     merged = [("" if len(pair) == 2 else " ").join(pair) for pair in fairseq.bpe_ranks]
     if missing := [x for x in (*fairseq.byte_decoder, *merged) if x not in fairseq.encoder]:
-        raise UserError(f"{encoder_json}: lacks the piece {missing[0]!r} of {vocab_bpe}")
+        origin = vocab_bpe if missing[0] in merged else "a byte, which every vocabulary needs"
+        raise UserError(f"{encoder_json}: lacks the piece {missing[0]!r} of {origin}")
     return fairseq
 
 
@@ -120,8 +121,7 @@ class Pieces:
             raise UserError(f"{path}: not a sentencepiece model ({reason})") from None
         # The texts of the pieces, by number.
         self.texts = [self.model.id_to_piece(i) for i in range(self.model.get_piece_size())]
-        broken = [text for text in self.texts if len(text.split()) != 1]
-        if broken:
+        if broken := [text for text in self.texts if len(text.split()) != 1]:
             raise UserError(
                 f"{path}: has the piece {broken[0]!r}, and fairseq separates symbols by white "
                 "space; train a model without it"
@@ -163,4 +163,4 @@ class PieceEncoder(SymbolEncoder):
         return TextTokens.from_spans(text, ids, spans)
 
 
-Tokenizer = GPT2 | PieceEncoder  # also know the characters of each token
+Tokenizer = GPT2 | PieceEncoder  # both also find the characters of each token

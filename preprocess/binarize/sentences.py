@@ -61,7 +61,7 @@ def _ends_sentence(line: str, begin: int, match: regex.Match[str]) -> bool:
     if not before:
         return True
     word = before[-1].lstrip(_OPENERS)
-    follower = match["next"].strip(_OPENERS + " ").lower()
+    follower = match["next"].lstrip(_OPENERS).strip().lower()
     if word.lower() in _ABBREVIATIONS:
         # "no" is also a word: "He said no. The others agreed."
         return word.lower() == "no" and follower in _STARTERS

@@ -160,6 +160,7 @@ def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch
 def test_a_mistake_told_by_another_rank_is_one_line():
     text = "\n\n-- Process 1 terminated with the following error:\nTraceback ...\n"
     for kind, code in (("UserError", 2), ("RunError", 1)):
-        error = ProcessRaisedException(f"{text}fairseq_posenc.errors.{kind}: the mistake\n", 1, 2)
-        assert find_message(error) == "the mistake"
+        trace = f"{text}fairseq_posenc.errors.{kind}: the mistake\n- its place\n\nDuring ...\n"
+        error = ProcessRaisedException(trace, 1, 2)
+        assert find_message(error) == "the mistake\n- its place"
         assert choose_exit_code(error) == code

@@ -232,18 +232,19 @@ def test_another_byte_level_vocabulary_works(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("merges", "number", "message"),
+    ("merges", "changed", "message"),
     [
-        (["a b", "b a"], 257, "lacks the piece 'ba'"),
-        (["a b c"], 257, "lacks the piece 'a b c' of"),
-        (["a b"], 256, "must give each piece a different whole number"),
+        (["a b", "b a"], ("", ""), "lacks the piece 'ba'"),
+        (["a b c"], ("", ""), "lacks the piece 'a b c' of"),
+        (["a b"], ('"!"', '"!!"'), "lacks the piece '!' of a byte"),
+        (["a b"], ("257", "256"), "must give each piece a different whole number"),
     ],
-    ids=["missing", "three", "number"],
+    ids=["missing", "three", "byte", "number"],
 )
-def test_broken_merges_and_numbers_are_refused(tmp_path, merges, number, message):
+def test_broken_merges_and_numbers_are_refused(tmp_path, merges, changed, message):
     chosen = with_merges(tmp_path, *merges)
     encoder = (tmp_path / "encoder.json").read_text(encoding="utf-8")
-    write(tmp_path / "encoder.json", encoder.replace('"abc": 257', f'"abc": {number}'))
+    write(tmp_path / "encoder.json", encoder.replace(*changed))
     text = write(tmp_path / "text", "abc\n")
     with pytest.raises(UserError, match=message):
         binarize(formats.plain, "--train", text, "--out", tmp_path / "bin", *chosen)

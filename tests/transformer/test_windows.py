@@ -17,21 +17,13 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import Mask
 from fairseq_posenc.modules.attention_core import Cache
-from tests.helpers import oracles
+from tests.helpers import oracles, tiny_models
 from tests.helpers.formulas import awake
 from tests.helpers.products import product_of, some_of
 from tests.helpers.terms import whole_call
-from tests.helpers.tiny_models import (
-    COMPOSITIONS,
-    assert_decoding_equals_full_pass,
-    directions,
-    encoding_specs,
-    make_model,
-    make_tokens,
-)
 from tests.transformer.test_attention import attend_by_formula, make, scores_and_values
 
-SPECS = ["none", *encoding_specs("scores", "rotation"), *COMPOSITIONS]
+SPECS = ["none", *tiny_models.encoding_specs("scores", "rotation"), *tiny_models.COMPOSITIONS]
 WITHOUT_VALUES = [spec for spec in SPECS if "values" not in spec]
 BOTH_LIMITS = "window(size=4)+chunk(size=3)"
 FIRST = "window(size=4,first=2)"
@@ -72,11 +64,11 @@ def test_equals_the_formula_with_padding_on_either_side(spec, monkeypatch):
     x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
     padding = torch.zeros(2, LENGTH, dtype=torch.bool)
     padding[0, -2:] = padding[1, :3] = True
-    first = make(spec, directions(spec)[0])
+    first = make(spec, tiny_models.directions(spec)[0])
     by_formula = [scores_and_values(first, spec, x[~padding[b], b]) for b in range(2)]
     cases = [*((limits, "auto") for limits in LIMITS[1:]), (BOTH_LIMITS, "reference")]
     # Every encoding meets all limits and all directions, and over all encodings these all pairs.
-    ways, first_way = directions(spec), WITHOUT_VALUES.index(spec)
+    ways, first_way = tiny_models.directions(spec), WITHOUT_VALUES.index(spec)
     for number, (limits, backend) in enumerate(cases, first_way):
         if spec.startswith("cope") and limits == FIRST:  # it counts visible keys: the next test
             continue
@@ -303,11 +295,11 @@ LAST |= {"window(size=3,first=2)": 4, "window(size=6)": 5}  # limits, and the ke
     ),
 )
 def test_decoding_equals_the_full_pass(spec, limits, family):
-    model = make_model(family, position_encoding=f"{spec}+{limits},none")
-    source = make_tokens(2)
+    model = tiny_models.make_model(family, position_encoding=f"{spec}+{limits},none")
+    source = tiny_models.make_tokens(2)
     source[1, -2:] = PAD
     order = [0, 0] if family == "causal_lm" else [0, 1]
-    state = assert_decoding_equals_full_pass(model, family, source, [order] * 8)
+    state = tiny_models.assert_decoding_equals_full_pass(model, family, source, [order] * 8)
     # The layers with limits have kept what later queries will see, the others everything.
     own = [key for key, x in state.items() if isinstance(x, dict) and "prev_key" in x]
     lengths = {state[key]["prev_key"].size(2) for key in own}

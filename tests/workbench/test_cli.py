@@ -13,12 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
 from fairseq_posenc import locks, registry
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.folders import lock_folder
 from fairseq_posenc.workbench import cli, preprocessing
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from tests.helpers.commands import call, refused, script
@@ -43,6 +45,7 @@ def test_ctrl_c_is_one_line_in_every_command(name, where, monkeypatch, capsys):
         (UserError("wrong"), 2),
         (RunError("it failed"), 1),
         (OSError(errno.ENOSPC, "no room", "file"), 1),
+        (OSError("No space left on device (os error 28)"), 1),  # of Rust, without an errno
         (FileNotFoundError("not from a user"), None),
     ],
     ids=lambda value: type(value).__name__,
@@ -120,12 +123,19 @@ def test_a_very_long_message_keeps_its_beginning_and_its_end():
     assert re.fullmatch("first .{,500} last", message)
 
 
-def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
-    def fail(*_):
-        raise OSError(errno.ENOTSUP, "Operation not supported")
+def lock_nothing(*_):
+    raise OSError(errno.ENOTSUP, "Operation not supported")
 
-    for name in ("flock", "lockf"):
-        monkeypatch.setattr(f"fcntl.{name}", fail)
+
+def test_a_second_file_system_that_has_no_locks_is_a_warning(tmp_path, monkeypatch, capsys):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other, lock_folder(tmp_path):
+        monkeypatch.setattr("fcntl.flock", lock_nothing)
+        with lock_folder(Path(other)), lock_folder(Path(other, "inside")):
+            assert capsys.readouterr().err.count("cannot be locked") == 1
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("fcntl.flock", lock_nothing)
     monkeypatch.setattr(locks, "_held", set())
     (tmp_path / "text").write_text("a b c\n" * 9)
     out = tmp_path / "out"

@@ -29,8 +29,9 @@ from fairseq_posenc.workbench.running.progress import say
 # Errors of hydra and omegaconf about overrides; errors of code that uses a value of a wrong type.
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, AssertionError)
 _VALUE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-_UNQUOTED = re.compile(r"[A-Za-z_./][\w./+-]*")  # texts that hydra reads without quotes
-_WARMUP_RATIO = 0.06  # RoBERTa's, for recipes that do not give one
+# Texts that hydra reads as texts without quotes: not as a number, true or null, and only ASCII.
+_UNQUOTED = re.compile(r"(?!(true|false|null|nan|inf)$|\.\d)[a-z_./][\w./+-]*", re.ASCII | re.I)
+_WARMUP_RATIO = 0.06  # that of RoBERTa, for recipes that give none
 _ON_CPU = "common.cpu=true"  # already in the command if the user set it
 
 
@@ -46,12 +47,12 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     GlobalHydra.instance().clear()  # a process has one hydra
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
-        with initialize_config_dir(str(path.parent.resolve()), version_base="1.1"):  # fairseq's
+        with initialize_config_dir(str(path.parent.resolve()), version_base="1.1"):  # as fairseq
             return compose(path.stem, list(overrides))
 
 
 def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictConfig:
-    """Compose a recipe; the data set the numbers of updates that it leaves open.
+    """Compose a recipe, and count the updates that it leaves open by the size of the data.
 
     Args:
         path: the YAML file.
@@ -85,11 +86,9 @@ def _read_number(section: Any, name: str) -> float:
 
 def _count_updates(cfg: DictConfig, examples: int) -> int:
     """Count the updates of all epochs; ``update_freq`` is the same in all of them."""
-    if cfg.dataset.max_tokens:
-        raise UserError(
-            "--set dataset.max_tokens: the number of updates is then unknown; set "
-            "optimization.max_update too"
-        )
+    if cfg.dataset.max_tokens or not cfg.dataset.batch_size:
+        cause = "with dataset.max_tokens or without dataset.batch_size the updates are unknown"
+        raise UserError(f"{cause}; set optimization.max_update too")
     batches = math.ceil(examples / cfg.dataset.batch_size)
     devices = cfg.distributed_training.distributed_world_size
     batches_per_update = devices * cfg.optimization.update_freq[0]  # a list by epoch
@@ -99,19 +98,19 @@ def _count_updates(cfg: DictConfig, examples: int) -> int:
 def build_settings(
     pretrained: Pretrained, values: Mapping[str, Any], overrides: Sequence[str]
 ) -> dict[str, str]:
-    """Build the overrides of a recipe for a training from a pre-trained model.
+    """Build the overrides of a recipe for a training run from a pre-trained model.
 
     They come as the texts before and after ``=``, so that those of two requests can be compared.
 
     Args:
         pretrained: the model, whose options define the new one's.
-        values: options of this training by name; ``checkpoint.save_dir`` is the folder of its logs.
+        values: options of this run by name; ``checkpoint.save_dir`` is the folder of its logs.
         overrides: the user's, which win: the last value of an option counts.
     """
     overridden = {word.lstrip("+~").partition("=")[0] for word in overrides}  # the options' names
     options = {
         f"++model.{name}": value  # hydra adds or changes an option with `++`
-        for name, value in pretrained.roberta_section.items()  # they build the model again
+        for name, value in pretrained.roberta_section.items()  # all that define its shape
         if f"model.{name}" not in overridden
     }
     settings = {
@@ -160,7 +159,7 @@ def train(
         command: ``fairseq-hydra-train`` and its options.
         folder: for checkpoints and log.
         lock: lock of the folder (its descriptor), which the command inherits.
-        label: name of the training in messages.
+        label: name of the run in messages.
         updates: number of updates, for messages.
         metric: name of the figure in fairseq's log.
         environment: variables that select its GPU.
@@ -178,7 +177,7 @@ def train(
 
     def report_validation(line: str) -> None:
         entry = logs.parse_line(line)
-        if entry and entry.kind == "valid" and metric in entry.figures:  # not a training's line
+        if entry and entry.kind == "valid" and metric in entry.figures:  # not of training
             score = float(entry.figures[metric])
             say(f"{label}: update {entry.updates:,} of {updates:,}, {metric} {score:.2f}")
 

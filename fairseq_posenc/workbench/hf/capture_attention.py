@@ -50,7 +50,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             _, weights = reference.attend(call._replace(need_weights=True))
             assert weights is not None
             cross = positions is None
-            layer = sum((x.stack, x.cross) == (stack, cross) for x in captured)  # those before it
+            layer = len([x for x in captured if (x.stack, x.cross) == (stack, cross)])
             keys = key.repeat_interleave(query.size(1) // key.size(1), 1)
             parts = split(queries, keys, call.terms, rotation, mask=call.mask)
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
@@ -63,17 +63,17 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     changes = [(x, "is_native", False) for x in stacks] + [(x, "is_rotated", False) for x in layers]
     usual = model(**inputs, use_cache=False)[0]
     before = model.config._attn_implementation
-    AttentionInterface.register(OUR_ATTENTION, attend)  # for all models, until the end
-    model.set_attn_implementation(OUR_ATTENTION)
     try:
+        AttentionInterface.register(OUR_ATTENTION, attend)  # for all models, until the end
+        model.set_attn_implementation(OUR_ATTENTION)
         with with_attributes(changes):  # restores them at the end
-            shown = model(**inputs, use_cache=False)[0]
+            repeated = model(**inputs, use_cache=False)[0]
     finally:
-        model.set_attn_implementation(before)
         AttentionInterface.register(OUR_ATTENTION, attend_with_positions)
+        model.set_attn_implementation(before)
     rounding = max(1e-4, 16 * torch.finfo(model.dtype).eps) * usual.abs().max()
     # HunYuan normalizes what it has rotated. NaN is refused, too.
-    if not (shown - usual).abs().max() <= rounding:
+    if not (repeated - usual).abs().max() <= rounding:
         name = type(model).__name__
         raise UserError(f"{name} changes queries and keys after it rotates them: not shown here")
     return sorted(captured, key=lambda x: (x.stack == "decoder", x.cross, x.layer))

@@ -1,7 +1,7 @@
 """Draws the pictures of ``plot``: tables, maps of them, curves by distance, and attention.
 
 A distance is j - i for query i and key j, so that later keys have positive distances. ``Any``
-stands for matplotlib's Figure and Axes, which is optional.
+stands for a Figure or Axes of matplotlib, which is optional.
 """
 
 import math
@@ -103,7 +103,7 @@ class PlottedTable(NamedTuple):
     rows: Tensor  # position or distance of each row
     row_label: str  # such as `POSITION` or `DISTANCE`
     column_label: str  # such as `CHANNEL`
-    heads: Sequence[int] = ()  # number of each column's head, if columns are heads
+    heads: Sequence[str] = ()  # name of each column's head, `1` or `all`, if columns are heads
 
 
 @torch.no_grad()
@@ -142,7 +142,7 @@ def draw_tables(subject: Subject) -> Any:
         figure.colorbar(image, ax=axes, shrink=0.85)
         label_axes(axes, table.title, table.column_label, table.row_label)
         if table.heads:
-            axes.set_xticks(range(len(table.heads)), [str(head) for head in table.heads])
+            axes.set_xticks(range(len(table.heads)), table.heads)
     return figure
 
 
@@ -197,7 +197,7 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
         names = " and ".join(x.name for x in (term, *others))
         title = f"{names.replace('_', ' ')}, {layer_name}"
         shown = _title_heads(title, subject.heads if term.per_head else None)
-        # Without the rows of a reset, which come last: [H or 1, R], or [H or 1, R, D].
+        # Without the last two rows, of pairs with the first token: [H or 1, R], or [H or 1, R, D].
         table = term.table[:, : len(distances)][:, visible]
         if isinstance(term, term_types.RowsByDistance):
             for head, name in shown.items():
@@ -205,9 +205,9 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
                 yield PlottedTable(name, values, rows, DISTANCE, CHANNEL)
         else:  # numbers: heads are columns
             values, rows = _merge_equal_ends(table[list(shown)].T, distances[visible])
-            heads = [head + 1 for head in shown]
+            heads = [str(head + 1) for head in shown] if term.per_head else ["all"]
             yield PlottedTable(title, values, rows, DISTANCE, "head", heads)
-    if (counted := terms.find(term_types.CountedRows)) is not None:  # CoPE's
+    if (counted := terms.find(term_types.CountedRows)) is not None:  # of CoPE
         table, title = counted.rows.detach(), f"counted table, {layer_name}"
         yield PlottedTable(title, table, torch.arange(len(table)), "counted position", CHANNEL)
 
@@ -244,7 +244,7 @@ def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
     shown = torch.arange(-reach, last + 1)
     scores, terms = [], []
     for layer, name in subject.named_layers.items():
-        equal = subject.encodings[layer].distance_curve(reach)[heads]  # [heads, D]
+        equal = subject.encodings[layer].distance_curve(reach)[heads]  # [heads, R]
         scores.append(Curves(f"score of equal contents, {name}", shown, equal[:, : len(shown)]))
         distances, layer_terms = subject.compute_terms(layer)
         for term in layer_terms:
@@ -279,7 +279,7 @@ def draw_products(subject: Subject, reach: int = 48) -> Any:
     generator = torch.Generator().manual_seed(1)
     size = (2, dims.num_heads, dims.head_dim, dims.embed_dim)
     query, key = torch.randn(size, generator=generator) * dims.embed_dim**-0.5
-    projections = {"themselves": (identity, identity), "random projections": (query, key)}
+    projections = {"input vectors": (identity, identity), "random projections": (query, key)}
     if subject.projections:
         for layer in subject.layers:
             projections[f"projections of layer {layer + 1}"] = subject.projections[layer]
@@ -324,7 +324,7 @@ def draw_curves(
     heads: Sequence[int],
     title: str,
     height: float = 2.4,
-    x: str = "distance j - i",
+    x: str = DISTANCE,
     y: str = "",
 ) -> Any:
     """Draw panels of curves, a line for each index in ``heads``; ``x`` and ``y`` label the axes."""

@@ -15,20 +15,10 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.tasks.glue.task import _ScoreDataset
-from fairseq_posenc.workbench.finetuning.glue.report import (
-    GlueResult,
-    build_record,
-    find_best,
-    format_predictions,
-    format_report,
-)
+from fairseq_posenc.workbench.finetuning import recipes
+from fairseq_posenc.workbench.finetuning.glue import report
 from fairseq_posenc.workbench.finetuning.glue.runs import CONFIGS
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
-from fairseq_posenc.workbench.finetuning.recipes import (
-    compose_file,
-    compose_recipe,
-    format_override,
-)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -92,9 +82,9 @@ def test_a_run_that_says_one_thing_or_is_at_chance_has_collapsed(task, outputs, 
 
 def test_predictions_are_labels_and_scores_as_glue_wants_them():
     two, scores = torch.eye(2).flip(0), torch.tensor([[-0.1], [0.52], [1.2]])
-    assert format_predictions(TASKS["RTE"], two) == ["not_entailment", "entailment"]
-    assert format_predictions(TASKS["QQP"], two) == ["1", "0"]
-    assert format_predictions(TASKS["STS-B"], scores) == ["0.000", "2.600", "5.000"]
+    assert report.format_predictions(TASKS["RTE"], two) == ["not_entailment", "entailment"]
+    assert report.format_predictions(TASKS["QQP"], two) == ["1", "0"]
+    assert report.format_predictions(TASKS["STS-B"], scores) == ["0.000", "2.600", "5.000"]
 
 
 # DecBERT's table 8: learning rates, batch, warm-up, updates.
@@ -126,7 +116,7 @@ def test_the_yaml_files_have_the_settings_of_the_papers(protocol, name):
     expected |= {"adam_eps": 1e-6, "dropout": 0.1, "attention_dropout": 0.1, "batch_size": batch}
     expected |= {"learning_rates": rates, "lr": rates[:1], "maximize_best_checkpoint_metric": True}
     expected["best_checkpoint_metric"] = metrics.get(name, "accuracy")
-    config = compose_file(CONFIGS / f"{TASKS[name].config_name(protocol)}.yaml")
+    config = recipes.compose_file(CONFIGS / f"{TASKS[name].config_name(protocol)}.yaml")
     sections = ("model", "task", "optimizer", "optimization", "lr_scheduler", "dataset")
     parts = [config[section] for section in (*sections, "checkpoint")]
     assert {key: part[key] for part in parts for key in part if key in expected} == expected
@@ -136,14 +126,14 @@ def test_the_yaml_files_have_the_settings_of_the_papers(protocol, name):
 def test_updates_follow_from_the_data_or_the_paper():
     overrides = ["dataset.batch_size=16", "optimization.update_freq=[2]"]
     for more in ([], overrides):  # 3668 examples are 114 batches of 32 and one of 20
-        found = compose_recipe(CONFIGS / "m4m_mrpc.yaml", 3668, more)
+        found = recipes.compose_recipe(CONFIGS / "m4m_mrpc.yaml", 3668, more)
         assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (345, 21)
-    found = compose_recipe(CONFIGS / "decbert_mrpc.yaml", 3668, [])
+    found = recipes.compose_recipe(CONFIGS / "decbert_mrpc.yaml", 3668, [])
     assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (2296, 137)
     assert set(found.model) == {"_name", "dropout", "attention_dropout"}
     # A recipe may leave rates, seeds and warm-up open.
     left_out = ["~task.learning_rates", "~task.seeds", "~task.warmup_ratio"]
-    found = compose_recipe(CONFIGS / "m4m_mrpc.yaml", 3668, [*left_out, "common.seed=9"])
+    found = recipes.compose_recipe(CONFIGS / "m4m_mrpc.yaml", 3668, [*left_out, "common.seed=9"])
     assert (found.task.learning_rates, found.task.seeds) == ([], [])
     assert (found.optimization.lr, found.common.seed) == ([2e-5], 9)
     assert found.lr_scheduler.warmup_updates == 0
@@ -159,26 +149,29 @@ def test_updates_follow_from_the_data_or_the_paper():
         ("optimization.lr=[", "m4m_rte.yaml: "),
         ("optimization", "m4m_rte.yaml: "),
         ("dataset.batch_size=many", "m4m_rte.yaml: "),
-        ("dataset.batch_size=0", "m4m_rte.yaml: "),
+        ("dataset.batch_size=0", "without dataset.batch_size"),
+        ("dataset.batch_size=null", "without dataset.batch_size"),
     ],
 )
 def test_a_wrong_override_is_one_line(change, message):
     with pytest.raises(UserError, match=message) as refusal:
-        compose_recipe(CONFIGS / "m4m_rte.yaml", 10, [change])
+        recipes.compose_recipe(CONFIGS / "m4m_rte.yaml", 10, [change])
     assert "\n" not in str(refusal.value)
 
 
 def test_hydra_reads_values_back():
     values = ["learned+m4m(max_distance=64)", "lr,rl", "/a b/c", "it's", "", 3, False, [2e-05]]
+    values += ["null", "True", "NaN", "inf", ".5", "/home/José"]
     for value in values:
-        (read,) = OverridesParser.create().parse_overrides([format_override("model.x", value)])
+        word = recipes.format_override("model.x", value)
+        (read,) = OverridesParser.create().parse_overrides([word])
         assert read.value() == value
 
 
-def result(task: str, rate: float, seed: int, **figures: float) -> GlueResult:
+def result(task: str, rate: float, seed: int, **figures: float) -> report.GlueResult:
     """Return a run's result; its first figure is the reported one, and with 53 it has collapsed."""
     folder, collapsed = f"/out/{task}/lr{rate:g}-seed{seed}", 53 in figures.values()
-    return GlueResult(task, next(iter(figures)), rate, seed, folder, 5, figures, collapsed)
+    return report.GlueResult(task, next(iter(figures)), rate, seed, folder, 5, figures, collapsed)
 
 
 RTE = [
@@ -203,8 +196,8 @@ FACTS = {"name": "mine", "checkpoint": "x.pt", "unfinished": "QQP, seed 2"}
 def test_the_report_has_the_papers_statistic_of_the_rate_with_the_best_mean(
     protocol, statistic, figures
 ):
-    record = build_record([*RTE, *MNLI], "m4m", {**FACTS, "protocol": protocol})
-    lines = format_report(record).splitlines()
+    record = report.build_record([*RTE, *MNLI], "m4m", {**FACTS, "protocol": protocol})
+    lines = report.format_report(record).splitlines()
     columns = lines.index(f"| {statistic} | MNLI-m | MNLI-mm | RTE | average |")
     assert columns == lines.index(f"| **mine** | {figures}") - 2
     assert "| MNLI | accuracy m | 1e-05 | 2 | 40.00 | 30.00 | 30.00 | 14.14 |" in lines
@@ -213,7 +206,8 @@ def test_the_report_has_the_papers_statistic_of_the_rate_with_the_best_mean(
     assert "Not finished: QQP, seed 2." in lines
     means = {row["metric"]: row["mean"] for row in record.rows}
     assert means == {"accuracy_m": 30, "accuracy_mm": 60, "accuracy": 63, "f1": 64}
-    assert find_best(RTE) == RTE[3]
-    alone = build_record(RTE[-1:], "m4m", record.data)
+    assert report.find_best(RTE) == RTE[3]
+    alone = report.build_record(RTE[-1:], "m4m", record.data)
     assert alone.rows[0]["std"] == 0.0
-    assert "| RTE | accuracy | 2e-05 | 1 | 53.00 | 53.00 | 53.00 | - |" in format_report(alone)
+    row = "| RTE | accuracy | 2e-05 | 1 | 53.00 | 53.00 | 53.00 | - |"
+    assert row in report.format_report(alone)

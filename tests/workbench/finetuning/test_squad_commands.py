@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fairseq_posenc.specs import parse
-from fairseq_posenc.tasks.squad.databin import open_data_bin
+from fairseq_posenc.tasks.squad.databin import MANIFEST, open_data_bin
 from fairseq_posenc.tokens.squad_file import read_squad
 from fairseq_posenc.workbench.finetuning.squad.command import compose_training
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
@@ -155,6 +155,9 @@ def test_wrong_input_is_shown_in_one_line(tmp_path, capsys):
     (tmp_path / "request.json").write_text('{"updates": 9}')  # of another command's folder
     assert "was made with other" in refused(capsys, *train_words(tmp_path))
     assert json.loads((tmp_path / "results" / "m4.json").read_text()) == 3  # nothing was deleted
+    (tmp_path / MANIFEST).symlink_to(MANIFEST)
+    with pytest.raises(OSError, match="symbolic links"):  # reported as it is
+        open_data_bin(tmp_path)
 
 
 def configured(spec=SPEC, version="1.1", changes=()):

@@ -7,9 +7,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AttentionInterface, AutoTokenizer
 
 from fairseq_posenc.hf import set_positions
+from fairseq_posenc.hf.attention import attend_with_positions
+from fairseq_posenc.hf.settings import OUR_ATTENTION
 from fairseq_posenc.workbench.hf.capture_attention import capture_attention
 from fairseq_posenc.workbench.plots.read_folder import _read_target
 from tests.helpers.commands import call, refused
@@ -35,6 +37,14 @@ def test_weights_are_those_of_the_stock_model(name):
     assert len(captured) == len(expected)
     for attention, weights in zip(captured, expected):
         torch.testing.assert_close(attention.weights, weights, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_refuses_our_attention_leaves_that_of_others_alone(monkeypatch):
+    model = Cell.build("llama", "alibi").model
+    monkeypatch.setattr(model, "set_attn_implementation", None)
+    with pytest.raises(TypeError, match="not callable"):
+        capture_attention(model, make_inputs(MODELS["llama"]))
+    assert AttentionInterface()[OUR_ATTENTION] is attend_with_positions
 
 
 @pytest.mark.parametrize(

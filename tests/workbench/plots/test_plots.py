@@ -101,8 +101,10 @@ class TestTables:
 
     def test_numbers_of_heads_are_columns(self):
         (table,) = tables_drawn(spec_subject("t5")).values()
-        assert (table.column_label, table.heads) == ("head", [1, 2, 3, 4])
+        assert (table.column_label, table.heads) == ("head", ["1", "2", "3", "4"])
         assert "all layers" in table.title
+        (table,) = tables_drawn(spec_subject("raffel")).values()
+        assert (table.column_label, table.heads) == ("head", ["all"])  # they share its numbers
 
     @pytest.mark.parametrize(
         "spec",
