@@ -40,7 +40,7 @@ def split_fixed(fixed: Tensor) -> Tensor:
     """Split the numbers of :func:`to_fixed` into two float32 parts, ``(..., 2)``, to add up.
 
     Subtract part by part and then add up: the large first parts cancel exactly, without float64,
-    which some devices lack.
+    which some devices lack. The parts are exact for numbers below 2^16, and to 2^-48 beyond.
     """
     coarse = fixed.float()
     parts = torch.stack([coarse, (fixed - coarse.long()).float()], -1)

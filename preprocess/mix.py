@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, Optional
 
 from binarize import formats
 from binarize.formats import JsonField, LineFormat
-from binarize.items import InvalidLine, describe_invalid, read_lines
+from binarize.items import InvalidLine, check_invalid, read_lines
 from binarize.options import add_invalid_lines, add_workers, integer
 from binarize.output import Manifest, describe_file, format_counts, make_folder, open_at, say, sync
 from binarize.pool import map_chunks
@@ -177,7 +177,7 @@ def read_documents(
     pending = b""  # beginning of a document that continues in the next chunk
     cut = partial(cut_documents, line_format=line_format, sentences=rules.sentences)
     for chunk, (texts, invalid) in map_chunks(read_chunks(files), rules.workers, cut):
-        for message in describe_invalid(invalid, chunk, rules.invalid_lines):
+        for message in check_invalid(invalid, chunk, rules.invalid_lines):
             say(f"skipped {message}")
         documents = [pending + texts[0], *texts[1:]]
         # The last document may continue in the next chunk.

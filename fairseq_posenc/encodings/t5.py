@@ -28,7 +28,8 @@ class T5(Encoding):
     Equation:
         e_ij = q_i.k_j / sqrt(c d) + b_r, where r is the bucket of j - i, b_r is trained for each
         head, half of the buckets hold one distance each, the other half ranges that grow
-        logarithmically up to max_distance.
+        logarithmically up to max_distance. Encoders give half of the buckets to each direction,
+        decoders all to the past.
     Shapes:
         table ``(axes * H, buckets)``, one for all layers.
     Parameters:
@@ -37,8 +38,7 @@ class T5(Encoding):
         Raffel et al. (2020), "T5", arXiv:1910.10683, section 2.1; buckets as in the authors' code.
     Differs:
         the scores keep their scale (``scale_factor``), which T5 folds into its initialisation.
-        Encoders give half of the buckets to each direction, decoders all to the past. On several
-        ``axes`` each has a table, and their numbers are added.
+        On several ``axes`` each has a table, and their numbers are added.
     """
 
     acts_on = "scores"
@@ -107,7 +107,7 @@ class Buckets(NamedTuple):
             # Where a bucket begins exactly, another library's logarithm may be a little less.
             return exact + int(share * (side - exact) + 1e-6)
 
-        starts = find_starts(find_bucket, side - 1, both_sides)  # inputs reach all buckets
+        starts = find_starts(find_bucket, side - 1, both_sides)  # `max_distance` is at most 10^6
         # Later keys have the rows from `side` on, the first unused: with `side` 4, 3 2 1 0 5 6 7.
         later = range(side + 1, 2 * side) if both_sides else ()
         return cls(starts, (*range(side - 1, -1, -1), *later))

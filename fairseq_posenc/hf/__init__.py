@@ -48,8 +48,8 @@ def set_positions(
     Call it before PEFT, DDP, FSDP or ``torch.compile`` wraps the model, and before an optimizer is
     created, which would lack the new parameters. The model's own positions are removed. Weights of
     positions in both the old and the new spec (a table of ``learned`` or ``shaw``, T5's buckets,
-    sinks) are kept; all others are initialized. A table by distance that grows repeats its ends, so
-    trained distances keep their rows.
+    sinks) are kept; all others are initialized. A table by distance that grows repeats its ends
+    (``inkling``: gets zeros), so trained distances keep their rows.
 
     Args:
         model: a model of a supported family, with any head.
@@ -83,7 +83,7 @@ def set_positions(
     if getattr(model, "peft_config", None):
         raise UserError("set positions before adapters of PEFT, or after merge_and_unload()")
     if any(isinstance(x, (FSDPModule, FullyShardedDataParallel)) for x in model.modules()):
-        raise UserError("FSDP has sharded this model: set its positions before")
+        raise UserError("FSDP has sharded this model: set its positions first")
     settings = PositionSettings(spec, max_positions, decoder_spec, directions, boundary_id)
     replace_positions(model, settings, extend)
     make_saveable(model)

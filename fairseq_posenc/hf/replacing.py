@@ -76,8 +76,8 @@ def replace_positions(
         parts |= new
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)
     if notes and has_weights:  # else its constructor called this, and weights are loaded later
-        text = "set_positions: " + "; ".join(dict.fromkeys(notes))  # layers have equal notes
-        warnings.warn(text, stacklevel=3)  # names the line that called `set_positions`
+        warning = "set_positions: " + "; ".join(dict.fromkeys(notes))  # layers have equal notes
+        warnings.warn(warning, stacklevel=3)  # names the line that called `set_positions`
     _install(model, stacks, parts)
     first, last = (parts[stack.module] for stack in (stacks[0], stacks[-1]))  # the encoder's first
     # With an encoder, caches also have all of its keys, which a window must not drop.
@@ -160,7 +160,7 @@ def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
             module.config = copy.deepcopy(config, copies)
     modules, before = (model, *(x.module for x in stacks)), stacks[0].config._attn_implementation
     for module in modules:
-        module.set_attn_implementation(attention)  # some classes only log that they refuse it
+        module.set_attn_implementation(attention)  # it only logs if a class cannot change
     if any(stack.config._attn_implementation != attention for stack in stacks):
         for module in modules:
             module.set_attn_implementation(before)

@@ -23,7 +23,7 @@ _pass = threading.local()  # has `cosines` in a pass; torch.compile traces no `C
 
 @contextmanager
 def begin_pass(cosines: tuple[Any, Any]) -> Iterator[None]:
-    """Let the stand-ins work inside; give them cosines and sines, Nones where layers differ."""
+    """Let the stand-ins work inside; give them cosines and sines, or two Nones."""
     before = getattr(_pass, "cosines", None)
     _pass.cosines = cosines
     try:
@@ -33,10 +33,10 @@ def begin_pass(cosines: tuple[Any, Any]) -> Iterator[None]:
 
 
 class NoRotation(nn.Module):
-    """Replaces a model's rotary module, which no attention reads any more; code around it may."""
+    """Replaces a rotary module: attention gets the cosines of its layer, code around it these."""
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        """Return the cosines and sines of all layers; None, None where they differ."""
+        """Return the cosines and sines that all layers share; None, None if layers differ."""
         if (cosines := getattr(_pass, "cosines", None)) is None:
             raise UserError(CALLED_BY_ITSELF)
         return cosines
@@ -60,5 +60,5 @@ class NoBias(nn.Module):
         self.weight = torch.empty(0)
 
     def forward(self, buckets: Tensor) -> Tensor:
-        """Return a zero for all heads and distances, ``(1, 1, 1)``, whatever the buckets are."""
+        """Return a zero for all heads and distances, ``(1, 1, 1)``, which our attention ignores."""
         return torch.zeros(1, 1, 1, device=buckets.device)

@@ -31,7 +31,7 @@ from fairseq_posenc.tokens.tokenizer import (
 )
 
 from .formats import LineFormat, describe_format
-from .items import InvalidLine, Items, describe_invalid, make_items, read_lines
+from .items import InvalidLine, Items, check_invalid, make_items, read_lines
 from .options import BinarizeSettings
 from .output import Manifest, describe_file, format_counts, make_folder, open_at, say, sync
 from .pool import map_chunks
@@ -121,9 +121,10 @@ class SplitProgress:
 
 @dataclass
 class ItemWriter:
-    """Appends items to the files of a split, and an empty item between two documents.
+    """Appends items to the files of a split, and an empty item between documents of two chunks.
 
-    No empty item follows the last document, so it is written only when the next document comes.
+    Inside a chunk, ``make_items`` separates them. The last document has no empty item after it, so
+    one is written only when the next document comes.
     """
 
     tokens: BinaryIO  # file of the tokens
@@ -185,7 +186,7 @@ def write_split(
     ):
         writer = ItemWriter(tokens, sizes, separator, counts)
         for chunk, items in map_chunks(chunks, settings.workers, encode):
-            progress.report_invalid(describe_invalid(items.invalid, chunk, settings.invalid_lines))
+            progress.report_invalid(check_invalid(items.invalid, chunk, settings.invalid_lines))
             writer.write(items)
             if chunk.ends_file:  # an empty chunk, with all lines before it; a rerun continues here
                 writer.document_ended = True  # no document continues in the next file
@@ -212,7 +213,7 @@ def _count_dictionary(settings: BinarizeSettings, files: Sequence[SourceFile]) -
         splitter=settings.splitter,
     )
     for chunk, (counts, invalid) in map_chunks(read_chunks(files), settings.workers, count):
-        describe_invalid(invalid, chunk, settings.invalid_lines)  # may raise; `write_split` reports
+        check_invalid(invalid, chunk, settings.invalid_lines)  # may raise; `write_split` reports
         counter.update(counts)
     dictionary = Dictionary()
     for symbol, number in sorted(counter.items()):

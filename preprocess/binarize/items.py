@@ -73,10 +73,8 @@ def read_lines(
     return lines, counts, invalid
 
 
-def describe_invalid(
-    invalid: Sequence[InvalidLine], chunk: SourceChunk, treatment: str
-) -> list[str]:
-    """Describe the invalid lines of a chunk, which are skipped, or refuse them.
+def check_invalid(invalid: Sequence[InvalidLine], chunk: SourceChunk, treatment: str) -> list[str]:
+    """Refuse the invalid lines of a chunk, or describe them, if they are to be skipped.
 
     Raises:
         UserError: a line is invalid, and ``treatment`` is ``error``, not ``skip``.

@@ -11,11 +11,11 @@ the products of the tile's pairs. In tiles far from the diagonal, a clipped tabl
 all pairs, and its term is a number for each query, or for each key.
 
 - ``problem``: a :class:`~fairseq_posenc.backends.triton.problem.Problem`.
-- ``opt``: :class:`~fairseq_posenc.backends.triton.attention.Options`; W: D padded to a power of 2.
+- ``opt``: :class:`~fairseq_posenc.backends.triton.attention.Options`.
+- T queries, S keys; D: size of a head; W: D padded to a power of 2; G: heads, or 1 for all.
 - ``table``: ``rows`` ``(G, R, D)`` or ``(G, R)``; ``low``, the distance of row 0; ``last``, R - 1.
 - Sequence: index of a sentence and a head, ``batch * heads + head``.
-- m, n: indices of queries and of keys, ``(M, 1)`` and ``(1, N)``; flipped ``(1, M)``, ``(N, 1)``.
-- FLIP: whether rows of tiles are keys.
+- m, n: indices of queries ``(M, 1)``, of keys ``(1, N)``; FLIP: rows are keys, ``(1, M), (N, 1)``.
 - PART: BEFORE for tiles far before the diagonal, AFTER for tiles far after it, NEAR for others.
 
 Scores are here without the scale, so a bias is divided by it before it is added.
@@ -39,7 +39,7 @@ KEEP = tl.constexpr(  # kept = weight if multiplier * seed + offset < threshold 
 
 @triton.jit
 def split_program(program, length, BLOCK: tl.constexpr):
-    """Split a program's index into a sequence, from 0 in each launch, and a block's first row."""
+    """Split a program's index: a sequence, counted from the launch's first; a block's first row."""
     blocks = tl.cdiv(length, BLOCK)
     return program // blocks, program % blocks * BLOCK
 
@@ -208,8 +208,8 @@ def multiply_table(
 ):
     """Multiply queries or keys ``(count, W)`` with the table rows of a tile's pairs.
 
-    In tiles far from the diagonal, the result is a column or a row. ROWS: whether each of ``x`` has
-    a row of the tile, else it has a column.
+    In tiles far from the diagonal, the result is a column or a row. ROWS: whether the vectors
+    of ``x`` belong to the rows of the tile; otherwise, they belong to its columns.
     """
     if PART == NEAR:
         band = load_band(problem, opt, table, head, at)
@@ -250,7 +250,7 @@ def compute_scores(
 ):
     """Compute content, gain, query term, key term and score of a tile's pairs.
 
-    A missing gain or term is 1.
+    A missing gain or term is 1. Added terms without a gain may be in content, then never read.
     """
     at = first_key - first_query - opt.M + 1  # distance of the band's first row
     gain, query_term, key_term = 1.0, 1.0, 1.0

@@ -55,9 +55,9 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
             raise UserError(f"{trained.data / file}: {fault}: {remedy}")
     with whole_folder(out) as folder:
         folders = write_tokenizers(trained, tokenizers, folder)
-        for dictionary in trained.dictionaries:
-            (folder / dictionary).parent.mkdir(exist_ok=True)
-            shutil.copyfile(trained.data / dictionary, folder / dictionary)
+        for file in trained.dictionaries:
+            (folder / file).parent.mkdir(exist_ok=True)
+            shutil.copyfile(trained.data / file, folder / file)
         model = build_stock_model(trained, stock, is_plain=is_plain)
         # After `set_positions`, `save_pretrained` would look for another stock class that computes
         # the same; with `state_dict` it saves the model as it is.
@@ -101,7 +101,7 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
     config = model_class.config_class(**_list_config_fields(trained, stock, is_plain))
     model: PreTrainedModel = model_class(config)
     if not is_plain:
-        _copy_positions(trained, model)
+        _set_positions(trained, model)
     if trained.head == "translation":
         model.generation_config = _build_generation_config(trained, config)
     weights = _select_weights(trained)
@@ -114,7 +114,7 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
     for name, parameter in model.named_parameters():
         if name.endswith(stock_classes.TOKEN_TYPES):  # fairseq's tokens have no types
             parameter.zero_()
-        elif copied := stock_classes.COPIES.get(name):  # fairseq has a single one of the two
+        elif copied := stock_classes.COPIES.get(name):  # fairseq has one tensor for both
             parameter.copy_(model.get_parameter(copied))
     return model.eval()
 
@@ -129,13 +129,13 @@ def _select_weights(trained: OpenModel) -> dict[str, Tensor]:
     return {k: x for k, x in weights if not (k.startswith(unused) or k.endswith(others))}
 
 
-def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
+def _set_positions(trained: OpenModel, model: PreTrainedModel) -> None:
     """Give a transformers model the positions of a trained one, whose weights are copied later."""
     stacks = [*trained.stacks.values()]  # one, or the encoder and the decoder
     specs = [stack.spec for stack in stacks]
     names = {item.name for spec in specs for item in spec.items}
     reads_ends = names & {"documents", "sentence_learned"}  # of sentences, at each `boundary_id`
-    with warnings.catch_warnings():  # about the loss of trained positions: these are untrained
+    with warnings.catch_warnings():  # of lost positions: the new model's, untrained
         warnings.simplefilter("ignore")
         set_positions(
             model,
@@ -188,18 +188,18 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily, is_plain: bool) 
     # A causal LM of fairseq begins texts with </s>, unless it was trained with --add-bos-token.
     begins_with_eos = trained.family == "causal_lm" and not trained.settings.task.add_bos_token
     # Rows of the class's own table; otherwise `set_positions` takes it for the length of training,
-    # and is given the number of positions (`_copy_positions`).
+    # and is given the number of positions (`_set_positions`).
     lengths = [x.dims.max_positions if is_plain else x.dims.trained_length for x in stacks]
     fields |= {
         "pad_token_id": stacks[-1].padding_idx,
         "eos_token_id": stacks[-1].eos_idx,
         "bos_token_id": stacks[-1].eos_idx if begins_with_eos else stacks[-1].dictionary.bos(),
-        "vocab_size": stacks[0].embed_tokens.num_embeddings,  # the source's
+        "vocab_size": stacks[0].embed_tokens.num_embeddings,  # of the source
         "max_position_embeddings": max(lengths),
         "tie_word_embeddings": trained.ties_embeddings,  # of output and input; see below for BART
     }
     if trained.family == "masked_lm":
-        fields["max_position_embeddings"] += UNUSED_ROWS
+        fields["max_position_embeddings"] += UNUSED_ROWS  # its class subtracts them again
         fields |= {"layer_norm_eps": stock_classes.EPSILON, "type_vocab_size": 1}
     else:
         fields["scale_embedding"] = not _read_option(trained, "no_scale_embedding")

@@ -112,7 +112,7 @@ def _collect_planes(layers: Sequence[CapturedAttention]) -> dict[tuple[str, str]
     """Collect the planes of one kind of attention: values of all pairs of tokens, ``[L, H, T, S]``.
 
     The keys are the name of a plane and its role: ``weight``; ``part`` of a score (``content``,
-    ``position``, and ``both``, the rest); ``detail``, a summand of ``both``; ``factor`` of scores.
+    ``position``, ``both``: the rest); ``detail``, a summand of ``both``, or a product's ``factor``.
     """
     splits = [layer.split for layer in layers]
     planes = {("weight", "weight"): torch.cat([layer.weights.double() for layer in layers])}

@@ -50,7 +50,7 @@ class Subject:
     def named_layers(self) -> dict[int, str]:
         """The names of the layers to show; only the first if all share their encodings."""
         specs = {layer.spec for layer in self.encodings}
-        if len(specs) > 1 or self.encodings[0].encodings.as_list():  # encodings of each layer alone
+        if len(specs) > 1 or self.encodings[0].encodings.as_list():  # not shared by all layers
             return {index: f"layer {index + 1}" for index in self.layers}
         return {self.layers[0]: "all layers"}
 
@@ -71,8 +71,8 @@ class Subject:
         """Compute all distances in ``max_positions`` tokens, ascending, and a layer's terms.
 
         In the terms, each distance has its own row, even if some are equal. A reset (rows of their
-        own for pairs with the first token, as in TUPE) adds two rows at the end, which are no
-        distance's.
+        own for pairs with the first token, as in TUPE) adds two rows at the end, which belong to
+        no distance.
         """
         encoding = self.encodings[layer]
         positions = make_positions(self.dims.max_positions)

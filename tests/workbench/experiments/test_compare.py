@@ -170,7 +170,7 @@ def test_the_page_needs_no_other_file_escapes_names_and_has_what_is_finished(tmp
     assert "300,000 words" in page
     report.write_page(plan, FACTS, dict(list(ends.items())[:5]), tmp_path / "report.html")
     unfinished = (tmp_path / "report.html").read_text()
-    said = "7 of 12 trainings are not finished", "judged when all trainings are finished", "Holm"
+    said = "7 of 12 training runs are not finished", "all training runs are finished", "Holm"
     assert [text in unfinished for text in said] == [True, True, False]
     assert [text in page for text in said] == [False, False, True]
 

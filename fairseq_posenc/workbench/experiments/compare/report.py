@@ -50,7 +50,7 @@ def write_page(
     """Write the page with the trainings that are finished."""
     models = outcomes.rank_models(ends)  # each variant once, at its best learning rate
     missing = len(plan.runs) - len(ends)
-    conclusions = ["Differences are judged when all trainings are finished."]
+    conclusions = ["Differences are judged when all training runs are finished."]
     if not missing:
         conclusions = outcomes.conclude(models, facts.unigram_perplexity)
     used = {item.name for v in plan.variants for item in parse(v.position_encoding).items}
