@@ -270,7 +270,7 @@ LINES = {
     "fairseq_posenc/workbench/plots": (1030, 1100),
     "fairseq_posenc/workbench/convert": (1561, 1650),
     "fairseq_posenc/workbench/reports": (370, 400),
-    "preprocess": (2578, 2600),
+    "preprocess": (2577, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2997, 3600),
     "tests": (30580, 32000),
