@@ -116,7 +116,7 @@ class Inkling(Encoding):
     def __init__(self, dims: Dims, *, rank: int = 16, extent: int | None = None) -> None:
         super().__init__(dims)
         self.extent = min(1024, dims.max_positions) if extent is None else extent
-        # Rows are for distances j - i from 1 - extent to `last_distance`. The base draws weights.
+        # Rows are for distances j - i from 1 - extent to `last_distance`.
         self.last_distance = 0 if dims.causal else self.extent - 1
         self.projection = nn.Linear(dims.embed_dim, dims.num_heads * rank, bias=False)
         self.table = nn.Parameter(torch.empty(self.extent + self.last_distance, rank))

@@ -59,7 +59,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, self_attention=True, **kwargs)
-        if self.use_xformers or self.bias_k is not None or self.add_zero_attn:  # fairseq's
+        if self.use_xformers or self.bias_k is not None or self.add_zero_attn:  # of fairseq
             raise UserError("position encodings do not work with xformers or added key biases")
         self.encodings = encodings
         self.direction = direction

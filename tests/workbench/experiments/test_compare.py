@@ -98,8 +98,8 @@ FALLING = f"Perplexity still falls ({NAMES}): more --updates may change the orde
 FEW = "Too few seeds to judge differences: a test needs 3, as in --seeds 1,2,3."
 NOTHING = (
     "Ranks mean nothing yet: the lowest perplexity is 100.8 (m4m). They mean something below "
-    "100.0, half the perplexity of a model that only counts pieces; more --updates continue these "
-    "trainings."
+    "100.0, half the perplexity of a model that only counts pieces; more --updates continue the "
+    "runs."
 )
 
 

@@ -99,7 +99,7 @@ def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
         ranks = (
             f"Ranks mean nothing yet: the lowest perplexity is {best.perplexity.mean:,.1f} "
             f"({best.variant.name}). They mean something below {level:,.1f}, half the perplexity "
-            "of a model that only counts pieces; more --updates continue these trainings."
+            "of a model that only counts pieces; more --updates continue the runs."
         )
         return [ranks, *sentences]
     few = f"Too few seeds to judge differences: a test needs {LEAST_SEEDS}, as in --seeds 1,2,3."
