@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-# Tokens that are multiplied with a common run of rows, and the smallest number of them where there
-# are few tokens.
-MAX_TILE, MIN_TILE = 64, 16
-FEW_TOKENS = 128
+# Tokens that are multiplied with a common run of rows: up to MAX_TILE, of FEW_TOKENS MIN_TILE.
+MAX_TILE, MIN_TILE, FEW_TOKENS = 64, 16, 128
 
 
 def multiply_rows(x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
@@ -55,11 +54,14 @@ def look_up(products: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
     """Look up the numbers of pairs in the results of :func:`multiply_rows`, ``(k, h, M, W)``."""
     if index is None:
         return products
-    dim, tokens = (2, 3) if of_keys else (3, 2)  # of rows in the products, and of tokens
-    size = list(products.shape)
-    size[dim] = len(index) - products.size(tokens) + 1
     # From query to query, and from key to key, the distance grows by one.
-    return products.gather(dim, index.as_strided(size, (0, 0, 1, 1), index.storage_offset()))
+    width = products.size(3) if of_keys else len(index) - products.size(2) + 1
+    by_pair = index.unfold(0, width, 1).expand(*products.shape[:2], -1, -1)
+    with saved_tensors_hooks(  # the gradient needs only the shape of the products
+        lambda x: x.new_empty(()).expand(x.shape) if x.is_floating_point() else x,
+        lambda x: x,
+    ):
+        return products.gather(2 if of_keys else 3, by_pair)
 
 
 def sum_rows(weights: Tensor, rows: Tensor) -> Tensor:

@@ -157,8 +157,7 @@ def _find_ranges(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -
     if mask.limits:
         # A window depends on lengths alone: computed on the CPU, it does not wait for a GPU.
         device = torch.device("cpu") if mask.segments is None else device
-        found = mask.find_visible_ranges(tgt_len, src_len, device)
-        if found is not None:  # the visible keys of each query are one range
+        if found := mask.find_visible_ranges(tgt_len, src_len, device):  # one range for each query
             numbers = torch.stack(found).cpu()  # [2, B or 1, T]
             if bool((numbers == numbers[:, :1]).all()):  # all sentences share their blocks
                 numbers = numbers[:, :1]

@@ -75,10 +75,8 @@ def lay_out(call: AttentionCall, far_sides: tuple[bool, bool]) -> Operands:
     found: dict[str, Tensor | None] = dict.fromkeys(Operands._fields)
     found["query"], found["key"], found["value"] = query, key, value
     distances = torch.arange(tgt_len + src_len - 1, device=device) - (src_len - 1)
-    tables: dict[str, ByDistance | None] = {
-        **{f"{of}_rows": terms.rows(of) for of in ("query", "key", "state", "value")},
-        **{"gain": terms.gain, "bias": terms.bias},
-    }
+    tables: dict[str, ByDistance | None] = {"gain": terms.gain, "bias": terms.bias}
+    tables |= {f"{of}_rows": terms.rows(of) for of in ("query", "key", "state", "value")}
     for name, term in tables.items():
         if term is None:
             continue
