@@ -178,8 +178,7 @@ def truncate_lengths(lengths: Sequence[int], room: int) -> list[int]:
     second_share = room // 2  # a sentence within its share is never cut
     first_share = room - second_share
     kept_first = min(first, room - min(second, second_share))
-    kept_second = min(second, room - min(first, first_share))
-    return [kept_first, kept_second]
+    return [kept_first, min(second, room - min(first, first_share))]
 
 
 def _predict_wnli(files: dict[str, Path], path: Path) -> None:
@@ -253,8 +252,7 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
             broken += 1
             continue
         if label_column is not None:
-            line_name = f"{path}, line {number}"
-            labels.append(_check_label(cells[label_column], task, line_name))
+            labels.append(_check_label(cells[label_column], task, f"{path}, line {number}"))
         for texts, column in zip(sentences, columns):
             texts.append(cells[column].strip())
         ids.append(cells[0])

@@ -129,8 +129,7 @@ def mix_corpora(
     for number, ((corpus, files), sampler) in enumerate(zip(corpora, samplers)):
         finished = manifest.read("corpora", str(number))
         if finished is None:
-            documents = read_documents(corpus.format, files, rules)
-            finished = _sample(documents, sampler, paths, sizes)
+            finished = _sample(read_documents(corpus.format, files, rules), sampler, paths, sizes)
             if not finished["drawn"]:
                 raise UserError(f"{corpus.option}: has no text")
             manifest.save("corpora", str(number), finished)
@@ -342,8 +341,7 @@ def parse_corpus(words: Sequence[str]) -> CorpusRequest:
     if size == 0:
         raise UserError(f"{option}: draws nothing; give a size= or lines= above 0, or neither")
     unit = LINES if "lines" in settings else BYTES
-    hold_out = int(settings.get("hold-out", "0"))
-    return CorpusRequest(option, line_format, paths, size, unit, hold_out)
+    return CorpusRequest(option, line_format, paths, size, unit, int(settings.get("hold-out", "0")))
 
 
 def parse_size(text: str) -> int:

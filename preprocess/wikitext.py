@@ -28,5 +28,4 @@ def run(args: argparse.Namespace) -> None:
     """Make the data-bin."""
     empty_lines = args.empty_lines or ("documents" if args.articles else "keep")
     settings = argparse.Namespace(**{**vars(args), "empty_lines": empty_lines})
-    line_format = formats.WikiText(articles=args.articles, headings=not args.no_headings)
-    command.run(settings, line_format)
+    command.run(settings, formats.WikiText(articles=args.articles, headings=not args.no_headings))

@@ -69,8 +69,7 @@ def test_a_bias_alone_shows_in_its_curve():
     curve = PositionEncoding("alibi", 16, 2, causal=True).distance_curve(3)
     flat = PositionEncoding("none", 16, 2, causal=True).distance_curve(3)
     expected = torch.tensor([3.0, 2.0, 1.0, 0.0, 1.0, 2.0, 3.0])
-    slopes = torch.tensor([[2.0**-4], [2.0**-8]])
-    torch.testing.assert_close(curve, flat - slopes * expected)
+    torch.testing.assert_close(curve, flat - torch.tensor([[2.0**-4], [2.0**-8]]) * expected)
 
 
 def test_attended_values_are_means_of_what_a_causal_query_sees():

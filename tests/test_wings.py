@@ -267,13 +267,13 @@ LINES = {
     "fairseq_posenc/workbench/training": (74, 400),
     "fairseq_posenc/workbench/finetuning": (1277, 1350),
     "fairseq_posenc/workbench/translation": (582, 650),
-    "fairseq_posenc/workbench/plots": (1030, 1100),
+    "fairseq_posenc/workbench/plots": (1029, 1100),
     "fairseq_posenc/workbench/convert": (1561, 1650),
     "fairseq_posenc/workbench/reports": (370, 400),
     "preprocess": (2577, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2997, 3600),
-    "tests": (30580, 32000),
+    "tests": (30579, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -185,8 +185,8 @@ def refuse_untied(state_dict: dict[str, Tensor], model_state: dict[str, Tensor])
     for name, parameter in model_state.items():
         address = _storage_address(parameter)
         weight = state_dict.get(name)
-        if weight is None or _storage_address(weight) == address:
-            continue  # not in the checkpoint, or the model's own, which replaced it
+        if weight is None or _storage_address(weight) == address or not address:
+            continue  # not in the checkpoint, the model's own, which replaced it, or on "meta"
         first_name = first_names.setdefault(address, name)
         first = state_dict[first_name]
         if _storage_address(weight) != _storage_address(first) and not torch.equal(weight, first):

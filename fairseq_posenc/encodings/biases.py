@@ -165,8 +165,8 @@ class Sandwich(Bias):
     """The dot product of the two positions' sinusoids, weaker from head to head, is added.
 
     Equation:
-        e_ij = q_i.k_j / sqrt(c d) + H / (8 n) * (sum_s cos((j - i) / 10000^(2s/w)) - w / 2),
-        where s = 1 .. w/2 and n = 1 .. H numbers the heads.
+        e_ij = q_i.k_j / sqrt(c d) + H / (8 t) * (sum_s cos((j - i) / 10000^(2s/w)) - w / 2),
+        where s = 1 .. w/2 and t = 1 .. H numbers the heads.
     Shapes:
         bias ``(H, R)``, one for all layers.
     Parameters:

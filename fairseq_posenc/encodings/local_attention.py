@@ -59,11 +59,11 @@ class Window(Encoding):
 
 @register("chunk")
 class Chunk(Encoding):
-    """Sentences are cut into chunks of C tokens, and attention stays inside each.
+    """Sentences are cut into chunks of ``size`` tokens, and attention stays inside each.
 
     Equation:
-        key j is visible to query i if floor(p_i / C) = floor(p_j / C), with p counted from the
-        first real token; causal: and j <= i.
+        key j is visible to query i if floor(p_i / L) = floor(p_j / L), where L is ``size`` and p is
+        counted from the first real token; causal: and j <= i.
     Shapes:
         no tensors.
     Parameters:

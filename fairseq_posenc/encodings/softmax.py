@@ -24,7 +24,7 @@ from fairseq_posenc.precision import make_constant
 class ByPosition(Encoding, ABC):
     """A factor of all scores of a query, by its position; without parameters."""
 
-    acts_on = "softmax"  # its place in a spec
+    acts_on = "softmax"
     takes_real_ids = True  # positions may be numbers such as 0.5
     shared_by_layers = True  # one module, which all layers use
 
@@ -165,7 +165,7 @@ class Ssmax(Encoding):
         see, and s is trained for each head and layer. With ``offset``, the factor is
         s * ln(n_i) + b, where b is trained as well.
     Shapes:
-        s ``(H,)`` in each layer; it starts at 1 / mean(ln n) over the trained length, so that
+        s ``(H,)`` in each layer; it starts at 1 / mean(ln n_i) over the trained length, so that
         training begins as plain attention. With an offset b ``(H,)``, s starts at 0 and b at 1.
     Parameters:
         m * h; 2 * m * h with an offset
@@ -249,7 +249,7 @@ class Sink(Encoding):
 
     acts_on = "softmax"
     axes = 0  # it reads no positions
-    zeros = ("score",)  # parameters that start at 0
+    zeros = ("score",)  # the parameter that starts at 0, if there is no fixed value
 
     def __init__(self, dims: Dims, *, value: Optional[Signed] = None) -> None:
         super().__init__(dims)

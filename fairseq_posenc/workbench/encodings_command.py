@@ -22,7 +22,6 @@ Equivalent        --position-encoding learned --attention-directions {directions
 The encoding      fairseq-posenc describe learned"""
 _MAX_COLUMNS = 100  # longer lines are hard to read on any terminal
 _LETTERS = {  # in formulas
-    "q, k, v": "query, key and value of a head",
     "h, H": "heads",
     "d, D": "width of a head",
     "C": "width of the model",
@@ -33,9 +32,8 @@ _LETTERS = {  # in formulas
     "S": "keys",
     "R": "distances",
     "G": "tables, 1 or one for each head",
-    "K": "the option max_distance",
-    "c": "the option scale_factor",
 }
+_OPTION_LETTERS = {"K": "max_distance", "c": "scale_factor"}  # of encodings with this option
 
 
 def run_list(args: argparse.Namespace) -> None:
@@ -70,7 +68,7 @@ def _describe(name: str) -> str:
     rows["Options"] = catalogue.format_options(name)
     rows["Where"] = catalogue.name_families(name)
     rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"
-    rows["Letters"] = _explain_letters(rows)
+    rows["Letters"] = _explain_letters(name, rows)
     width = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)
     wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     lines = [wrapper.fill(_strip_marks(f"{name}: {page['summary']}")), ""]
@@ -84,13 +82,15 @@ def _strip_marks(text: str) -> str:
     return text.replace("`", "").replace("**", "")
 
 
-def _explain_letters(rows: Mapping[str, str]) -> str:
+def _explain_letters(name: str, rows: Mapping[str, str]) -> str:
     """Explain the letters in an encoding's sections."""
     text = " ".join(rows[heading] for heading in ("Equation", "Shapes", "Parameters"))
     # Single letters, not in a word or a name, nor before an index or a prime.
     used = set(re.findall(r"(?<![A-Za-z_'])[A-Za-z](?![A-Za-z_0-9'])", text))
-    explained = [letters for letters in _LETTERS if used & set(letters.split(", "))]
-    return "; ".join(f"{letters}: {_LETTERS[letters]}" for letters in explained)
+    known = registry.options(name)
+    options = {x: f"the option {y}" for x, y in _OPTION_LETTERS.items() if y in known}
+    meanings = {**_LETTERS, **options}.items()
+    return "; ".join(f"{x}: {meaning}" for x, meaning in meanings if used & set(x.split(", ")))
 
 
 def add_count_arguments(parser: argparse.ArgumentParser) -> None:

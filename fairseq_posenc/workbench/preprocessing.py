@@ -28,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lines = []
     for name in programs:  # parsed, as importing all of them would take seconds
         program = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
-        summary = str(ast.get_docstring(program)).partition("\n")[0]
-        lines.append(f"  {name:<{width}}  {summary}")
+        lines.append(f"  {name:<{width}}  {str(ast.get_docstring(program)).splitlines()[0]}")
     parser.epilog = "\n".join(lines)  # the command's parser keeps line breaks
 
 
@@ -43,9 +42,11 @@ def run(args: argparse.Namespace) -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit_at_once)
-    program = import_module(args.program)
-    if before is signal.default_int_handler:
-        signal.signal(signal.SIGINT, before)
+    try:
+        program = import_module(args.program)
+    finally:
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)
     parser = Parser(prog=f"fairseq-posenc preprocess {args.program}", description=program.__doc__)
     program.add_arguments(parser)
     program.run(parser.parse_args(args.options))

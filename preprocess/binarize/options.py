@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) 
     add("--dict", type=Path, help="dict.txt; needed with --encoder-json")
     tokens = parser.add_argument_group("tokens")
     add = tokens.add_argument
-    # `from_args` reads all three. A program has one of the two options, and not the other.
+    # `from_args` reads all three; these are the values of those that a program does not offer.
     parser.set_defaults(characters=characters, words=False, keep_spaces=False)
     if characters:
         add("--keep-spaces", action="store_true", help="write white space as the token ▁")
@@ -136,15 +136,14 @@ def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) 
 def add_invalid_lines(group: argparse._ActionsContainer) -> None:
     """Add ``--invalid-lines``, the treatment of broken lines."""
     text = "treatment of lines that are not UTF-8 or not JSON (default: %(default)s)"
-    choices = ("error", "skip")
-    group.add_argument("--invalid-lines", choices=choices, default=choices[0], help=text)
+    group.add_argument("--invalid-lines", choices=("error", "skip"), default="error", help=text)
 
 
 def add_workers(group: argparse._ActionsContainer) -> None:
     """Add ``--workers``, the processes that share the work."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     text = "processes (default: all cores)"
-    group.add_argument("--workers", type=integer(1), metavar="N", default=cores, help=text)
+    group.add_argument("--workers", type=integer(1), metavar="N", default=cores or 1, help=text)
 
 
 def integer(least: int) -> Callable[[str], int]:

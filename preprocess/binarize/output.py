@@ -76,7 +76,13 @@ def make_folder(folder: Path, request: Mapping[str, Any], fill: Callable[[Manife
 
 
 def open_at(path: Path, size: int) -> BinaryIO:
-    """Open a file for writing after its first ``size`` bytes; drop what an interrupted run left."""
+    """Open a file for writing after its first ``size`` bytes; drop what an interrupted run left.
+
+    Raises:
+        UserError: the file is shorter than that.
+    """
+    if size and path.stat().st_size < size:
+        raise UserError(f"{path} has lost bytes since it was saved: delete {path.parent}")
     file = open(path, "r+b" if size else "wb")  # noqa: SIM115  (closed by the caller)
     file.truncate(size)
     file.seek(size)

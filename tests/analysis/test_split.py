@@ -20,8 +20,7 @@ def parts(spec: str, dtype: torch.dtype = torch.float64):
     built = make(spec, dtype=dtype)
     query, key = torch.randn(2, 1, 2, LENGTH, 8, dtype=dtype)
     terms = built.terms(positions_of(LENGTH, LENGTH)).projected(split_heads)
-    inputs = INPUTS[None, :LENGTH].to(dtype)
-    terms |= built.input_terms(inputs, positions_of(LENGTH, LENGTH))
+    terms |= built.input_terms(INPUTS[None, :LENGTH].to(dtype), positions_of(LENGTH, LENGTH))
     rotation = built.rotation(torch.arange(LENGTH)[None])
     mask = Mask("lr" if "cope" in spec else "both")
     return split(query, key, terms, rotation, mask=mask), query, key, built
@@ -54,8 +53,7 @@ def test_content_does_not_know_of_positions():
     """Of ``rope`` as well: it is the score of unrotated queries and keys."""
     for spec in ("rope", "m4", "alibi"):
         found, query, key, _ = parts(spec)
-        factor = 8**-0.5
-        torch.testing.assert_close(found.content, query @ key.transpose(2, 3) * factor)
+        torch.testing.assert_close(found.content, query @ key.transpose(2, 3) * 8**-0.5)
 
 
 @pytest.mark.parametrize("spec", ["t5", "alibi", "kerple", "tupe", "fire"])

@@ -370,8 +370,7 @@ def test_no_score_beats_a_mask(name, dtype, seen, hidden):
 def test_dropout_is_drawn_again_in_the_backward_pass(monkeypatch):
     """The gradient is that of a function that drops the same weights, saved or computed again."""
     terms = make_terms(dtype=torch.float64)["product with reset"]
-    qkv = inputs(torch.float64)
-    leaves = [*qkv, *leaves_of(terms)]
+    leaves = [*inputs(torch.float64), *leaves_of(terms)]
     for saved in (0, 10**9):
         monkeypatch.setattr(blocked, "SAVED_BYTES", saved)
 

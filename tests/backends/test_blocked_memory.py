@@ -68,8 +68,7 @@ def test_a_call_holds_its_blocks_within_the_budget_and_nothing_beyond(
     call = AttentionCall(*inputs(), forms()[form], Mask(), dropout)
     for budget, held in ((numbers * NUMBER, numbers), (numbers * NUMBER - 1, 0)):
         monkeypatch.setattr(blocked, "SAVED_BYTES", budget)
-        found = held_bytes(call)
-        assert held * NUMBER <= found <= (held + 0.4) * NUMBER
+        assert held * NUMBER <= held_bytes(call) <= (held + 0.4) * NUMBER
 
 
 def test_a_window_does_not_make_a_call_hold_its_blocks(monkeypatch):

@@ -181,8 +181,7 @@ def test_functions_of_documents_and_a_reset_are_one_graph(backend, monkeypatch):
     compiled = torch.compile(flex_attention, fullgraph=True, backend=backend)
     monkeypatch.setattr(flex, "_compile_attention", lambda: compiled)
     call = _call("tupe+reset", 1, 260, True, False)
-    segments = torch.arange(260)[None] // 90
-    mask = call.mask._replace(segments=segments)
+    mask = call.mask._replace(segments=torch.arange(260)[None] // 90)
     assert _largest_difference(call._replace(mask=mask)) < 1e-5
 
 

@@ -137,8 +137,7 @@ def test_limits_of_the_keys(name, starts, form, window, left):
     segments = (torch.arange(T) // 30)[None].expand(B, -1)
     for direction in ("both", "lr"):
         mask = Mask(direction, padding, window=window, segments=segments)
-        reset = left and form != "values"
-        terms, whole = make_terms(form, STARTS[starts], T, reset)
+        terms, whole = make_terms(form, STARTS[starts], T, left and form != "values")
         assert_same(name, terms, whole, mask, T)
 
 

@@ -118,8 +118,7 @@ def assert_equals_the_equation(
     largest = max(x.abs().max() for x in expected)
     for our, their, leaf_ in zip(found, expected, leaves, strict=True):
         assert our.dtype == leaf_.dtype
-        scale = max(their.abs().max(), 0.1 * largest)
-        assert (our - their).abs().max() <= gradient_error * scale
+        assert (our - their).abs().max() <= gradient_error * max(their.abs().max(), 0.1 * largest)
 
 
 @pytest.mark.parametrize("spec", [*registry.names(), *COMPOSITIONS])

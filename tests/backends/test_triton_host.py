@@ -105,8 +105,7 @@ def test_slabs_have_every_sequence_once_within_their_memory(monkeypatch):
         seen = torch.zeros(3 * H)
         for slab in attention.split_slabs(problem, attention.INTERPRETED, kinds=2):
             seen[slab.sequence : slab.sequence + slab.sequences] += 1
-            number = 2 * slab.sequences * slab.queries * slab.keys
-            assert 4 * number <= size or slab.sequences == 1
+            assert 4 * 2 * slab.sequences * slab.queries * slab.keys <= size or slab.sequences == 1
         assert seen.eq(1).all()
 
 

@@ -181,8 +181,7 @@ def test_weights_are_never_taken_for_what_they_are_not(family, trained, read):
     with pytest.raises(UserError) as caught:
         make_model(family, **read).load_state_dict(dict(state))
     for side in trained:
-        printed = f"trained with {trained[side]}, the model has {read[side]}"
-        assert printed in str(caught.value)
+        assert f"trained with {trained[side]}, the model has {read[side]}" in str(caught.value)
     assert "--init-positions" in str(caught.value)
     make_model(family, **trained).load_state_dict(dict(state))
     accepting = make_model(family, **read, init_positions=True)

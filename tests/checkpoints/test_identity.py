@@ -42,8 +42,7 @@ ARITHMETIC = {
 @pytest.mark.parametrize("change", ARITHMETIC)
 @pytest.mark.parametrize("identity", [ROPE, ALIBI])
 def test_an_identity_survives_arithmetic(identity, change):
-    changed = ARITHMETIC[change](identity.to_tensor())
-    again = Identity.from_tensor(changed)
+    again = Identity.from_tensor(ARITHMETIC[change](identity.to_tensor()))
     assert again == identity
     assert torch.equal(again.to_tensor(), identity.to_tensor())
 
@@ -107,8 +106,7 @@ def test_averaged_models_of_torch_keep_it(multi_avg_fn):
 )
 def test_training_keeps_a_moving_average(family, kept, tmp_path):
     words = ["--store-ema", "--ema-decay", 0.9, *["--ema-fp32"] * (kept != "ema")]
-    done = train(family, *words, "--max-update", 4, save_dir=tmp_path)
-    state = done.checkpoint()
+    state = train(family, *words, "--max-update", 4, save_dir=tmp_path).checkpoint()
     for weights in (state["model"], state["extra_state"][kept]):
         names = [name for name in weights if is_identity(name)]
         assert names

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from fairseq_posenc.checkpoints import recovery
 from fairseq_posenc.checkpoints.dictionary import Placeholders, fingerprint
+from fairseq_posenc.checkpoints.state_dict_adapter import refuse_untied
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, _decode_text
 from fairseq_posenc.specs import parse
@@ -128,6 +129,7 @@ def test_two_matrices_are_not_loaded_into_one():
     own = shared.state_dict()
     copied = {name: value.clone() for name, value in own.items()}  # equal, if no longer one
     shared.load_state_dict(copied)
+    refuse_untied(apart, shared.to("meta").state_dict())  # there, all addresses are 0
 
 
 class Distributed(torch.Tensor):

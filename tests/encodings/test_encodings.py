@@ -232,8 +232,7 @@ def test_table_rows_are_clipped(tgt_len, src_len, reset):
     if reset:
         expected += [table.reset[:, 0], table.reset[:, 1]]
     torch.testing.assert_close(rows.expand(), torch.stack(expected, dim=1))
-    distinct = min(high, 4) - max(low, -4) + 1
-    assert rows.table.size(1) == max(distinct, 1) + 2 * reset
+    assert rows.table.size(1) == max(min(high, 4) - max(low, -4) + 1, 1) + 2 * reset
 
 
 def test_reset_applies_to_the_first_real_token_of_each_row():

@@ -40,8 +40,7 @@ def attended(model, padding):
     def note(module, args, kwargs, output):
         found.append((kwargs.get("hidden_states", args[0] if args else None), output[0]))
 
-    layers = model.layers
-    attentions = [layer.self_attn for layer in layers]
+    attentions = [layer.self_attn for layer in model.layers]
     for attention in attentions:
         attention.register_forward_hook(note, with_kwargs=True)
     tokens = torch.randint(3, 50, padding.shape).masked_fill(padding, 1)

@@ -166,8 +166,7 @@ def test_tied_projections(name):
     twice = {**params, "key_projection": params["query_projection"]}
     theirs = oracles.SCORES[name](q, k, twice, options)
     del params["key_projection"]
-    tied = {**options, "tie_projections": True}
-    assert_close(oracles.SCORES[name](q, k, params, tied), theirs)
+    assert_close(oracles.SCORES[name](q, k, params, {**options, "tie_projections": True}), theirs)
 
 
 def test_tupe():
@@ -263,8 +262,7 @@ def test_alibi_slopes():
     between = [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
     assert oracles.alibi_slopes(8) == pytest.approx(eight)
     assert oracles.alibi_slopes(12) == pytest.approx(eight + between)
-    sixteen = [2 ** (-(n + 1) / 2) for n in range(16)]
-    assert oracles.alibi_slopes(16) == pytest.approx(sixteen)
+    assert oracles.alibi_slopes(16) == pytest.approx([2 ** (-(n + 1) / 2) for n in range(16)])
     assert oracles.alibi_slopes(1) == pytest.approx([2**-8])
     assert oracles.alibi_slopes(3) == pytest.approx([2**-4, 2**-8, 2**-2])
     for heads in range(1, 40):
@@ -332,8 +330,7 @@ def test_rotated_products_depend_on_the_distance_alone(rotation, options):
         return getattr(oracles, rotation)(x, positions, {**options, "keys": keys})
 
     for i, j in ((0, 0), (3, 0), (0, 3), (7, 5)):
-        here = products(rotate, q, k, i, j)
-        assert_close(products(rotate, q, k, i + 11, j + 11), here)
+        assert_close(products(rotate, q, k, i + 11, j + 11), products(rotate, q, k, i, j))
     assert not torch.allclose(products(rotate, q, k, 3, 0), products(rotate, q, k, 0, 3))
 
 
@@ -351,8 +348,7 @@ def test_rope_layouts_are_a_permutation_of_each_other():
     torch.manual_seed(0)
     x, order = draw(HEADS, 4, 8), [0, 2, 4, 6, 1, 3, 5, 7]
     interleaved = oracles.rope(x, range(4), {})
-    half = oracles.rope(x[..., order], range(4), {"layout": "half"})
-    assert_close(half, interleaved[..., order])
+    assert_close(oracles.rope(x[..., order], range(4), {"layout": "half"}), interleaved[..., order])
 
 
 def test_xpos_decays_with_distance():
@@ -362,8 +358,7 @@ def test_xpos_decays_with_distance():
     for i, j in ((5, 5), (9, 3), (600, 88)):
         query = oracles.xpos(x, [i], {"keys": False})
         key = oracles.xpos(x, [j], {"keys": True})
-        expected = (0.4 / 1.4) ** ((i - j) / 512) * math.cos(i - j)
-        assert_close((query * key).sum().item(), expected)
+        assert_close((query * key).sum().item(), (0.4 / 1.4) ** ((i - j) / 512) * math.cos(i - j))
     x = x.roll(2, dims=-1)  # pair 1 of 2: zeta = (0.5 + 0.4) / 1.4, frequency 1/100
     query, key = oracles.xpos(x, [7], {}), oracles.xpos(x, [2], {"keys": True})
     assert_close((query * key).sum().item(), (0.9 / 1.4) ** (5 / 512) * math.cos(5 / 100))
@@ -375,8 +370,7 @@ def test_allowed():
     assert torch.equal(oracles.allowed("lr", 4, 4, None), ones.tril())
     assert torch.equal(oracles.allowed("rl", 4, 4, None), ones.triu())
     assert torch.equal(oracles.allowed("lr", 1, 4, None), ones.tril()[-1:])
-    padding = torch.tensor([False, False, False, True])
-    seen = oracles.allowed("rl", 4, 4, padding)
+    seen = oracles.allowed("rl", 4, 4, torch.tensor([False, False, False, True]))
     assert seen.tolist()[2] == [False, False, True, False]
     assert not seen[3].any()
 
@@ -390,8 +384,7 @@ def test_attention_equals_torch(direction, padded):
     mask = oracles.allowed(direction, LENGTH, LENGTH, padding)
     scores = 100 * oracles.none(q, k, {}, {})  # large scores: the exponential must not overflow
     ours = oracles.attention(scores, v, mask)
-    theirs = scores.masked_fill(~mask, -math.inf).softmax(-1).nan_to_num(0.0) @ v
-    assert_close(ours, theirs)
+    assert_close(ours, scores.masked_fill(~mask, -math.inf).softmax(-1).nan_to_num(0.0) @ v)
     if padded and direction == "rl":
         assert (ours[:, -2:] == 0).all()
 

@@ -92,8 +92,7 @@ def test_frequencies_are_those_of_the_formulas(scaling, room):
     expected = [oracles.rope_frequency(t, WIDTH, options) for t in range(WIDTH // 2)]
     found = ours.frequencies.double()
     torch.testing.assert_close(found, torch.tensor(expected).double(), rtol=2e-6, atol=0)
-    gain = oracles.rope_attention_factor(options)
-    assert ours.gain == pytest.approx(gain, rel=1e-12)
+    assert ours.gain == pytest.approx(oracles.rope_attention_factor(options), rel=1e-12)
 
 
 @pytest.mark.parametrize("scaling", [*THEIRS, "ntk:4", "proportional:1:part=0.25"])

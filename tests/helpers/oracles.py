@@ -138,8 +138,7 @@ def t5_bucket(
     if steps < exact:
         return offset + steps
     position = math.log(steps / exact) / math.log(max_distance / exact)  # 0 .. 1 in the log part
-    bucket = exact + int(position * (num_buckets - exact))
-    return offset + min(bucket, num_buckets - 1)
+    return offset + min(exact + int(position * (num_buckets - exact)), num_buckets - 1)
 
 
 def t5(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
@@ -465,8 +464,7 @@ def fox(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
         kept = torch.zeros((), dtype=torch.float64)
         for t in range(min(i, j) + 1, max(i, j) + 1):
             row = h + heads if j > i and len(b) > heads else h
-            gate = torch.sigmoid(dot(w[row], x[t]) + b[row])
-            kept = kept + torch.log(gate)
+            kept = kept + torch.log(torch.sigmoid(dot(w[row], x[t]) + b[row]))
         if j > i and len(b) == heads:  # which no query of a causal model sees
             kept = -kept
         scores[h, n, j] = dot(q[h, n], k[h, j]) / math.sqrt(head_dim) + kept

@@ -61,8 +61,7 @@ def table() -> str:
 
 def page() -> str:
     """Return the page with the table as it is now."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(START, 1)
+    before, rest = PAGE.read_text(encoding="utf-8").split(START, 1)
     return f"{before}{START}\n{table()}\n{END}{rest.split(END, 1)[1]}"
 
 

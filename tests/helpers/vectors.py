@@ -62,8 +62,7 @@ class Case(NamedTuple):
     @property
     def dims(self) -> Dims:
         """The sizes of the model."""
-        width = self.heads * self.width
-        return Dims(width, self.heads, self.max_positions, causal=self.causal)
+        return Dims(self.heads * self.width, self.heads, self.max_positions, causal=self.causal)
 
     @property
     def options(self) -> dict:

@@ -168,8 +168,7 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0]
 )
 def test_rotations_that_depend_on_the_input_are_those_of_the_stock_model(name, settings, spec):
     tiny = MODELS[name]
-    stock = tiny.build(**settings)
-    model = set_positions(copy.deepcopy(stock), spec)
+    model = set_positions(copy.deepcopy(tiny.build(**settings)), spec)
     for length in (16, 17, 80, POSITIONS + 1, 12):
         inputs = make_inputs(tiny, length=length)
         ids = torch.arange(length)[None] + (length == 12)

@@ -179,8 +179,7 @@ def test_parts_that_get_their_positions_before_are_guarded_too(tmp_path: Path) -
 
 def test_the_base_of_a_model_with_a_head_is_not_saved_as_stock(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(**WORDS)
-    model = set_positions(transformers.LlamaForCausalLM(config), "t5")
-    model.model.save_pretrained(tmp_path)
+    set_positions(transformers.LlamaForCausalLM(config), "t5").model.save_pretrained(tmp_path)
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         transformers.LlamaModel.from_pretrained(tmp_path, config=config)
     assert read_positions(transformers.AutoModel.from_pretrained(tmp_path)).startswith("t5")

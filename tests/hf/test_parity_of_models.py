@@ -57,8 +57,7 @@ def attend_by_inkling(captured: dict[str, Any]) -> tuple[Any, Tensor]:
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     x = torch.randn(2, LENGTH, WIDTH)
-    causal = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)[None, None]
-    attention(x, causal)
+    attention(x, torch.full((LENGTH, LENGTH), -torch.inf).triu(1)[None, None])
     return attention, x
 
 
@@ -95,8 +94,7 @@ def test_lerope():
     config = MistralLarge4TextConfig()
     theirs = mistral.MistralLarge4TextRotaryEmbedding(config)
     dims = Dims(2 * config.head_dim, 2, max_positions=4096)
-    scaling = Scaling.parse("yarn:2048:length=512:attention_factor=1")
-    ours = LeRope(dims, scaling=scaling)
+    ours = LeRope(dims, scaling=Scaling.parse("yarn:2048:length=512:attention_factor=1"))
     torch.manual_seed(0)
     with torch.no_grad():
         theirs.alpha.normal_(std=0.3)

@@ -32,8 +32,7 @@ def replicate(module: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize(("spec", "name"), product_of(SPECS, ["llama", "bert"]))
 def test_forward_and_its_copies_give_what_the_call_gives(name: str, spec: str) -> None:
-    layers = 4 if "," in spec else 2
-    cell = Cell.build(name, spec, num_hidden_layers=layers)
+    cell = Cell.build(name, spec, num_hidden_layers=4 if "," in spec else 2)
     expected = compute_logits(cell.model, cell.inputs)
     base = copy.deepcopy(cell.model.base_model)
     for model in (cell.model, pickle.loads(pickle.dumps(cell.model)), replicate(cell.model)):

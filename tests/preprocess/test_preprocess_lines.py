@@ -70,8 +70,7 @@ def test_each_file_is_a_document(tmp_path):
     cache = books / ".cache" / "huggingface"
     cache.mkdir(parents=True)
     (cache / "books.metadata").write_text("d41d8cd98f\n")  # what a download leaves beside the files
-    path = [str(books)]
-    assert run(tmp_path, "", "--train", *path) == ["a </s>", "b </s>", "</s>", "c </s>"]
+    assert run(tmp_path, "", "--train", str(books)) == ["a </s>", "b </s>", "</s>", "c </s>"]
 
 
 def blocks(folder: Path, mode: str, size: int) -> list[list[int]]:
@@ -88,8 +87,7 @@ def test_fairseqs_packing_means_what_the_papers_say(tmp_path, empty, ends):
     """
     run(tmp_path, DOCUMENTS, "--empty-lines", empty)
     a, b, c, d = (Dictionary.load(str(tmp_path / "bin/dict.txt")).index(w) for w in "abcd")
-    expected = [[a, b, EOS, c, *[EOS] * ends, d, EOS]]
-    assert blocks(tmp_path / "bin", "complete", 19) == expected
+    assert blocks(tmp_path / "bin", "complete", 19) == [[a, b, EOS, c, *[EOS] * ends, d, EOS]]
     assert blocks(tmp_path / "bin", "complete_doc", 19) == [[a, b, EOS, c, EOS], [d, EOS]]
 
 
@@ -240,8 +238,7 @@ def test_long_lines_are_cut_into_equal_parts(tmp_path):
 
 def test_parts_of_a_line_have_one_end_in_the_warning_of_unknown_words(tmp_path, capsys):
     (tmp_path / "dict").write_text("a 1\n")
-    given = ["--dict", tmp_path / "dict", "--longest-line", 4]
-    run(tmp_path, "a a a a a a b b b b b\n", *given)
+    run(tmp_path, "a a a a a a b b b b b\n", "--dict", tmp_path / "dict", "--longest-line", 4)
     assert "<unk>" not in capsys.readouterr().err
     assert counts(tmp_path)["cuts"] == 2
 

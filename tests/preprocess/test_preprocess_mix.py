@@ -12,6 +12,7 @@ import pytest
 
 import mix
 from binarize import sources
+from binarize.output import open_at
 from fairseq_posenc.errors import UserError
 from mix import Sampler, measure, parse_corpus, parse_size
 from tests.helpers.preprocess import start
@@ -203,6 +204,12 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, cal
             corpus = corpus.rename(tmp_path / f"moved{interruptions}")
     assert interruptions >= 1
     assert content(tmp_path / "resumed") == content(tmp_path / "whole")
+
+
+def test_a_file_that_has_lost_bytes_is_not_filled_with_zeros(tmp_path):
+    (tmp_path / "text").write_bytes(b"1234")
+    with pytest.raises(UserError, match="text has lost bytes since it was saved: delete"):
+        open_at(tmp_path / "text", 5)
 
 
 @pytest.mark.parametrize(

@@ -418,8 +418,7 @@ def test_pieces_joined_are_the_text(tmp_path):
     processor = sentencepiece.SentencePieceProcessor(model_proto=again)
     spaced = [" ".join(line.split()) for line in lines]
     tokens, sizes = PieceEncoder(pieces, pieces.build_dictionary()).encode(spaced)
-    items = np.split(tokens, np.cumsum(sizes)[:-1])
-    encoded = [item[:-1].tolist() for item in items]
+    encoded = [item[:-1].tolist() for item in np.split(tokens, np.cumsum(sizes)[:-1])]
     assert [processor.decode(ids) for ids in encoded] == spaced
     assert min(min(ids) for ids in encoded) > 3  # no special symbol comes out of text
 

@@ -5,6 +5,7 @@ What happens before a command begins, or to its streams, is found nowhere else.
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import re
@@ -195,6 +196,13 @@ def test_the_help_of_preprocess_lists_its_programs(capsys):
     for path in preprocessing.FOLDER.glob("*.py"):
         (line,) = (line for line in message.splitlines() if line.startswith(f"  {path.stem} "))
         assert line.endswith(path.read_text(encoding="utf-8").partition("\n")[0].lstrip('r"'))
+
+
+def test_preprocess_leaves_ctrl_c_as_it_was_if_a_program_cannot_be_imported():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ModuleNotFoundError):
+        preprocessing.run(argparse.Namespace(program="absent", options=[]))
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize(

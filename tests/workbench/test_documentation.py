@@ -125,6 +125,7 @@ def test_describe_says_everything(name, capsys):
     assert catalogue.parse_page(name)["equation"].replace("``", "") in printed
     assert "At base size" in printed
     assert "fairseq_posenc." not in printed
+    assert {*re.findall(r"[a-zA-Z]: the option (\w+)", printed)} <= {*registry.options(name)}
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,13 @@ def test_describe_names_types_letters_and_directions(name, texts, capsys):
     printed = " ".join(call(capsys, "describe", name)[0].split())
     assert all(text in printed for text in texts)
     assert name != "m4m" or "C: width of the model" not in printed
+
+
+@pytest.mark.parametrize(
+    ("name", "letter"), [("chunk", "C"), ("sandwich", "n"), ("ssmax", "n"), ("transformer_xl", "v")]
+)
+def test_describe_leaves_out_letters_that_the_equation_defines(name, letter, capsys):
+    assert not re.search(rf"\b{letter}: ", call(capsys, "describe", name)[0])
 
 
 def test_describe_takes_specs(capsys):

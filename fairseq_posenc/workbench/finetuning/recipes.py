@@ -32,7 +32,7 @@ _VALUE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticE
 # Texts that hydra reads as texts without quotes: not as a number, true or null, and only ASCII.
 _UNQUOTED = re.compile(r"(?!(true|false|null|nan|inf)$|\.\d)[a-z_./][\w./+-]*", re.ASCII | re.I)
 _WARMUP_RATIO = 0.06  # that of RoBERTa, for recipes that give none
-_ON_CPU = "common.cpu=true"  # already in the command if the user set it
+_ON_CPU = re.compile(r"\+*common\.cpu=(true|yes|y|on|[1-9]\d*)", re.I)  # as omegaconf reads them
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
@@ -68,8 +68,9 @@ def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictC
         # Adds the task's defaults, and checks the types of its options.
         cfg.task = OmegaConf.merge(TASK_DATACLASS_REGISTRY[cfg.task._name], cfg.task)
         updates = _read_number(cfg.optimization, "max_update") or _count_updates(cfg, examples)
-        ratio = cfg.task.get("warmup_ratio", _WARMUP_RATIO)
-        warmup = _read_number(cfg.lr_scheduler, "warmup_updates") or round(ratio * updates)
+        warmup = _read_number(cfg.lr_scheduler, "warmup_updates")
+        if not (warmup or any("lr_scheduler.warmup_updates=" in x for x in overrides)):
+            warmup = round(cfg.task.get("warmup_ratio", _WARMUP_RATIO) * updates)
         cfg.optimization.max_update = int(updates)
         cfg.lr_scheduler.warmup_updates = int(warmup)
     except UserError:  # a ValueError, which the next line would catch
@@ -90,8 +91,8 @@ def _count_updates(cfg: DictConfig, examples: int) -> int:
         cause = "with dataset.max_tokens or without dataset.batch_size the updates are unknown"
         raise UserError(f"{cause}; set optimization.max_update too")
     batches = math.ceil(examples / cfg.dataset.batch_size)
-    devices = cfg.distributed_training.distributed_world_size
-    batches_per_update = devices * cfg.optimization.update_freq[0]  # a list by epoch
+    num_devices = cfg.distributed_training.distributed_world_size
+    batches_per_update = num_devices * cfg.optimization.update_freq[0]  # a list by epoch
     return math.ceil(batches / batches_per_update) * cfg.optimization.max_epoch
 
 
@@ -171,8 +172,8 @@ def train(
     start = f"resuming from update {before:,}" if before else f"starting, {updates:,} updates"
     say(f"{label}: {start}")
     # Chosen only now, because a cluster's machine may have other devices than the user's.
-    if devices.choose_device() != "cuda" or _ON_CPU in command:
-        command = [*command, _ON_CPU, "common.fp16=false"]  # hydra takes the last value
+    if devices.choose_device() != "cuda" or any(map(_ON_CPU.fullmatch, command)):
+        command = [*command, "common.cpu=true", "common.fp16=false"]  # the last values count
         say(f"{label}: training on the CPU, without fp16")
 
     def report_validation(line: str) -> None:

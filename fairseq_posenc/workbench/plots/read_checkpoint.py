@@ -72,8 +72,7 @@ def _make_batch(opened: OpenModel, stack: str, tokens: list[Token]) -> Tensor:
     Texts too long for fairseq's own position table are refused; our encodings check by themselves.
     """
     if opened.positions[stack] is None:
-        limit = opened.stacks[stack].max_positions()
-        refuse_long_text(f"its {stack}", len(tokens), limit)
+        refuse_long_text(f"its {stack}", len(tokens), opened.stacks[stack].max_positions())
     return torch.tensor([[number for number, _ in tokens]])
 
 

@@ -137,6 +137,16 @@ def test_updates_follow_from_the_data_or_the_paper():
     assert (found.task.learning_rates, found.task.seeds) == ([], [])
     assert (found.optimization.lr, found.common.seed) == ([2e-5], 9)
     assert found.lr_scheduler.warmup_updates == 0
+    for none in ("lr_scheduler.warmup_updates=0", "++lr_scheduler.warmup_updates=0"):
+        found = recipes.compose_recipe(CONFIGS / "m4m_mrpc.yaml", 3668, [none])
+        assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (345, 0)
+
+
+@pytest.mark.parametrize("value", ["true", "True", "yes", "on", "1", "false", "no", "0"])
+def test_the_cpu_is_chosen_by_every_value_that_fairseq_reads_as_true(value):
+    word = f"++common.cpu={value}"
+    found = recipes.compose_recipe(CONFIGS / "m4m_mrpc.yaml", 3668, [word]).common.cpu
+    assert bool(recipes._ON_CPU.fullmatch(word)) == found
 
 
 @pytest.mark.parametrize(

@@ -84,10 +84,9 @@ def evaluate(folder: Path) -> None:
     for name, split in zip(data.task.submission, data.task.test_splits):  # a file for each set
         if split in data.splits:  # some files of a task are optional
             outputs, _ = predict(model, opened.task, split)
-            predictions = format_predictions(data.task, outputs)
             file = folder / "submission" / f"{name}.tsv"
             file.parent.mkdir(exist_ok=True)
-            write_predictions(file, data.test_ids(split), predictions)
+            write_predictions(file, data.test_ids(split), format_predictions(data.task, outputs))
     result = {"update": read_updates(opened.state), "metrics": figures, "collapsed": collapsed}
     write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
 
