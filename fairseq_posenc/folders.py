@@ -199,9 +199,7 @@ def list_differences(old: Any, new: Any, name: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*new, *old])
         pairs = [(f"{name}, {key}".lstrip(", "), old.get(key), new.get(key)) for key in keys]
-        return [
-            text for key, before, after in pairs for text in list_differences(before, after, key)
-        ]
+        return [text for key, was, now in pairs for text in list_differences(was, now, key)]
     if old == new:
         return []
     values = f"{shortened(str(old))}, not {shortened(str(new))}"

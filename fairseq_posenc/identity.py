@@ -27,6 +27,7 @@ _PHRASES = {  # fields of `WeightSettings` in messages
     "pooler": "pooler activation {}",
     "add_bos_token": "add_bos_token {}",
     "language": "language {}",
+    "attention": "{} attention",
 }
 _OTHER_SYMBOLS = "trained with a dict.txt of other symbols, or the same in another order"
 STATE_KEY = "_extra_state"  # torch's name for state that a module stores beside its parameters
@@ -47,6 +48,7 @@ class WeightSettings(NamedTuple):
     pooler: str | None = None  # activation of classification heads
     add_bos_token: str | None = None  # causal LM: `on` if `<s>` begins each sample, else `off`
     language: str | None = None  # translation: the encoder's source or the decoder's target
+    attention: str | None = None  # `causal` or `bidirectional`, if tables of positions depend on it
     dictionary: str | None = None  # hash of its symbols in their order
 
     @classmethod

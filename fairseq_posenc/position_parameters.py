@@ -66,6 +66,7 @@ def copy_parameters(
     new_spec: Spec,
     length: int,
     rule: LengthRule | None,
+    was_causal: bool,
 ) -> list[str]:
     """Copy trained parameters to new encodings that have parameters of the same names.
 
@@ -76,6 +77,7 @@ def copy_parameters(
         new_spec: the spec of the new encodings.
         length: number of positions that a trained table has, if it is one by position.
         rule: how such a table becomes longer; None leaves the rows beyond untrained.
+        was_causal: whether the parameters were trained in a causal stack.
 
     Returns:
         A note about each trained parameter that is not copied, or only in part.
@@ -90,6 +92,9 @@ def copy_parameters(
                 continue
             if old_spec and (changed := _list_changes(encoding, old_spec, new_spec)):
                 note = f"untrained, because of different options: {changed}"
+            elif encoding.rows_depend_on_causal and was_causal != encoding.dims.causal:
+                now = "now" if encoding.dims.causal else "no longer"
+                note = f"untrained, as the model is {now} causal"
             else:
                 note = _copy_parameter(encoding, parameter_name, trained[key], length, rule)
             if note:

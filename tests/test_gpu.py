@@ -143,9 +143,7 @@ def test_models_of_transformers(name, spec):
     in_half = compute_logits(copy.deepcopy(on_gpu).bfloat16(), to_bfloat16(there)).float().cpu()
     assert distance(in_half[:, 3:], expected[:, 3:]) < 0.5
     if MODELS[name].generates:
-        moved = cell._replace(
-            model=on_gpu, inputs={key: x.to(GPU) for key, x in cell.inputs.items()}
-        )
+        moved = cell._replace(model=on_gpu, inputs={k: x.to(GPU) for k, x in cell.inputs.items()})
         assert moved.compare_cache() < 1e-4
         assert moved.compare_generated(do_sample=False)
 

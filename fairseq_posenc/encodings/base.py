@@ -95,6 +95,7 @@ class Encoding(nn.Module):
     length_options: ClassVar[tuple[str, ...]] = ()  # that set how many rows a table has, no more
     zeros: ClassVar[tuple[str, ...]] = ()  # names of the parameters that start at 0
     ones: ClassVar[tuple[str, ...]] = ()  # of those that start at 1; others are drawn at random
+    rows_depend_on_causal: ClassVar[bool] = False  # True: rows of decoders mean other distances
     causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     # Numbers of a position that it reads: 2 for the row and column of a patch; 0: it reads none.
     axes: int = 1

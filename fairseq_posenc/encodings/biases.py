@@ -73,8 +73,7 @@ class Alibi(Bias):
         axes: int = 1,
     ) -> None:
         super().__init__(dims, scale_factor)
-        self.axes = axes
-        self.mode = mode
+        self.axes, self.mode = axes, mode
 
     def terms(self, positions: Positions) -> list[Term]:
         """Subtract the penalties by distance, by pair, or by token."""

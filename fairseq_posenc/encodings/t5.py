@@ -43,6 +43,7 @@ class T5(Encoding):
 
     acts_on = "scores"
     shared_by_layers = True  # one module, called once in a pass
+    rows_depend_on_causal = True
 
     def __init__(
         self,
@@ -55,8 +56,7 @@ class T5(Encoding):
     ) -> None:
         super().__init__(dims, scale_factor)
         self.axes = axes
-        both_sides = not dims.causal
-        self.bucket_rule = Buckets.of_t5(self.name, num_buckets, max_distance, both_sides)
+        self.bucket_rule = Buckets.of_t5(self.name, num_buckets, max_distance, not dims.causal)
         self.table = nn.Parameter(torch.empty(axes * dims.num_heads, num_buckets))
 
     def terms(self, positions: Positions) -> list[Term]:
@@ -134,8 +134,7 @@ def find_starts(
         last: the last bucket.
         both_sides: whether later keys have such buckets, too; otherwise they count as distance 0.
     """
-    distances = range(_FARTHEST)
-    firsts = [bisect_left(distances, bucket, key=find_bucket) for bucket in range(1, last + 1)]
+    firsts = [bisect_left(range(_FARTHEST), x, key=find_bucket) for x in range(1, last + 1)]
     firsts = [distance for distance in firsts if distance < _FARTHEST]  # those reached
     earlier = tuple(1 - distance for distance in reversed(firsts))
     return (*earlier, *firsts) if both_sides else earlier

@@ -47,8 +47,7 @@ class LayerState:
     shared: Shared  # the part of the pass's state for this kind of layer
     inputs: Tensor  # of the layer, `(B, T, C)`: forget gates and states are computed from them
     cache: Cache | None
-    need_weights: bool
-    num_layers: int  # of the stack
+    of_stack: PassState
     is_used: bool = False  # whether the model's code has called our function
 
 
@@ -123,7 +122,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         terms = Terms([ScaleFactor(factor * scale_factor), *terms.without(ScaleFactor)])
         decay = None
         if self.is_gated:
-            place = state.num_layers + attention.layer_idx  # in the cache, after all keys
+            place = state.of_stack.num_layers + attention.layer_idx  # in the cache, after all keys
             past = caches.read_decay(state.cache, place, earlier)
             decay = self.encodings.decay(state.inputs, positions, past)
             if state.cache is not None and decay is not None:
@@ -132,7 +131,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         query, key = self.rotate_tokens(query, key, shared)
         mask = shared.mask.with_direction(self.direction)
         call = make_call(query, Kept(key, value), terms, mask, positions.src_len, dropout)
-        return call._replace(need_weights=state.need_weights)
+        return call._replace(need_weights=state.of_stack.need_weights)
 
     def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
         """Select the rotation that remains to be applied; None if the model's own code rotates."""
@@ -173,8 +172,7 @@ class AttentionWithPositions(Derived):
         if state.shared is None:  # the model's own attention is used
             return forward(self, *args, **named)
         cache = caches.find_self_cache([*named.values(), *args])
-        settings = (state.need_weights, state.num_layers)
-        layer = LayerState(state.shared[positions.kind], inputs, cache, *settings)
+        layer = LayerState(state.shared[positions.kind], inputs, cache, state)
         output = forward(self, *args, **named, **{POSITION_STATE: layer})
         if not layer.is_used:
             raise UserError(f"{type(self).__name__} {OWN_CODE}")

@@ -224,7 +224,8 @@ def _copy_weights(
     Returns:
         A note for the user about each weight that is lost, not copied, or only in part.
     """
-    had_ours = hasattr(stack.module, POSITIONS)  # else it is usual that weights are missing
+    earlier = getattr(stack.module, POSITIONS, None)  # if None, weights are missing as a rule
+    was_causal = earlier.dims.causal if earlier else stack.is_decoder  # as in T5's own code
     notes, new_spec = [], parts[stack.module].spec
     for owner, part in parts.items():
         trained = stack.read_weights(owner)  # by the names that they have in `part`
@@ -232,7 +233,7 @@ def _copy_weights(
         names_of_part = dict(part.named_parameters()).keys()  # such as `shared.t5.table`
         lost = "removed; if it was trained, load the model again to get it back"
         notes += [f"{name}: {lost}" for name in sorted(trained.keys() - names_of_part)]
-        lacking = sorted(names_of_part - trained.keys()) if had_ours else []
+        lacking = sorted(names_of_part - trained.keys()) if earlier else []
         notes += [f"{x}: untrained, as the previous positions lack it" for x in lacking]
-        notes += copy_parameters(part, trained, old_spec, new_spec, old_length, extend)
+        notes += copy_parameters(part, trained, old_spec, new_spec, old_length, extend, was_causal)
     return notes

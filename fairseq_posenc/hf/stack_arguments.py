@@ -5,7 +5,6 @@ holds for a single pass: a cache does not keep it, and is not continued.
 Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 """
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -65,7 +64,7 @@ class StackArguments:
         # The number of tokens in the cache; a tensor in a static one, which graphs can use.
         self.cached: Any = 0 if self.cache is None else self.cache.get_seq_length()
         readers = positions.id_readers  # the encodings that read positions
-        ids, text_ids = self._read_axes(len(stack.family.sections), readers.values())
+        ids, text_ids = self._read_axes(len(stack.family.sections), [*readers.values()])
         if ids is not None:
             batch, tgt_len = self.inputs.shape[:2]
             ids = read_position_ids("position_ids", ids, readers, batch, (tgt_len,))  # axes last
@@ -80,9 +79,7 @@ class StackArguments:
         if text_ids is not None and self.mask is None and is_first_pass:
             self.packs = counts_several(text_ids)
 
-    def _read_axes(
-        self, axes: int, readers: Collection[Encoding]
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def _read_axes(self, axes: int, readers: list[Encoding]) -> tuple[Tensor | None, Tensor | None]:
         """Read the caller's ids, and those of the text alone, which may precede M-RoPE's.
 
         M-RoPE's are on ``axes`` axes, ``(axes or 1 + axes, B, T)``; other families have 0. A spec
@@ -103,9 +100,7 @@ class StackArguments:
                 ids = text_ids
         return ids, text_ids
 
-    def _count_from_zero(
-        self, ids: Tensor | None, first_id: int, is_decoder: bool
-    ) -> Tensor | None:
+    def _count_from_zero(self, ids: Tensor | None, first_id: int, causal: bool) -> Tensor | None:
         """Convert the caller's ids, which begin after the padding symbol, ``first_id - 1``."""
         syncs = may_sync(self.inputs.device)  # no graph: values can be read, with a wait on a GPU
         if ids is None:
@@ -122,7 +117,7 @@ class StackArguments:
         else:
             is_counted = ids.eq(self.real.cumsum(1)[:, new] - 1) | ~self.real[:, new]
         # From 0, as those of `generate` do in all models; encoders get none from it.
-        from_zero = is_counted.all() & is_decoder
+        from_zero = is_counted.all() & causal
         if syncs and not from_zero and (ids < first_id - 1).any():  # padding has `first_id - 1`
             raise UserError(f"position_ids of this model count from {first_id}, as its class does")
         return torch.where(from_zero, ids, ids - first_id).clamp(min=0)

@@ -33,7 +33,7 @@ from fairseq_posenc.hf.record import exchange_names
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
 from fairseq_posenc.hf.stack_arguments import StackArguments
 from fairseq_posenc.hf.stand_ins import begin_pass
-from fairseq_posenc.identity import Identity, format_directions, parse_directions
+from fairseq_posenc.identity import Identity, WeightSettings, format_directions, parse_directions
 from fairseq_posenc.modules.input_checks import check_embeddings
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import may_sync
@@ -143,7 +143,11 @@ class HFStackPositions(StackPositions):
 
     def get_extra_state(self) -> Tensor:
         """Build the record for the state dict: the spec, and the length of the training."""
-        return Identity(self.spec, self.directions, self.dims.trained_length).to_tensor()
+        settings = WeightSettings()
+        if any(item.encoding.rows_depend_on_causal for item in self.spec.items):
+            settings = WeightSettings(attention="causal" if self.dims.causal else "bidirectional")
+        length = self.dims.trained_length
+        return Identity(self.spec, self.directions, length, settings).to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
         """Compare the record of a state dict with these positions; refuse others, set nothing."""
@@ -153,6 +157,8 @@ class HFStackPositions(StackPositions):
         ours = Identity.from_tensor(self.get_extra_state())
         if differences := theirs.position_differences(ours):  # "trained with X, the model has Y"
             raise UserError(f"weights {differences[0]}: set their positions before loading")
+        if differences := theirs.weight_settings.differences(ours.weight_settings):
+            raise UserError(f"weights {differences[0]}: keep is_causal and is_decoder as they were")
 
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
@@ -189,11 +195,17 @@ class HFStackPositions(StackPositions):
             places = arguments.ids
             if places is None:  # they are counted, from those in the cache on
                 places = torch.arange(inputs.size(1), device=inputs.device)[None] + arguments.cached
-            return named, PassState(self._make_cosines(module, self._rotations(places))), None
+            rotations = [self.shared.rotation(places, i) for i in range(len(self.shared.kinds))]
+            return named, PassState(self._make_cosines(module, rotations)), None
         if getattr(arguments.cache, "is_compileable", False):  # transformers' static caches
             raise UserError(
                 f"{type(arguments.cache).__name__} has a fixed size, which works only with "
                 "encodings that are rotations: leave out cache_implementation"
+            )
+        if self.gated_kinds and getattr(arguments.cache, "offloading", False):
+            raise UserError(
+                f"a cache that offloads its layers cannot keep the forget gates of {self.spec}: "
+                "leave out cache_implementation='offloaded'"
             )
         if not arguments.cached:  # once for a text, not in each step of decoding
             parts = [getattr(owner, POSITIONS) for owner in (module, *stack.attentions)]
@@ -292,10 +304,6 @@ class HFStackPositions(StackPositions):
             embeddings = embeddings * scale
         embeddings = embeddings + vectors.type_as(embeddings)
         return embeddings / scale if self.is_decoder else embeddings
-
-    def _rotations(self, ids: Tensor) -> list[Rotation | None]:
-        """Compute the rotation of each kind of layer at positions ``(B or 1, T)``, or None."""
-        return [self.shared.rotation(ids, kind) for kind in range(len(self.shared.kinds))]
 
     def _make_cosines(self, module: Any, rotations: list[Any]) -> dict[int, Cosines]:
         """Convert the rotations by kind of layer to cosines, where the model's code rotates."""

@@ -214,7 +214,7 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
         "use_sliding_window": size is not None,
         "no_rope_layers": [int(bool(rope)) for rope in ropes],  # 1 if it rotates
         "layer_rope_theta": [rope.get("rope_theta", 0) for rope in ropes],
-        "rope_parameters": _join_by_type(config_class, by_type, dims),
+        "rope_parameters": _join_ropes(config_class, by_type, dims),
         "attn_logit_softcapping": softcap.get("cap"),
         "relative_attention_num_buckets": buckets.get("num_buckets"),
         "relative_attention_max_distance": buckets.get("max_distance"),
@@ -276,14 +276,12 @@ def _list_options(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[str,
     return layers
 
 
-def _join_by_type(
-    config_class: Any, by_type: dict[str, dict[str, Any]], dims: Dims
-) -> dict[str, Any]:
+def _join_ropes(config_class: Any, ropes: dict[str, dict[str, Any]], dims: Dims) -> dict[str, Any]:
     """Join the ``rope_parameters`` of types of layers as a class states them: by type, or once."""
-    first = next(iter(by_type.values()), {"rope_type": "default", "rope_theta": 1e4})
+    first = next(iter(ropes.values()), {"rope_type": "default", "rope_theta": 1e4})
     present = getattr(config_class(), "rope_parameters", None) or {}
     if any(isinstance(value, dict) for value in present.values()):
-        return {name: by_type.get(name, first) for name in present}
+        return {name: ropes.get(name, first) for name in present}
     if _TEMPERATURE in present:  # 0 leaves the scores as they are
         return {_TEMPERATURE: 0.0, TRAINED_LENGTH: dims.trained_length, **first}
     return first

@@ -144,9 +144,7 @@ def _read_field(entry: Any, name: str, field_type: type[_T], place: str) -> _T:
     value = entry.get(name) if isinstance(entry, dict) else None
     if type(value) is not field_type:  # JSON's true is not a number
         types = {list: "a list", str: "a text", int: "a number"}
-        raise UserError(
-            f"{place}: has no {name!r} that is {types[field_type]}; is it a file of SQuAD?"
-        )
+        raise UserError(f"{place}: has no {name!r} that is {types[field_type]}; is it SQuAD?")
     if isinstance(value, str):
         try:
             value.encode("utf-8")

@@ -26,9 +26,7 @@ def parts(spec: str, dtype: torch.dtype = torch.float64):
     return split(query, key, terms, rotation, mask=mask), query, key, built
 
 
-@pytest.mark.parametrize(
-    "spec", some_of([spec for spec in REPRESENTATIVES if spec in SPECS], SPECS)
-)
+@pytest.mark.parametrize("spec", some_of([x for x in REPRESENTATIVES if x in SPECS], SPECS))
 def test_models_of_float32_are_split_in_float64(spec):
     found, *_ = parts(spec, torch.float32)
     assert found.scores.dtype == torch.float64

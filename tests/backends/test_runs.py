@@ -154,9 +154,7 @@ def test_gradients_at_the_ends_of_runs_are_finite_differences(starts, form, monk
     length = 9
     runs = Runs(STARTS[starts], 1 - length, length - 1)
     terms, _ = make_terms(form, STARTS[starts], T, reset=False)
-    inputs = [
-        torch.randn(1, H, length, D, dtype=torch.float64, requires_grad=True) for _ in range(3)
-    ]
+    qkv = [torch.randn(1, H, length, D, dtype=torch.float64, requires_grad=True) for _ in range(3)]
 
     def attend(*tensors: torch.Tensor) -> torch.Tensor:
         query, key, value, *tables = tensors
@@ -166,7 +164,7 @@ def test_gradients_at_the_ends_of_runs_are_finite_differences(starts, form, monk
         )
         return BACKENDS["blocked"].attend(AttentionCall(query, key, value, given, Mask("lr")))[0]
 
-    assert torch.autograd.gradcheck(attend, (*inputs, *terms.tensors().values()), atol=1e-6)
+    assert torch.autograd.gradcheck(attend, (*qkv, *terms.tensors().values()), atol=1e-6)
 
 
 @pytest.mark.parametrize(

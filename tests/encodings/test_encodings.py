@@ -405,9 +405,7 @@ def test_rotary_cross_attention_refuses_what_would_pass_by_the_rotation():
 @pytest.mark.parametrize("reset", ["", "+reset"])
 @pytest.mark.parametrize(("spec", "times"), [("tupe_shared", 50), ("tupe", 1000)])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_large_comparisons_of_positions_do_not_overflow_half_precision(
-    spec, times, reset, autocast
-):
+def test_large_comparisons_of_positions_fit_half_precision(spec, times, reset, autocast):
     """A score of 65,504 is the last that fp16 has; a model need not be near it to diverge."""
     built = build_encodings(specs.parse(spec + reset), Dims(768, 12, 64))
     with torch.no_grad():

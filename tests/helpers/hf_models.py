@@ -330,10 +330,8 @@ def pad(inputs: dict[str, Tensor], left: int, right: int) -> dict[str, Tensor]:
         if x.dim() > 2:  # of an encoder of speech, which knows no padding
             padded[name] = x
             continue
-        sides = [
-            x.new_full((x.size(0), n), 0 if "mask" in name else PADDING) for n in (left, right)
-        ]
-        padded[name] = torch.cat([sides[0], x, sides[1]], 1)
+        ends = [x.new_full((x.size(0), n), 0 if "mask" in name else PADDING) for n in (left, right)]
+        padded[name] = torch.cat([ends[0], x, ends[1]], 1)
     if (ids := inputs.get("decoder_input_ids")) is not None:
         padded["decoder_attention_mask"] = pad({"mask": torch.ones_like(ids)}, left, right)["mask"]
     return padded

@@ -1,16 +1,18 @@
 """Trained weights of positions that a model keeps when its positions or its length change."""
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.families import FAMILIES
 from fairseq_posenc.hf.own_positions import read_trained_length
+from fairseq_posenc.identity import Identity, WeightSettings, is_identity
 from fairseq_posenc.position_parameters import LengthRule
 from fairseq_posenc.registry import names
 from tests.helpers.hf_models import (
@@ -135,6 +137,28 @@ def test_the_table_of_other_buckets_is_not_taken() -> None:
     with pytest.warns(UserWarning, match=r"t5\.table: untrained, .* options: max_distance=256"):
         set_positions(model, "t5(max_distance=256)")
     assert not torch.equal(model.get_parameter(name), trained)
+
+
+@pytest.mark.parametrize("spec", ["t5", "inkling"])
+def test_tables_of_a_causal_model_are_not_taken_by_another(spec: str, tmp_path: Path) -> None:
+    model = build("llama", spec)
+    model.save_pretrained(tmp_path)
+    model.model.config.is_causal = False
+    with pytest.raises(UserError, match="with causal attention, the model has bidir"):
+        AutoModel.from_pretrained(tmp_path, config=model.config)
+    with pytest.warns(UserWarning, match="table: untrained, as the model is no longer causal"):
+        set_positions(model, "own")
+
+
+def test_records_without_causality_are_those_of_an_earlier_version(tmp_path: Path) -> None:
+    model = build("bert", "t5")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="with bidirectional attention, the model has causal"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, is_decoder=True)
+    state = model.state_dict()
+    name = next(filter(is_identity, state))
+    earlier = Identity.from_tensor(state[name])._replace(weight_settings=WeightSettings())
+    model.load_state_dict({**state, name: earlier.to_tensor()})
 
 
 def test_trained_weights_that_are_taken_away_are_named_and_again_when_they_are_missed() -> None:

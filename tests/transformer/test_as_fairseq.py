@@ -169,9 +169,7 @@ def test_embed_positions_says_how_many_there_are(family, learned):
 
 def test_embed_positions_of_roberta_says_how_many_there_are():
     theirs, ours = make_model("masked_lm", "roberta"), make_model("masked_lm", "roberta_learned")
-    counts = [
-        model.encoder.sentence_encoder.embed_positions.max_positions for model in (theirs, ours)
-    ]
+    counts = [x.encoder.sentence_encoder.embed_positions.max_positions for x in (theirs, ours)]
     assert counts == [24, 24]
 
 
@@ -316,9 +314,7 @@ def long_text() -> Path:
     lines = [" ".join(words[start : start + 12]) + "\n" for start in range(0, 1200, 12)]
     for split, some in (("train", lines), ("valid", lines), ("test", lines[:4])):
         (folder / split).write_text("".join(some), encoding="utf-8")
-    splits = [
-        part for name in ("train", "valid", "test") for part in (f"--{name}pref", folder / name)
-    ]
+    splits = [x for name in ("train", "valid", "test") for x in (f"--{name}pref", folder / name)]
     preprocessed(folder / "bin", "--only-source", *splits)
     return folder / "bin"
 

@@ -109,9 +109,7 @@ def parse_tasks(text: str) -> list[Task]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in TASKS:
-            raise UserError(
-                f"--tasks {text}: unknown task {name!r}: choose from {', '.join(TASKS)}"
-            )
+            raise UserError(f"--tasks {text}: unknown task {name!r}: choose {', '.join(TASKS)}")
     if len(set(names)) < len(names):
         raise UserError(f"--tasks {text}: a task is named twice")
     return [TASKS[name] for name in names]

@@ -279,10 +279,8 @@ def open_model(
     arch = getattr(state["cfg"].model, "_name", None)
     family = find_family(arch)
     if family is None:
-        families = ", ".join(STOCK_CLASSES)
-        raise UserError(
-            f"{option} {path}: a model of the kind {arch}; this command reads {families}"
-        )
+        known = ", ".join(STOCK_CLASSES)
+        raise UserError(f"{option} {path}: a model of the kind {arch}; this command reads {known}")
     with refuse_unusable_settings(option, path):
         opened = open_task(path, state, data)
         # `args` is the old form of the settings; fairseq would prefer it to `cfg`.

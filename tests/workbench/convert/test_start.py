@@ -29,10 +29,8 @@ def name_as_first_releases(weights):
 @pytest.fixture(scope="module")
 def release():
     """fairseq's own RoBERTa, trained: its weights, and the file in the format of releases."""
-    trained = train(
-        "masked_lm", "--arch", "roberta_base", *OPTIONS, "--max-epoch", 2, user_dir=None
-    )
-    weights, path = trained.checkpoint()["model"], new_directory() / "model.pt"
+    run = train("masked_lm", "--arch", "roberta_base", *OPTIONS, "--max-epoch", 2, user_dir=None)
+    weights, path = run.checkpoint()["model"], new_directory() / "model.pt"
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
     task = {"task": "masked_lm", "criterion": "masked_lm", "data": "/x", "tokens_per_sample": 16}
     state = {

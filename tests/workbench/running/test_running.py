@@ -29,9 +29,7 @@ def hold_file(path: Path) -> subprocess.Popen[str]:
         "with files.written_whole(Path(sys.argv[1])) as new:\n"
         "    new.write_text('half'); print(new.name, flush=True); time.sleep(60)"
     )
-    return subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
 
 
 class TestFiles:
@@ -234,16 +232,12 @@ class TestPrograms:
         assert "\n  10\n" not in str(caught.value)
 
     @pytest.mark.parametrize("name", ["fairseq-posenc", "fairseq-train"])
-    def test_failure_that_the_program_explained_is_one_line(
-        self, tmp_path, monkeypatch, lock, name
-    ):
+    def test_failure_that_a_program_explained_is_one_line(self, tmp_path, monkeypatch, lock, name):
         self.script(tmp_path, monkeypatch, f"echo usage; echo {name}: error: too wide; exit 2")
         with pytest.raises(UserError) as caught:
             programs.run_logged(["fairseq-try"], tmp_path / "log", lock)
         assert str(caught.value) == f"fairseq-try: too wide (its log: {tmp_path / 'log'})"
-        self.script(
-            tmp_path, monkeypatch, "kill -9 $$"
-        )  # what an earlier try said is not its error
+        self.script(tmp_path, monkeypatch, "kill -9 $$")  # an earlier try's words are not its error
         with pytest.raises(UserError, match="was ended by signal 9"):
             programs.run_logged(["fairseq-try"], tmp_path / "log", lock)
 
