@@ -1,4 +1,4 @@
-"""Describes mistakes of users and limits of machines in one line, and chooses exit codes."""
+"""Describes mistakes of users and limits of machines, and chooses exit codes."""
 
 import errno
 import os
@@ -48,7 +48,10 @@ def find_full_disk(error: BaseException) -> int:
 
 
 def describe_mistake(error: BaseException) -> str | None:
-    """Describe a user's mistake or a machine's limit; None for any other error."""
+    """Describe a user's mistake or a machine's limit; None for any other error.
+
+    The description is one line, except that a message of a rank is returned with all of its lines.
+    """
     if isinstance(error, UserError):
         return str(error)
     module = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""

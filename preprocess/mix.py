@@ -29,7 +29,7 @@ from fractions import Fraction
 from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from binarize import formats
 from binarize.formats import JsonField, LineFormat
@@ -129,7 +129,9 @@ def mix_corpora(
     for number, ((corpus, files), sampler) in enumerate(zip(corpora, samplers)):
         finished = manifest.read("corpora", str(number))
         if finished is None:
-            finished = _sample(read_documents(corpus.format, files, rules), sampler, paths, sizes)
+            documents = read_documents(corpus.format, files, rules)
+            new_sizes = _sample(documents, sampler, paths, sizes)  # what it draws, `sampler` counts
+            finished = {"sizes": new_sizes, "drawn": dict(sorted(sampler.counts.items()))}
             if not finished["drawn"]:
                 raise UserError(f"{corpus.option}: has no text")
             manifest.save("corpora", str(number), finished)
@@ -144,7 +146,7 @@ def mix_corpora(
 
 def _sample(
     documents: Iterator[bytes], sampler: Sampler, paths: Sequence[Path], sizes: Sequence[int]
-) -> dict[str, Any]:
+) -> list[int]:
     """Append what is sampled to the files, the last of which is for held-out text.
 
     Args:
@@ -154,7 +156,7 @@ def _sample(
         sizes: their bytes to keep; the rest is of an interrupted run.
 
     Returns:
-        The new ``sizes`` of the files, which are synced to disk, and counts of what is ``drawn``.
+        The new sizes of the files, which are synced to disk.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(open_at(path, size)) for path, size in zip(paths, sizes)]
@@ -166,7 +168,7 @@ def _sample(
                 train_files[train_number % len(train_files)].write(train + b"\n")
             valid_file.write(valid)
         sync(*files)
-        return {"sizes": [x.tell() for x in files], "drawn": dict(sorted(sampler.counts.items()))}
+        return [file.tell() for file in files]
 
 
 def read_documents(

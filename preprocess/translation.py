@@ -116,17 +116,14 @@ def _write_split(
             f"{split.source.origin}: {_describe(figures)}, so there is nothing to train on; "
             "choose another --max-length and --max-ratio"
         )
-    if name == "train":  # its dictionaries have the numbers of symbols in both languages
+    if name == "train":
         both = np.concatenate([tokens for tokens, _ in sides])
         counts = np.bincount(both, minlength=len(dictionary))
-        counted = Dictionary()  # has the special symbols from the start
-        for index in range(dictionary.nspecial, len(dictionary)):
-            counted.add_symbol(dictionary[index], n=int(counts[index]))
         for language in languages:
-            save_dictionary(counted, folder / f"dict.{language}.txt")
+            _save_dictionary(dictionary, counts, folder / f"dict.{language}.txt")
     pair = "-".join(languages)
     for language, side, text in zip(languages, sides, split.sides):
-        if name != "train":  # to NAME.SOURCE-TARGET.LANGUAGE, fairseq would prefer the raw text
+        if name != "train":  # not NAME.SOURCE-TARGET.LANGUAGE: fairseq would read that as its data
             raw = "".join(f"{line}\n" for line in text.lines)
             (folder / f"{name}.raw.{language}").write_text(raw, encoding="utf-8")
         write_items(folder / f"{name}.{pair}.{language}", side)
@@ -135,6 +132,14 @@ def _write_split(
         figures[language] = {"pieces": count, "unknown": unknown}
         warn_of_unknown(f"{name}.{language}", unknown, count)
     return figures
+
+
+def _save_dictionary(dictionary: Dictionary, counts: np.ndarray, path: Path) -> None:
+    """Save a dictionary with the number of each of its symbols in both languages, ``(V,)``."""
+    counted = Dictionary()  # has the special symbols from the start
+    for index in range(dictionary.nspecial, len(dictionary)):
+        counted.add_symbol(dictionary[index], n=int(counts[index]))
+    save_dictionary(counted, path)
 
 
 def _describe(figures: dict[str, Any]) -> str:

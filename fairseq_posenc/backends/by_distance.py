@@ -1,12 +1,9 @@
 """Looks up table rows by distance for the pairs of queries and keys, through views and indices.
 
 A table has a row for each distance r = j - i, from 1 - S to T - 1, or for each run of distances. If
-the first token is *reset*, two rows follow, for its pairs as a query and for its pairs as a key:
-``first``, ``(B or 1, S)`` of bool, marks that token, and is None without a reset. ``mask`` has the
-cache of a forward pass, which keeps indices and biases for all layers.
+the first token is *reset*, two rows follow, for its pairs as a query and for its pairs as a key.
 
-B batch, H heads, T queries (``tgt_len``), S keys (``src_len``), R = T + S - 1 distances, G tables:
-one for all heads, or H.
+B batch, H heads, T queries, S keys, R = T + S - 1 distances, G tables: one for all heads, or H.
 """
 
 from functools import partial
@@ -25,14 +22,19 @@ from fairseq_posenc.precision import at_least_fp32
 def expand_by_distance(
     table: Tensor, tgt_len: int, src_len: int, first: Tensor | None = None
 ) -> Tensor:
-    """View the number of each query and key in a table ``(G, R)``, as ``(1 or B, G, T, S)``.
-
-    With ``first``, the table is ``(G, R + 2)``.
+    """View the number of each query and key in a table by distance, ``(1 or B, G, T, S)``.
 
     >>> numbers = torch.tensor([[10, 11, 12, 13]])  # of the distances -2, -1, 0 and 1
     >>> expand_by_distance(numbers, tgt_len=2, src_len=3)[0, 0]
     tensor([[11, 12, 13],
             [10, 11, 12]])
+
+    Args:
+        table: a number for each distance from 1 - S to T - 1, ``(G, R)``; with ``first``, two more.
+        tgt_len: T.
+        src_len: S.
+        first: ``(B or 1, S)`` of bool, True for a token whose pairs have the last two numbers
+            instead (:class:`~fairseq_posenc.encodings.term.Reset`); None for no such token.
     """
     if torch.compiler.is_compiling():  # it would compile `unfold` again for each length
         wider = F.pad(table, (0, 1))[None, :, None]  # [1, G, 1, R + 1]
@@ -49,7 +51,15 @@ def expand_by_distance(
 def expand_numbers(
     term: NumbersByDistance, first: Tensor | None, tgt_len: int, src_len: int, mask: Mask
 ) -> Tensor:
-    """Look up a gain or bias for each query and key by distance or ids, ``(1 or B, G, T, S)``."""
+    """Look up a gain or bias for each query and key by distance or ids, ``(1 or B, G, T, S)``.
+
+    Args:
+        term: the numbers.
+        first: see :func:`expand_by_distance`.
+        tgt_len: T.
+        src_len: S.
+        mask: has the forward pass's cache, which keeps the indices for all layers.
+    """
     if term.ids is not None:  # distances are differences of these, not of indices
         index = row_index(term, first, tgt_len, src_len, mask)
         return at_least_fp32(term.table)[:, index].transpose(0, 1)  # [1 or B, G, T, S]
@@ -91,9 +101,13 @@ def relative_shift(products: Tensor, others: int) -> Tensor:
 def insert_reset(
     pairs: Tensor, of_query: Tensor | int, of_key: Tensor | int, first: Tensor
 ) -> Tensor:
-    """Replace the values of the first token's pairs, of ``(1 or B, G, T, S)``, by the reset's two.
+    """Replace the values of the first token's pairs by the reset's two.
 
-    ``of_query`` is for pairs with the first token as query, ``of_key`` for those with it as key.
+    Args:
+        pairs: ``(1 or B, G, T, S)``.
+        of_query: the value where the first token is the query; broadcast to the pairs.
+        of_key: the value where it is the key of another query.
+        first: see :func:`expand_by_distance`.
     """
     queries = first[:, None, -pairs.size(2) :, None]  # [B, 1, T, 1]
     keys = first[:, None, None]  # [B, 1, 1, S]
@@ -103,7 +117,15 @@ def insert_reset(
 def row_index(
     term: ByDistance, first: Tensor | None, tgt_len: int, src_len: int, mask: Mask
 ) -> Tensor:
-    """Index a table's row of each pair, ``(1 or B, T, S)`` of int64, once for all layers."""
+    """Index a table's row of each pair, ``(1 or B, T, S)`` of int64, once for all layers.
+
+    Args:
+        term: the term with the table.
+        first: see :func:`expand_by_distance`.
+        tgt_len: T.
+        src_len: S.
+        mask: has the forward pass's cache, which keeps the index for all layers.
+    """
     runs, device = term.runs, term.table.device
     # The cache holds one value of each name. All tables without runs have the same index.
     name, of_runs = ("rows", ()) if runs is None else (f"rows of {term.name}", runs)
@@ -117,9 +139,12 @@ def _compute_row_index(
     """Compute what :func:`row_index` caches."""
     if runs is not None and runs.ids is not None:
         return runs.find_pairs(first)
-    distances = torch.arange(1 - src_len, tgt_len, device=device)
-    rows = tgt_len + src_len - 1 if runs is None else runs.num_rows
-    index = distances + src_len - 1 if runs is None else runs.find(distances)
+    if runs is None:
+        rows = tgt_len + src_len - 1
+        index = torch.arange(rows, device=device)
+    else:
+        rows = runs.num_rows
+        index = runs.find(torch.arange(1 - src_len, tgt_len, device=device))
     pairs = expand_by_distance(index[None], tgt_len, src_len)
     if first is not None:
         pairs = insert_reset(pairs, rows, rows + 1, first)  # the indices of the reset's two rows

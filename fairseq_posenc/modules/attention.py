@@ -16,7 +16,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import DIRECTIONS, Mask
 from fairseq_posenc.modules import input_checks
-from fairseq_posenc.modules.attention_core import Cache, Kept, extend, make_call
+from fairseq_posenc.modules.attention_core import Cache, Kept, append_to_kept, make_call
 from fairseq_posenc.modules.stack_positions import StackLayer, StackPositions
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared
@@ -128,7 +128,7 @@ class SelfAttention(_LayerAttention):
         terms = self.compute_terms(state, x, decay, past.rows)
         query, key, value = self.project(x)
         query, key = self.rotate_tokens(query, key, state)
-        kept = extend(past.kept, key, value, positions.src_len)
+        kept = append_to_kept(past.kept, key, value, positions.src_len)
         if cache is not None:
             cache.kept = kept.select(state.needed_keys(), positions.src_len)
             cache.tokens, cache.decay = positions.src_len, decay

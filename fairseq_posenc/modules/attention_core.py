@@ -81,7 +81,7 @@ class Kept(NamedTuple):
         return Kept(change(self.key), change(self.value), places)
 
 
-def extend(past: Kept | None, key: Tensor, value: Tensor, tokens: int) -> Kept:
+def append_to_kept(past: Kept | None, key: Tensor, value: Tensor, tokens: int) -> Kept:
     """Append keys and values of new tokens, ``(B, H, T, D)``, to those that a cache keeps.
 
     Args:
@@ -230,8 +230,10 @@ class AttentionCore:
                 None in a pass without a cache.
         """
         terms, positions = self.collect_terms(shared), shared.positions
-        rows = ProjectedRows() if rows is None else rows
-        terms = rows.project(terms, positions, self._project_rows)
+        if rows is None:
+            terms = terms.projected(self._project_rows)
+        else:
+            terms = rows.project(terms, positions, self._project_rows)
         return terms if x is None else terms | self.encodings.input_terms(x, positions, decay)
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,10 +56,10 @@ def make_windows(
         limits: sizes of the windows.
         dictionary: fairseq dictionary.
     """
-    is_cut, question = len(question) > limits.max_question, question[: limits.max_question]
+    is_cut = len(question) > limits.max_question
     bos, eos = [dictionary.bos()], [dictionary.eos()]
-    head = np.concatenate([bos, question, eos, eos])
-    room = limits.max_length - len(question) - SPECIAL_SYMBOLS
+    head = np.concatenate([bos, question[: limits.max_question], eos, eos])
+    room = limits.max_length - len(head) - len(eos)
     parts = [(0, min(room, len(context)))]  # starts and ends of overlapping parts of the context
     while parts[-1][1] < len(context):
         first = parts[-1][0] + limits.stride

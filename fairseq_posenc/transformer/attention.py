@@ -10,8 +10,8 @@ from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.attention_core import AttentionCore, Kept, extend, make_call
-from fairseq_posenc.transformer.forward_context import state_of_kind
+from fairseq_posenc.modules.attention_core import AttentionCore, Kept, append_to_kept, make_call
+from fairseq_posenc.transformer.forward_context import LayerKind, state_of_kind
 
 _NO_TORCHSCRIPT = "TorchScript is not supported: encodings and backends are chosen in Python"
 
@@ -41,8 +41,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         encodings: the encodings of this layer, without those of the input.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         backend: ``auto`` or the name of a backend.
-        kind: number of this layer's kind, whose state of a forward pass it reads; 0 if all layers
-            have equal encodings.
+        kind: this layer's kind, whose state of a forward pass it reads.
         **kwargs: passed on to fairseq's class.
     """
 
@@ -55,7 +54,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         encodings: Encodings,
         direction: str = "both",
         backend: str = "auto",
-        kind: int = 0,
+        kind: LayerKind | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, self_attention=True, **kwargs)
@@ -64,7 +63,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         self.encodings = encodings
         self.direction = direction
         self.backend = backend
-        self.kind = kind
+        self.kind = LayerKind() if kind is None else kind
 
     def __prepare_scriptable__(self) -> None:
         """Refuse ``torch.jit.script``, which calls this method of every submodule."""
@@ -120,7 +119,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         terms = self.compute_terms(shared, inputs, decay, rows)
         q, k, v = self.project(query)
         q, k = self.rotate_tokens(q, k, shared)
-        kept = extend(_read_kept(buffer), k, v, positions.src_len)
+        kept = append_to_kept(_read_kept(buffer), k, v, positions.src_len)
         mask = shared.mask.with_direction(self.direction)._replace(
             key_padding=padding,
             # fairseq's additive masks mean "not this pair". Added as finite values such as -1e8,

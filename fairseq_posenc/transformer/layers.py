@@ -18,15 +18,16 @@ from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.forward_context import current_context, set_context, state_of_kind
+from fairseq_posenc.transformer.forward_context import (
+    LayerKind,
+    current_context,
+    set_context,
+    state_of_kind,
+)
 
 
 class _PositionalLayer:
-    """Base of both layers: builds our attention, and checkpoints activations.
-
-    ``cfg.spec``, ``cfg.dims``, ``cfg.directions`` and ``cfg.backend`` are those of the stack, in
-    which ``index`` counts the layers from 0.
-    """
+    """Base of both layers, number ``index`` of a stack: builds our attention, and checkpoints."""
 
     def __init__(self, cfg: Any, index: int = 0, **kwargs: Any) -> None:
         self.index = index  # first, because fairseq's constructor builds the attention
@@ -53,14 +54,15 @@ class _PositionalLayer:
 
     def build_self_attention(self, embed_dim: int, cfg: Any, **kwargs: Any) -> PositionalAttention:
         """Build self-attention with this layer's encodings; the arguments are fairseq's."""
-        options = cfg.decoder if cfg.dims.causal else cfg.encoder
+        stack = cfg.position
+        options = cfg.decoder if stack.dims.causal else cfg.encoder
         return PositionalAttention(
             embed_dim,
             options.attention_heads,
-            encodings=build_layer(cfg.spec, cfg.dims, self.index),
-            direction=cfg.directions[self.index],
-            backend=cfg.backend,
-            kind=cfg.spec.layer_kind(self.index),
+            encodings=build_layer(stack.spec, stack.dims, self.index),
+            direction=stack.directions[self.index],
+            backend=stack.backend,
+            kind=stack.layer_kind(self.index),
             dropout=cfg.attention_dropout,
             q_noise=cfg.quant_noise.pq,
             qn_block_size=cfg.quant_noise.pq_block_size,
@@ -94,13 +96,13 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         """Build fairseq's cross-attention; let it rotate if rope(cross_attention=true) says so."""
         attention = super().build_encoder_attention(embed_dim, cfg)
-        if cfg.spec.select_layers([self.index]).rotates_source:
+        if cfg.position.spec.select_layers([self.index]).rotates_source:
             if cfg.quant_noise.pq > 0:
                 raise UserError(
                     "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
                     "projections would not rotate"
                 )
-            rotate_projections(attention, cfg.spec.layer_kind(self.index))
+            rotate_projections(attention, cfg.position.layer_kind(self.index))
         return cast("nn.Module", attention)
 
 
@@ -111,7 +113,7 @@ def wrap_layer(layer: nn.Module, cfg: Any) -> nn.Module:
     )
 
 
-def rotate_projections(attention: Any, kind: int) -> None:
+def rotate_projections(attention: Any, kind: LayerKind) -> None:
     """Let fairseq's encoder-decoder attention rotate by positions (``rope(cross_attention=true)``).
 
     Only the projections of queries and keys are replaced, by ones that rotate their output, so
@@ -130,11 +132,11 @@ class RotatedProjection(nn.Linear):
     Args:
         plain: the projection that it replaces; its parameters are shared, under the same names.
         head_dim: D, the width of a head.
-        kind: index of the layer's kind; layers with equal encodings are of one kind.
+        kind: the layer's kind, whose state of a forward pass it reads.
         is_key: whether it projects to the source's keys; otherwise to the target's queries.
     """
 
-    def __init__(self, plain: nn.Linear, head_dim: int, kind: int, is_key: bool) -> None:
+    def __init__(self, plain: nn.Linear, head_dim: int, kind: LayerKind, is_key: bool) -> None:
         # On "meta" nothing is initialised; the parameters are replaced below.
         super().__init__(plain.in_features, plain.out_features, device="meta")
         self.weight, self.bias = plain.weight, plain.bias

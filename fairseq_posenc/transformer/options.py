@@ -21,6 +21,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError, suggest
 from fairseq_posenc.identity import WeightSettings, parse_directions
 from fairseq_posenc.specs import Spec, parse
+from fairseq_posenc.transformer.forward_context import LayerKind
 
 
 @dataclass
@@ -67,6 +68,24 @@ class PositionOptions(NamedTuple):
     directions: tuple[str, ...]  # of the first encoder layers; the others are `both`
     backend: str
     init_positions: bool  # whether a checkpoint with other position parameters is accepted
+
+
+class StackSettings(NamedTuple):
+    """What our stack and its layers read, in fairseq's configuration as ``position``.
+
+    If LayerDrop's pruning keeps only some layers, ``spec`` and ``directions`` are of these.
+    """
+
+    spec: Spec
+    dims: Dims
+    directions: tuple[str, ...]  # of each layer
+    backend: str
+    init_positions: bool
+    layers_kept: list[int] | None  # indices of the layers that pruning keeps; None for all
+
+    def layer_kind(self, index: int) -> LayerKind:
+        """Return the kind of a layer, by the index of the layer in the stack."""
+        return LayerKind(self.spec, self.dims, self.spec.layer_kind(index))
 
 
 def add_position_args(parser: ArgumentParser) -> None:
@@ -136,18 +155,16 @@ def as_namespace(args: Any) -> Any:
 
 
 def configure_stack(args: Any, side: Literal["encoder", "decoder"]) -> TransformerConfig:
-    """Build fairseq's configuration of a stack, with what our stack and its layers read.
-
-    It has ``spec``, ``dims`` and the ``directions`` of all layers, of those that LayerDrop's
-    pruning keeps; ``layers_kept``, the indices of these layers, None for all; and ``backend`` and
-    ``init_positions`` of :class:`PositionOptions`.
+    """Build fairseq's configuration of a stack, with our :class:`StackSettings` as ``position``.
 
     Raises:
         UserError: an option cannot be read, or does not fit the stack.
     """
     cfg = TransformerConfig.from_namespace(as_namespace(args))  # keeps our options
     given = resolve_positions(cfg)
-    causal, stack, spec = side == "decoder", getattr(cfg, side), getattr(given, side)
+    causal = side == "decoder"
+    stack = getattr(cfg, side)
+    spec: Spec = getattr(given, side)
     directions = ("lr",) * stack.layers if causal else given.directions
     kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
     if kept is None:
@@ -174,8 +191,7 @@ def configure_stack(args: Any, side: Literal["encoder", "decoder"]) -> Transform
     dims = Dims(stack.embed_dim, stack.attention_heads, length, causal)
     # fairseq's constructor builds a table by position, even if we replace it.
     check_size(spec, dims, stack.layers, always_allocated=length * dims.embed_dim)
-    cfg.spec, cfg.dims, cfg.directions, cfg.layers_kept = spec, dims, directions, kept
-    cfg.backend, cfg.init_positions = given.backend, given.init_positions
+    cfg.position = StackSettings(spec, dims, directions, given.backend, given.init_positions, kept)
     return cfg
 
 

@@ -28,7 +28,7 @@ from fairseq_posenc.transformer.layers import (
     PositionalEncoderLayer,
     wrap_layer,
 )
-from fairseq_posenc.transformer.options import read_weight_settings
+from fairseq_posenc.transformer.options import StackSettings, read_weight_settings
 
 
 class InputPositions(nn.Module):
@@ -77,12 +77,14 @@ class _PositionalStack(nn.Module):
         Raises:
             UserError: the encodings do not work together, or not with this stack.
         """
-        self.layers_kept = cfg.layers_kept
+        self.settings: StackSettings = cfg.position
+        self.layers_kept = self.settings.layers_kept
         self.weight_settings = read_weight_settings(cfg, options, dictionary)
-        self.init_positions = cfg.init_positions
-        self.spec, self.dims = spec, dims = cfg.spec, cfg.dims
+        self.init_positions = self.settings.init_positions
+        self.spec, self.dims = spec, dims = self.settings.spec, self.settings.dims
         self.id_readers = assembly.find_id_readers(spec, dims)  # which a caller's ids must fit
-        self.directions, self.backend = cfg.directions, cfg.backend
+        self.directions = self.settings.directions
+        self.backend = self.settings.backend
         self.eos_idx = dictionary.eos()
         at_input = assembly.build_input(spec, dims)
         self.embed_positions = None if at_input is None else InputPositions(at_input)
@@ -164,7 +166,9 @@ class _PositionalStack(nn.Module):
             positions = positions.replace_ids(ids)
         if self.has_reset:
             positions = positions._replace(first=positions.is_first())  # once for all layers
-        return compute_shared(self.encodings, positions)
+        states = compute_shared(self.encodings, positions)
+        built = self.settings  # as the layers compare it: loading changes `self.dims`
+        return tuple(state._replace(spec=built.spec, dims=built.dims) for state in states)
 
 
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):

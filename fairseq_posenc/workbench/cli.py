@@ -49,13 +49,17 @@ class Command(NamedTuple):
 GROUPS: dict[str, dict[str, Command]] = {
     "look at encodings and models": {
         "list": Command("list the position encodings", ".encodings_command:list"),
-        "describe": Command("describe an encoding and its cost", ".encodings_command:describe"),
+        "describe": Command(
+            "describe the formula and cost of an encoding", ".encodings_command:describe"
+        ),
         "count": Command("count the position parameters of a model", ".encodings_command:count"),
         "plot": Command("plot the positions of a checkpoint or of a spec", ".plots.command:plot"),
         "inspect": Command("show attention to a text on an HTML page", ".plots.command:inspect"),
     },
     "compare encodings": {
-        "choose": Command("recommend an encoding, from measurements", ".experiments.choose"),
+        "choose": Command(
+            "recommend an encoding, from measurements of small models", ".experiments.choose"
+        ),
         "compare": Command("train and compare position encodings", ".experiments.compare.command"),
         "learning-curves": Command("plot learning curves from logs", ".reports.curves_command"),
     },
@@ -63,17 +67,30 @@ GROUPS: dict[str, dict[str, Command]] = {
         "preprocess": Command("binarize texts for fairseq", ".preprocessing"),
     },
     "fine-tune and evaluate": {
-        "glue": Command("fine-tune a masked LM on GLUE", ".finetuning.glue.command"),
-        "squad": Command("fine-tune on SQuAD, predict, score", ".finetuning.squad.command"),
+        "glue": Command(
+            "fine-tune a masked LM on GLUE, and write the results", ".finetuning.glue.command"
+        ),
+        "squad": Command(
+            "fine-tune on SQuAD, predict answers, score them", ".finetuning.squad.command"
+        ),
         "translate": Command("translate sentences", ".translation.command_translate"),
         "bleu": Command("score translation models by BLEU and chrF", ".translation.command_bleu"),
-        "lm-length": Command("measure perplexity by context length", ".experiments.length.command"),
+        "lm-length": Command(
+            "measure the perplexity of causal LMs of transformers by context length",
+            ".experiments.length.command",
+        ),
         "report": Command("print results as in the papers' tables", ".reports.report_command"),
     },
     "convert": {
         "swap": Command("replace the positions of a transformers model", ".convert.commands:swap"),
-        "export": Command("export a model to other libraries", ".convert.commands:export"),
-        "import": Command("import a transformers model to fairseq", ".convert.commands:import"),
+        "export": Command(
+            "write a model for Hugging Face's transformers or CTranslate2",
+            ".convert.commands:export",
+        ),
+        "import": Command(
+            "convert a Hugging Face transformers model to a start checkpoint",
+            ".convert.commands:import",
+        ),
     },
     "maintain": {
         "doctor": Command("check and test this installation", ".doctor"),

@@ -67,7 +67,7 @@ class Run(NamedTuple):
         return [line.split("position encoding: ")[1] for line in self._lines("position encoding: ")]
 
     def valid(self) -> list[dict[str, float]]:
-        """Return the results of each validation as fairseq printed them."""
+        """Return the loss and perplexity of each validation, to the digits of the log."""
         found = read_log(self.log, "valid_loss")
         return [{key: line[key] for key in ("valid_loss", "valid_ppl")} for line in found]
 
@@ -108,6 +108,7 @@ def run(
     cwd: Path | None = None,
     given: str | None = None,
     fails: bool = False,
+    warnings: str = "ignore",  # fairseq's own would hide what a command says
 ) -> Run:
     """Run a console script, in an empty folder; it succeeds, or ``fails``; ``given`` is input."""
     command = [str(script(name)), *map(str, arguments)]
@@ -121,7 +122,7 @@ def run(
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "ignore",  # fairseq's own would hide what a command says
+            "PYTHONWARNINGS": warnings,
         },
         check=False,
     )

@@ -67,11 +67,11 @@ def train_on(ranks: int, family: str, *options, **how):
 
 
 @slow
-def test_two_ranks_give_the_loss_of_one_with_the_double_batch():
-    """Tables, whose gradients are summed over ranks, are in layers that are checkpointed."""
+@pytest.mark.parametrize("options", [[], ["--checkpoint-activations"]], ids=["plain", "again"])
+def test_two_ranks_give_the_loss_of_one_with_the_double_batch(options):
+    """The masked LM has a table in each layer, whose gradients are summed over ranks, too."""
     alone = trained("masked_lm")
-    options = ["--batch-size", 8, "--max-epoch", EPOCHS, "--checkpoint-activations"]
-    together = train_on(2, "masked_lm", *options)
+    together = train_on(2, "masked_lm", "--batch-size", 8, "--max-epoch", EPOCHS, *options)
     assert_positions(together.run, "masked_lm")
     assert "training on 2 devices" in together.run.log
     for key in ("loss", "gnorm"):

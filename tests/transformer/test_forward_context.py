@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_posenc import positions, registry
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.forward_context import current_context
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import (
@@ -117,6 +118,19 @@ def test_a_forward_pass_that_fails_leaves_nothing():
     with pytest.raises(ValueError, match="longer than the 24 positions"):
         model(make_tokens(1, 30))
     assert current_context() is None
+
+
+@pytest.mark.parametrize("spec", ["shaw", "rope", "m4m,none"])
+def test_attention_of_another_stack_is_refused(spec):
+    model = make_model("translation", position_encoding=spec)
+    tokens = make_tokens()
+    x = torch.randn(tokens.size(1), tokens.size(0), model.encoder.dims.embed_dim)
+    with model.encoder.at_positions(tokens, None):
+        model.encoder.layers[0].self_attn(x, x, x)
+        with pytest.raises(UserError, match="outside its stack's forward"):
+            model.decoder.layers[0].self_attn(x, x, x)
+        with pytest.raises(UserError, match="outside its stack's forward"):
+            model.decoder.extract_features(tokens)
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def _attend_blocks(call: AttentionCall) -> Tensor:
-    # Rows that several distances share are repeated, but those of queries and of keys: an index
-    # finds their products.
+    # Repeats rows that distances share, but those of queries and keys: an index finds products.
     call = call._replace(terms=call.terms.expanded(lambda term: term.name not in INDEXED))
     blocks = split(call)
     before, after = zip(*(block.far for block in blocks))  # numbers of far keys
@@ -85,8 +84,9 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
         saves=saves,
     )
     sums: Tensor = Blocks.apply(work, *operands)
-    # The last query was stored first; blocks leave out the factor of dropout.
-    attended = sums.flip(2).mul_(1 / (1 - call.dropout))
+    attended = sums.flip(2)  # the last query was stored first
+    if call.dropout:
+        attended.mul_(1 / (1 - call.dropout))  # which blocks leave out
     if call.mask.may_hide_all:  # padding or pairs may leave a query without any key: zeros
         visible = call.mask.count_visible(sums.size(2), call.key.size(2), sums.device)
         attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]

@@ -115,7 +115,8 @@ class Weigh(torch.autograd.Function):
             mean += (kept_grad * kept).sum(-1, keepdim=True)
             score_grad += kept_grad
         # Through the softmax: weights * (their gradient, 0 for a dropped one, less the mean).
-        weights = weights.abs_() if ctx.rate else weights  # in place: a block is needed once
+        if ctx.rate:
+            weights.abs_()  # in place: a block is differentiated once
         score_grad.mul_(kept).addcmul_(weights, mean, value=-1)
         if ctx.sinks:  # all gradients of a softmax add up to 0
             score_grad = torch.cat([score_grad, -score_grad.sum(-1, keepdim=True)], -1)

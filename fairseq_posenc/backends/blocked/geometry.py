@@ -93,9 +93,9 @@ def split(call: AttentionCall) -> list[Block]:
     # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs work
     # for all of its processors at once.
     pairs = PAIRS_PER_THREAD * torch.get_num_threads() if device.type == "cpu" else PAIRS_ON_GPU
-    sizes = tgt_len, src_len, device
-    find = partial(_find_ranges, mask, *sizes)
-    groups = mask.cached("ranges", (*mask.cache_deps, *sizes), find)  # once for all layers
+    deps = (*mask.cache_deps, tgt_len, src_len, device)
+    find = partial(_find_ranges, mask, tgt_len, src_len, device)
+    groups = mask.cached("ranges", deps, find)  # once for all layers
     near = _find_near(call.terms, src_len)
     blocks = []
     for index, ranges in enumerate(groups):  # one for all sentences, or one for each of them

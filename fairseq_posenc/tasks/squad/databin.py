@@ -75,5 +75,5 @@ def open_data_bin(path: Path) -> SquadDataBin:
         plan = manifest["plan"]
         windows = manifest["splits"]["train"]["windows"]
         return SquadDataBin(path, plan["version"], Limits(**plan["limits"]), windows)
-    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{path}: was not made by fairseq-posenc preprocess squad") from None

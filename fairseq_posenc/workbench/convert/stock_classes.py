@@ -83,7 +83,7 @@ class StockFamily(NamedTuple):
         return pairs
 
     def find_name(self, name: str) -> str:
-        """Find the class's name of a parameter of fairseq; others keep their name.
+        """Find the class's name of a parameter of fairseq; "" if the class has no such part.
 
         >>> ROBERTA.find_name("encoder.sentence_encoder.layers.3.self_attn.q_proj.weight")
         'roberta.encoder.layer.3.attention.self.query.weight'
@@ -92,7 +92,7 @@ class StockFamily(NamedTuple):
             pattern = re.escape(fairseq_part).replace(r"\*", r"(\d+)")
             if match := re.match(rf"{pattern}(?=\.|$)", name):  # whole parts of a name
                 return part.replace("*", "".join(match.groups())) + name[match.end() :]
-        return name
+        return ""
 
 
 def _name_positions(stack: str, hf_stack: str, hf_attention: str) -> dict[str, str]:

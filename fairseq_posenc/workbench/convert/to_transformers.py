@@ -105,10 +105,11 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
     if trained.head == "translation":
         model.generation_config = _build_generation_config(trained, config)
     weights = _select_weights(trained)
-    learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table.weight"
-    if is_plain and learned in weights:  # the class's own table has unused rows before position 0
-        own_table = f"{model.base_model_prefix}.embeddings.position_embeddings.weight"
-        weights[own_table] = F.pad(weights.pop(learned), (0, 0, UNUSED_ROWS, 0))
+    learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table"
+    if is_plain and f"{learned}.weight" in weights:  # the class's table begins with unused rows
+        own_table = f"{model.base_model_prefix}.embeddings.position_embeddings"
+        stock = stock._replace(parts={learned: own_table, **stock.parts})  # the first part counts
+        weights[f"{learned}.weight"] = F.pad(weights[f"{learned}.weight"], (0, 0, UNUSED_ROWS, 0))
     for weight, parameter in stock.pair_weights(weights, model, trained.path):
         parameter.copy_(weight)
     for name, parameter in model.named_parameters():

@@ -148,7 +148,7 @@ def list_vocabularies(trained: OpenModel, tokenizers: list[Tokenizer]) -> list[l
     dictionaries = trained.dictionaries.values()
     if not tokenizers:  # --tokens none
         return [list(dictionary.symbols) for dictionary in dictionaries]
-    pairs = zip(tokenizers, dictionaries)
+    pairs = zip(tokenizers, dictionaries, strict=True)
     return [[tokens.id_to_token(i) or "" for i in range(len(symbols))] for tokens, symbols in pairs]
 
 

@@ -41,14 +41,14 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             queries, factor = plain_queries(module, query, named.get("scaling"))
             if positions is None:
                 terms = Terms([ScaleFactor(factor)])
-                call, rotation, stack = AttentionCall(queries, key, value, terms), None, "decoder"
+                call, rotation = AttentionCall(queries, key, value, terms), None
             else:
                 state = named[POSITION_STATE]  # the `LayerState`
                 call = positions.prepare_call(module, queries, key, value, state, factor)
                 rotation = positions.rotation(state.shared)
-                stack = "decoder" if positions.dims.causal else "encoder"
             _, weights = reference.attend(call._replace(need_weights=True))
             assert weights is not None
+            stack = "decoder" if positions is None or positions.dims.causal else "encoder"
             cross = positions is None
             layer = len([x for x in captured if (x.stack, x.cross) == (stack, cross)])
             keys = key.repeat_interleave(query.size(1) // key.size(1), 1)

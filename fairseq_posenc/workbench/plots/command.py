@@ -75,8 +75,8 @@ def _find_subject(args: argparse.Namespace) -> Subject:
     if args.checkpoint:
         from fairseq_posenc.workbench.loading.open_model import open_model
 
-        if args.embed_dim or args.heads or args.decoder:
-            raise UserError("--embed-dim, --heads and --decoder are for --encoding, not a model")
+        for name in filter(vars(args).get, ("embed_dim", "heads", "decoder")):  # if given
+            raise UserError(f"--{name.replace('_', '-')} is for --encoding, not for --checkpoint")
         subjects = collect_subjects(open_model(args.checkpoint, args.data).model)
         if not subjects:  # its stacks are not ours
             raise UserError(f"--checkpoint {args.checkpoint}: fairseq's own; use plot attention")

@@ -64,7 +64,8 @@ class Subject:
         if at_input is None:
             return None
         (encoding,) = at_input.as_list()  # specs with two are refused
-        vectors: Any = encoding.embed(make_positions(self.dims.max_positions))
+        vectors = encoding.embed(make_positions(self.dims.max_positions))
+        assert vectors is not None, "an input encoding adds vectors"
         return vectors[0]  # without the batch of one
 
     def compute_terms(self, layer: int) -> tuple[Tensor, Terms]:
@@ -76,7 +77,7 @@ class Subject:
         """
         encoding = self.encodings[layer]
         positions = make_positions(self.dims.max_positions)
-        (shared,) = compute_shared(encoding.shared, positions)  # a state for each kind of layer
+        (shared,) = compute_shared(encoding.shared, positions)  # a layer is of one kind
         terms = shared.terms | encoding.encodings.terms(positions)
         return positions.distances(), terms.expanded()
 

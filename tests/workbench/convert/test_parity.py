@@ -127,9 +127,13 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
     ],
     "ctranslate2": [
         ("causal_lm", "rope", {**UNTIED, "adaptive_softmax_cutoff": "10,20"}, "adaptive softmax"),
+        ("causal_lm", "rope", {**UNTIED, "decoder_input_dim": 16}, "projections of embeddings"),
         ("causal_lm", "t5", {}, "t5 is not one of"),
+        ("causal_lm", "xpos", {}, "xpos is not one of"),
         ("causal_lm", "alibi,none", {}, "perhaps of alibi"),
         ("translation", "m4", {}, "m4 is not one of alibi, learned, "),
+        ("translation", "kerple", {}, "kerple is not one of"),
+        ("translation", "rope(cross_attention=true)", {}, "with rope(cross_attention=true)"),
         ("translation", "rope+window(size=4)", {}, "window is not one of"),
         ("translation", "shaw(per_head=true)", {}, "perhaps of shaw"),
         ("translation", "shaw(reset=true)", {}, "perhaps of shaw"),

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
     ],
 )
 def test_a_program_ends_as_a_process_of_its_own_does(code, status, said):
-    done = run("python", "-c", code, fails=True)
+    done = run("python", "-c", code, fails=True, warnings="default")
     assert done.status == status
     assert done.err.endswith(said)
     assert bool(done.err) == bool(said)
@@ -60,6 +60,6 @@ def test_a_program_finds_others_that_start_fast():
     assert script("fairseq-train").parent != BIN
     module = "fairseq_posenc.workbench.running.programs"
     code = f"from {module} import find_command as f; print(f('fairseq-train'))"
-    assert run("python", "-c", code).out == f"{script('fairseq-train')}\n"
+    assert run("python", "-c", code, warnings="default").out == f"{script('fairseq-train')}\n"
     done = subprocess.run(["sh", "-c", "command -v fairseq-train"], capture_output=True, text=True)
     assert done.stdout == f"{script('fairseq-train')}\n"
