@@ -189,4 +189,4 @@ def _parse_updates(text: str) -> tuple[float, float]:
         first, last = float(match[1] or 0), float(match[2] or math.inf)
         if first <= last:
             return first, last
-    raise argparse.ArgumentTypeError(f"write FIRST:LAST, as in 0:16000, FIRST not above LAST; not '{text}'")
+    raise argparse.ArgumentTypeError(f"write FIRST:LAST, ascending, as in 0:16000, not '{text}'")
