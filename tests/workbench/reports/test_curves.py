@@ -71,8 +71,8 @@ def test_bad_input_is_one_line(tmp_path, capsys):
         (["a=missing.log"], "missing.log does not exist"),
         ([f"a={empty}"], "has no validation"),
         ([f"a={full}"] * 2, "'a': each value needs its own name"),
-        ([f"a={full}", "--updates", "16k"], "write FIRST:LAST, ascending, as in 0:16000, not '16k'"),
-        ([f"a={full}", "--updates", "100:50"], "write FIRST:LAST, ascending, as in 0:16000, not '100:50'"),
+        ([f"a={full}", "--updates", "16k"], "ascending, as in 0:16000, not '16k'"),
+        ([f"a={full}", "--updates", "100:50"], "ascending, as in 0:16000, not '100:50'"),
     ):
         assert says in refused(capsys, "learning-curves", *words)
 
