@@ -142,6 +142,11 @@ class Spec(NamedTuple):
         """Look up the kind of layer ``index``, an index in :attr:`layer_kinds`."""
         return self.layer_kinds.index(self.layers[index % len(self.layers)])
 
+    def list_rotated(self, layers: int) -> list[bool]:
+        """List whether each of so many layers has a rotation."""
+        kinds = [self.layer_kinds[self.layer_kind(index)] for index in range(layers)]
+        return [any(item.encoding.acts_on == "rotation" for item in kind) for kind in kinds]
+
     def select_layers(self, layers: Sequence[int]) -> "Spec":
         """Make the spec of a stack that consists of some layers of this one, by their indices."""
         if not layers:

@@ -262,6 +262,10 @@ class Encodings(nn.ModuleDict):
         named = self.as_dict()
         return find_first(named[name].rotation(ids) for name in self.kinds[kind])
 
+    def rotations(self, ids: Tensor) -> list[Rotation | None]:
+        """Compute :meth:`rotation` for all kinds of layers."""
+        return [self.rotation(ids, kind) for kind in range(len(self.kinds))]
+
     def decay(self, x: Tensor, positions: Positions, past: Tensor | None = None) -> Tensor | None:
         """Add up the logarithms of forget gates over the tokens, or None where there are no gates.
 

@@ -69,6 +69,13 @@ class PairRotation(NamedTuple):
         rotated = self._rotate(key)
         return rotated if self.decay is None else _clamp_as(rotated / self.decay, key)
 
+    def has_cosines(self, form: str, width: int) -> bool:
+        """Check whether :meth:`cosines` of a form and width express the rotation; not a decay."""
+        pairs_halves = "pairs" not in form  # a head's first half with its second, not neighbours
+        pairs = width if form == "half" else width // 2  # only `half` has a cosine of a pair once
+        fits = self.half == pairs_halves and self.phases.size(-1) == pairs
+        return fits and self.decay is None
+
     def cosines(self, form: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Compute cosines and sines as models of transformers take them, ``(B or 1, T, width)``.
 

@@ -122,7 +122,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         terms = Terms([ScaleFactor(factor * scale_factor), *terms.without(ScaleFactor)])
         decay = None
         if self.is_gated:
-            place = state.of_stack.num_layers + attention.layer_idx  # in the cache, after all keys
+            place = state.of_stack.num_layers + (getattr(attention, "layer_idx", 0) or 0)
             past = caches.read_decay(state.cache, place, earlier)
             decay = self.encodings.decay(state.inputs, positions, past)
             if state.cache is not None and decay is not None:
@@ -130,8 +130,8 @@ class AttentionPositions(AttentionCore, nn.Module):
         terms |= self.encodings.input_terms(state.inputs, positions, decay)
         query, key = self.rotate_tokens(query, key, shared)
         mask = shared.mask.with_direction(self.direction)
-        call = make_call(query, Kept(key, value), terms, mask, positions.src_len, dropout)
-        return call._replace(need_weights=state.of_stack.need_weights)
+        tokens, need_weights = positions.src_len, state.of_stack.need_weights
+        return make_call(query, Kept(key, value), terms, mask, tokens, dropout, need_weights)
 
     def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
         """Select the rotation that remains to be applied; None if the model's own code rotates."""
@@ -142,7 +142,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         src_len, tgt_len = shared.positions.src_len, shared.positions.tgt_len
         if keys == src_len:  # also for graphs of any length, which the comparisons below would fix
             return
-        last, first = shared.needed_keys()  # how many, and places of others; None: all, no others
+        last, first = shared.needed_keys()
         # transformers' caches can drop all but the last keys, so not if the first are needed, too.
         least = src_len if last is None or first is not None else min(src_len, last + tgt_len)
         if not least <= keys <= src_len:

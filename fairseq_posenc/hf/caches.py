@@ -41,13 +41,12 @@ def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRow
         attention: the model's attention module, which knows the index of its layer.
         earlier: number of earlier tokens; with 0, a cache may be used again with other weights.
     """
-    rows = ProjectedRows()
     if cache is None:
-        return rows
+        return ProjectedRows()
     kept: dict[str, Any] = vars(cache.layers[attention.layer_idx])  # attributes, to change
-    if not earlier:
-        kept[_ROWS] = rows
-    return cast(ProjectedRows, kept.setdefault(_ROWS, rows))
+    if not earlier or _ROWS not in kept:
+        kept[_ROWS] = ProjectedRows()
+    return cast(ProjectedRows, kept[_ROWS])
 
 
 def read_decay(cache: Cache | None, place: int, earlier: int) -> Tensor | None:

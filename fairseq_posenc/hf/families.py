@@ -191,11 +191,6 @@ class Stack(NamedTuple):
         width = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.num_heads
         return [width] * len(parts)
 
-    def list_rotated(self, spec: Spec) -> list[bool]:
-        """List whether each layer has a rotation in a spec."""
-        kinds = [spec.layer_kinds[spec.layer_kind(i)] for i in range(len(self.attentions))]
-        return [any(item.encoding.acts_on == "rotation" for item in kind) for kind in kinds]
-
     def refuse_other_layers(self, spec: Spec) -> None:
         """Refuse a spec that was read from the model, if it does not describe its layers.
 
@@ -207,7 +202,7 @@ class Stack(NamedTuple):
         else:  # if the layers of its family do not differ, all rotate
             rotates = [self.family.applies_cosines(attention) for attention in self.attentions]
             differ = self.family.rotates and any(rotates)
-            fits = not differ or rotates == self.list_rotated(spec)
+            fits = not differ or rotates == spec.list_rotated(len(rotates))
         if not fits:
             raise UserError(
                 "layers of this model were removed or added, so its spec no longer describes them: "

@@ -25,7 +25,7 @@ from fairseq_posenc.hf.attention import (
     AttentionPositions,
     AttentionWithPositions,
 )
-from fairseq_posenc.hf.families import FAMILIES, Stack, find_family
+from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
 from fairseq_posenc.hf.stand_ins import OWN_CODE
@@ -47,29 +47,23 @@ def replace_positions(
     settings.check()
     if extend not in (None, *LENGTH_RULES):
         raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < _OLDEST:
-        raise UserError(f"install transformers 5.8 or later, not {transformers.__version__}")
-    if (family := find_family(type(model.config))) is None:
-        known = sorted(key for key in FAMILIES if key in CONFIG_MAPPING)
-        reason = own_positions.explain_unservable(model) or f"known types: {', '.join(known)}"
-        raise UserError(
-            f"models of type {model.config.model_type!r} cannot be given other positions: {reason}"
-        )
-    stacks = family.find_stacks(model)
-    spec, length, decoder_spec, directions, boundary_id = settings
-    if decoder_spec is not None and len(stacks) == 1:
+    stacks = _find_supported_family(model).find_stacks(model)
+    if settings.decoder_spec is not None and len(stacks) == 1:
         raise UserError("decoder_spec: this model has no encoder beside its decoder")
     earlier = getattr(stacks[0].module, POSITIONS, None)  # if positions were set already
-    if earlier is not None and names_own(spec):  # `own` also keeps these two
-        directions = directions or earlier.directions
-        boundary_id = earlier.boundary_id if boundary_id is None else boundary_id
+    if earlier is not None and names_own(settings.spec):  # `own` also keeps these two
+        settings = settings._replace(directions=settings.directions or earlier.directions)
+        if settings.boundary_id is None:
+            settings = settings._replace(boundary_id=earlier.boundary_id)
     old_length = own_positions.count_positions(model)
     parts: Parts = {}
     notes: list[str] = []
-    # A single stack, whichever it is, takes the first spec; a decoder beside it has no directions.
-    for stack, text, of_stack in zip(stacks, (spec, decoder_spec or spec), (directions, "")):
+    max_positions = settings.max_positions or old_length
+    # A model of a single stack takes the first of the two specs, whichever stack it is.
+    for stack, text in zip(stacks, (settings.spec, settings.decoder_spec or settings.spec)):
         old_spec, new_spec = _read_specs(stack, text)
-        new = _build_parts(new_spec, stack, length or old_length, of_stack, boundary_id)
+        directions = settings.directions if stack is stacks[0] else ""  # a decoder has none
+        new = _build_parts(new_spec, stack, max_positions, directions, settings.boundary_id)
         notes += _copy_weights(stack, new, old_spec, old_length, extend)
         if not {item.name for item in new_spec.items} & {*names()}:  # which lists no windows
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
@@ -83,12 +77,25 @@ def replace_positions(
     # With an encoder, caches also have all of its keys, which a window must not drop.
     if stacks[0].is_decoder_alone:
         _limit_caches(stacks[0], first.spec)
-    decoder_spec = str(last.spec) if last.spec != first.spec else None
     length = first.dims.max_positions
-    written = (str(first.spec), length, decoder_spec, first.directions, boundary_id)
-    PositionSettings(*written).write(model.config)
+    other = None if last.spec == first.spec else str(last.spec)
+    settings = settings._replace(spec=str(first.spec), max_positions=length, decoder_spec=other)
+    settings._replace(directions=first.directions).write(model.config)
     for config in (model.config, *(stack.config for stack in stacks)):
         own_positions.write_length(config, length)
+
+
+def _find_supported_family(model: PreTrainedModel) -> Family:
+    """Find the family of a model; refuse an unknown one, and old versions of transformers."""
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < _OLDEST:
+        raise UserError(f"install transformers 5.8 or later, not {transformers.__version__}")
+    if (family := find_family(type(model.config))) is None:
+        known = sorted(key for key in FAMILIES if key in CONFIG_MAPPING)
+        reason = own_positions.explain_unservable(model) or f"known types: {', '.join(known)}"
+        raise UserError(
+            f"models of type {model.config.model_type!r} cannot be given other positions: {reason}"
+        )
+    return family
 
 
 def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:

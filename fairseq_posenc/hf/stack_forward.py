@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc import assembly
 from fairseq_posenc.derived import Derived
@@ -87,15 +87,16 @@ class HFStackPositions(StackPositions):
         self.is_decoder = stack.is_decoder  # its own attention was built for causal masks
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         # Any position shows the form of a rotation. Parameters may be on "meta" already.
-        places, shared = torch.zeros(1, 1, device="meta"), copy.deepcopy(self.shared).to("meta")
+        any_id = torch.zeros(1, 1, dtype=torch.long, device="meta")
+        shared = copy.deepcopy(self.shared).to("meta")
         with torch.enable_grad():  # else trained rotations would seem fixed
-            rotations = [shared.rotation(places, kind) for kind in range(len(shared.kinds))]
+            rotations = shared.rotations(any_id)
         self.is_rotated = [  # for each layer: whether the model's code rotates, by our cosines
             _applies_rotation(stack, attention, rotations[spec.layer_kind(index)])
             for index, attention in enumerate(stack.attentions)
         ]
         self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
-        rotates_alone = self.is_rotated == stack.list_rotated(spec)  # wherever the spec does
+        rotates_alone = self.is_rotated == spec.list_rotated(count)  # wherever the spec does
         drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind of layer
         acts_on = {item.encoding.acts_on for item in spec.items}
         is_plain = acts_on <= {"input", "rotation"} and not (self.directions or any(drafts))
@@ -195,8 +196,7 @@ class HFStackPositions(StackPositions):
             places = arguments.ids
             if places is None:  # they are counted, from those in the cache on
                 places = torch.arange(inputs.size(1), device=inputs.device)[None] + arguments.cached
-            rotations = [self.shared.rotation(places, i) for i in range(len(self.shared.kinds))]
-            return named, PassState(self._make_cosines(module, rotations)), None
+            return named, PassState(self._make_cosines(module, self.shared.rotations(places))), None
         if getattr(arguments.cache, "is_compileable", False):  # transformers' static caches
             raise UserError(
                 f"{type(arguments.cache).__name__} has a fixed size, which works only with "
@@ -204,28 +204,21 @@ class HFStackPositions(StackPositions):
             )
         if self.gated_kinds and getattr(arguments.cache, "offloading", False):
             raise UserError(
-                f"a cache that offloads its layers cannot keep the forget gates of {self.spec}: "
-                "leave out cache_implementation='offloaded'"
+                f"offloaded caches cannot keep the forget gates of {self.spec}: take other ones"
             )
         if not arguments.cached:  # once for a text, not in each step of decoding
-            parts = [getattr(owner, POSITIONS) for owner in (module, *stack.attentions)]
-            # accelerate loads offloaded weights only when their module's forward runs.
-            if any(weight.is_meta for part in parts for weight in part.parameters()):
-                raise UserError(
-                    "accelerate has offloaded trained positions: leave the modules named "
-                    "positions, and the layers that have them, on a device (device_map)"
-                )
-        elif not hasattr(arguments.cache, UNCOUNTED):  # rebuilt from keys: only these are counted
-            first = DynamicCache(config=stack.config).layers[0]
-            if arguments.cached == getattr(first, "sliding_window", 0) - 1:  # a full window's
-                raise UserError(
-                    f"a cache of {arguments.cached} keys that this model did not fill may lack "
-                    "others, which a window drops: copy whole caches (copy.deepcopy), not keys"
-                )
+            _refuse_offloaded(stack)
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
         if not arguments.has_documents or self.boundary_id is not None:
             self._refuse_gaps(positions)  # of padding, which may lie between documents alone
         shared = compute_shared(self.shared, positions)
+        if arguments.cached and not hasattr(arguments.cache, UNCOUNTED):  # of another origin
+            last, first = shared[0].needed_keys()
+            if first is None and last == arguments.cached and stack.is_decoder_alone:
+                raise UserError(
+                    f"a cache of {last} keys that this model did not fill may lack those that a "
+                    "window drops: copy whole caches, by copy.deepcopy"
+                )
         if self.input is not None:
             vectors: Any = self.input.as_list()[0].embed(shared[0].positions)  # equal for all kinds
             named |= {"inputs_embeds": self._embed(stack, inputs, vectors), "input_ids": None}
@@ -258,10 +251,12 @@ class HFStackPositions(StackPositions):
             if isinstance(arguments.mask, BlockMask) and attention != "flex_attention":
                 raise UserError("a BlockMask needs attn_implementation='flex_attention'")
             return
-        if 0 < len(types) < len(stack.layers) and getattr(stack.config, "use_cache", False):
+        given = arguments.named.get("use_cache")
+        use_cache = getattr(stack.config, "use_cache", False) if given is None else given
+        if use_cache and 0 < len(types) < len(stack.layers):
             raise UserError(
                 f"layers were added to the {len(types)} whose windows the configuration states, "
-                "by which caches are made: set config.use_cache = False"
+                "by which caches are made: pass use_cache=False"
             )
         if torch.jit.is_tracing():
             raise UserError(
@@ -314,16 +309,22 @@ class HFStackPositions(StackPositions):
 def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | None) -> bool:
     """Check whether a model's own attention can apply a rotation: see :meth:`PairRotation.cosines`.
 
-    It knows no decay (xPos), and cannot apply a trained one: the first layer's backward pass would
-    free its autograd graph, which other layers need if they are checkpointed.
+    Not a trained one: the first layer's backward pass would free its graph, which others may need.
     """
-    if not isinstance(rotation, PairRotation) or rotation.decay is not None:
+    if not isinstance(rotation, PairRotation) or rotation.phases.requires_grad:
         return False
-    form, width = stack.family.cosines, stack.find_cosine_width(attention)
-    pairs_halves = "pairs" not in form  # a head's first half with its second, not adjacent ones
-    pairs = width if form == "half" else width // 2  # only `half` has a cosine of a pair once
-    fits = rotation.half == pairs_halves and rotation.phases.size(-1) == pairs
-    return fits and not rotation.phases.requires_grad and stack.family.applies_cosines(attention)
+    has_cosines = rotation.has_cosines(stack.family.cosines, stack.find_cosine_width(attention))
+    return has_cosines and stack.family.applies_cosines(attention)
+
+
+def _refuse_offloaded(stack: Stack) -> None:
+    """Refuse offloaded weights: accelerate loads them only when their module's forward runs."""
+    parts = [getattr(module, POSITIONS) for module in (stack.module, *stack.attentions)]
+    if any(weight.is_meta for part in parts for weight in part.parameters()):
+        raise UserError(
+            "accelerate has offloaded trained positions: leave the modules named positions, and "
+            "the layers that have them, on a device (device_map)"
+        )
 
 
 class StackWithPositions(Derived):
