@@ -229,5 +229,4 @@ def _build_on_meta(item: Item, dims: Dims) -> Encoding:
 
 def _make_one_token() -> Positions:
     """Make the positions of a single token, on the device "meta"."""
-    padding = torch.zeros(1, 1, dtype=torch.bool, device="meta")
-    return Positions.from_padding(padding)
+    return Positions.from_padding(torch.zeros(1, 1, dtype=torch.bool, device="meta"))

@@ -80,8 +80,7 @@ def describe_mistake(error: BaseException) -> str | None:
 
 def _match_rank(error: BaseException) -> re.Match[str] | None:
     """Find an error of ours in torch's ProcessRaisedException, whose text is a stack trace."""
-    is_of_rank = "Process" in type(error).__name__
-    return _ERROR_OF_RANK.search(str(error)) if is_of_rank else None
+    return _ERROR_OF_RANK.search(str(error)) if "Process" in type(error).__name__ else None
 
 
 def _find_errno(error: BaseException) -> int:

@@ -313,13 +313,17 @@ class Positions(NamedTuple):
 
         Source: the "real absolute positions" of Huang et al. (2021), section 5.2.
         """
-        start = torch.zeros_like(self.ends, dtype=torch.long)  # of the row, or of the document
+        real, ids = self.real(), self.ids.expand_as(self.ends)  # [B, S]
+        before = _shift_right(ids)
+        restarts = real & (ids < before)  # as the ids of documents, or a caller's
         if self.document_starts is not None:
-            start = self.document_starts
-        ids = self.ids + start  # in the row, [B, S]
-        ends = torch.where(self.ends, ids, start)
-        last_end = _shift_right(ends.cummax(1).values)  # before each token
-        return ids - torch.maximum(start, last_end)
+            restarts = restarts | find_changes(self.document_starts)
+        begins = restarts | _shift_right(self.ends)
+        indices = torch.arange(self.src_len, device=self.device)
+        first = torch.where(begins, indices, 0).cummax(1).values  # index of the sentence's first
+        last_end = torch.where(restarts, 0, before).gather(1, first)  # id before the sentence
+        numbers = ids - last_end
+        return torch.where(real, numbers, numbers.clamp(min=0))  # any row of a table for padding
 
     def is_first(self) -> Tensor:
         """Mark the first real token of each row, or document if there are several.
@@ -329,7 +333,7 @@ class Positions(NamedTuple):
         if self.first is not None:
             return self.first
         if not self.is_shifted:
-            return torch.eye(1, self.src_len, dtype=torch.bool, device=self.device)  # index 0
+            return torch.arange(self.src_len, device=self.device).eq(0).unsqueeze(0)
         real = self.real()
         return real & real.cumsum(1).eq(1)
 

@@ -251,6 +251,11 @@ def test_sentences_and_documents_begin_after_an_end():
     positions, _ = build("sentence_learned")
     table = positions.get_parameter("input.sentence_learned.table.weight")
     close(positions(x, ends=ends)[0] - x, table[[0, 1, 2, 1, 2]][None])
+    restarting, padding = torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([[0, 0, 0, 0, 1]]).bool()
+    given = positions(x, padding, position_ids=restarting, ends=ends)[0] - x
+    close(given[:, :4], table[[0, 1, 2, 0]][None])
+    with pytest.raises(UserError, match="sentence_learned also needs those of the earlier tokens"):
+        positions(x[:, 3:], past=3, position_ids=torch.tensor([[3, 4]]), ends=ends)
     positions, layer = build("shaw+documents")
     numbered = positions(x, document_ids=torch.tensor([[0, 0, 0, 1, 1]]))
     close(layer(*positions(x, ends=ends))[0], layer(*numbered)[0])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.identity import STATE_KEY, Identity, WeightSettings
+from fairseq_posenc.identity import STATE_KEY, Identity
 from fairseq_posenc.position_parameters import extend_tables, fit_positions
 from fairseq_posenc.specs import parse
 
@@ -35,7 +35,6 @@ class IdentifiedStack(Protocol):
     """An encoder or decoder that knows what its weights were trained with."""
 
     identity: Identity  # positions and settings of its weights
-    weight_settings: WeightSettings
     layers_kept: list[int] | None  # indices of the trained layers that it has; None for all
     init_positions: bool  # value of --init-positions
 
@@ -43,7 +42,7 @@ class IdentifiedStack(Protocol):
 class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
-    num_updates: int = 0  # of the training so far
+    num_updates: int = 0  # of the training so far, for the message if it diverges
     optimizer_source: Path | None = None  # checkpoint whose optimizer's state is loaded as well
 
     def set_num_updates(self, num_updates: int) -> None:
@@ -85,7 +84,7 @@ class PositionCheckpoints(nn.Module):
         changes += replaced_parameters
         theirs = sum(".fc1.weight" in name for name in state_dict)  # one in each layer
         ours = sum(".fc1.weight" in name for name in model_state)
-        if changes and theirs != ours:
+        if changes and theirs != ours:  # without changes, torch lists the layers that differ
             raise UserError(
                 f"the checkpoint has {theirs} layers, the model {ours}: build it with {theirs}"
             )
@@ -116,7 +115,7 @@ def _match_identities(
     changes, mismatches = [], []
     for name, stack in stacks.items():
         trained = _read_identity(state_dict, f"{prefix}{name}.", stack.identity)
-        ours, theirs = stack.weight_settings, trained.weight_settings
+        ours, theirs = stack.identity.weight_settings, trained.weight_settings
         mismatches += [f"{name}: {difference}" for difference in theirs.differences(ours)]
         if unknown := theirs.list_unknown(ours):
             logger.info("%s: the checkpoint does not record its %s", name, ", ".join(unknown))
@@ -174,9 +173,7 @@ def refuse_broken_weights(state_dict: dict[str, Tensor], model_state: dict[str, 
         if name not in state_dict or not parameter.is_floating_point() or name.endswith(STATE_KEY):
             continue
         if wrong := _describe_wrong_numbers(state_dict[name]):
-            raise UserError(
-                f"the checkpoint is damaged, or of a training that diverged: {name} {wrong}"
-            )
+            raise UserError(f"the checkpoint is damaged, or its training diverged: {name} {wrong}")
 
 
 def refuse_untied(state_dict: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:

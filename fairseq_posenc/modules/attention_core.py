@@ -71,8 +71,7 @@ class Kept(NamedTuple):
         index = torch.searchsorted(places, self.places).to(self.key.device)
 
         def spread(x: Tensor) -> Tensor:
-            zeros = x.new_zeros(*x.shape[:2], len(places), x.size(3))
-            return zeros.index_copy(2, index, x)
+            return x.new_zeros(*x.shape[:2], len(places), x.size(3)).index_copy(2, index, x)
 
         return self.map(spread, places)
 

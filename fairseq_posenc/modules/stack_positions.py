@@ -49,16 +49,17 @@ class StackPositions(nn.Module):
         spec = parse(spec) if isinstance(spec, str) else spec
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
         self.spec, self.dims = spec, dims  # also in each state, for our layers to compare
-        limits = assembly.list_limits(spec, dims, spec.items)  # of visible keys, for one token
+        limits = assembly.list_limits(spec, dims, spec.items)  # on the keys that a query may see
         self.id_readers = assembly.find_id_readers(spec, dims)  # encodings that ids must fit
         # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = any(limit.window is not None for limit in limits)
         drafts = assembly.draft_terms(spec, dims, backend="auto")  # of each kind of layer
         self.has_tables = any(terms.has(ByDistance) for terms in drafts)
-        # Visible keys and distances also depend on the positions of earlier tokens.
+        # Visible keys, distances and sentences also depend on the positions of earlier tokens.
         select_keys = any(x.segments is not None or x.first_keys is not None for x in limits)
-        have_distances = any(x.acts_on == "scores" for x in self.id_readers.values())
-        self.reads_all_ids = select_keys or have_distances
+        readers = self.id_readers.values()
+        read_earlier = any(x.acts_on == "scores" or x.counts_in_sentences for x in readers)
+        self.reads_all_ids = select_keys or read_earlier
         # Encodings, under names that state dicts have; what they compute in a pass is in `Shared`.
         self.input = assembly.build_input(spec, dims)
         self.shared = assembly.build_shared(spec, dims)
@@ -108,7 +109,7 @@ class StackPositions(nn.Module):
             input_checks.check_each_token("ends", ends, *shape)
             positions = positions._replace(ends=ends.bool() & positions.real())
         if ends is not None and document_ids is None:  # `documents` restarts at them
-            positions = self.shared.number(positions)  # counted ones: ids given never restart
+            positions = self.shared.number(positions)  # before a caller's ids replace them
         else:
             positions = self._split_documents(positions, document_ids)
         if position_ids is not None:
@@ -127,7 +128,7 @@ class StackPositions(nn.Module):
         # Tables use distances of places if ids are consecutive, otherwise those of the ids.
         counts_places = self.has_window or (self.has_tables and positions.consecutive)
         if not counts_places or not may_sync(positions.device, decoding=True):
-            return  # on a GPU, the check would be one more wait in every pass
+            return  # on a GPU, the check would be one more wait in every pass, as in decoding
         # The first token of each run of tokens; a row has several runs if padding lies between.
         begins = F.pad(positions.real().long(), (1, 0)).diff(dim=1).eq(1)  # [B, S]
         if bool((begins.sum(1) > 1).any()):

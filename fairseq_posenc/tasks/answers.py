@@ -45,7 +45,7 @@ class AnswersCriterion(FairseqCriterion):
         """Compute the summed loss, the number of answer tokens, and the values to log, all sums."""
         inputs = sample["net_input"]
         target = sample["target"]  # [B, T]
-        # A decoder reads the targets shifted by one, which in translation are not the source.
+        # In translation, the decoder reads the targets shifted by one, not the source.
         tokens = inputs.get("prev_output_tokens", inputs["src_tokens"])  # [B, T]
         in_answer = self.mask_answers(tokens, target)
         if self._is_encoder:

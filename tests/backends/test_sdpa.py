@@ -157,8 +157,7 @@ def test_decay_has_a_width_that_torch_fuses_on_a_gpu(width, device, monkeypatch)
 
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", record)
     qkv = torch.randn(2, 4, 5, width), *torch.randn(2, 2, 4, LENGTH, width)
-    terms = terms_of(decay=torch.randn(2, 4, LENGTH, 1).cumsum(2))
-    call = AttentionCall(*qkv, terms, Mask("lr"))
+    call = AttentionCall(*qkv, terms_of(decay=torch.randn(2, 4, LENGTH, 1).cumsum(2)), Mask("lr"))
     ours, exact = (BACKENDS[name].attend(call)[0] for name in ("sdpa", "reference"))
     torch.testing.assert_close(ours, exact)
     assert widths == [{"cpu": width + 2, "cuda": -(-(width + 2) // 4) * 4}[device]] * 3

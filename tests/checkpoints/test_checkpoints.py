@@ -273,7 +273,7 @@ def test_weights_that_no_training_leaves_are_refused(family, broken, message):
     model = make_model(family, position_encoding="none")
     state = model.state_dict()
     name = next(name for name in state if name.endswith("layers.1.fc1.weight"))
-    with pytest.raises(UserError, match=f"or of a training that diverged: {name} {message}"):
+    with pytest.raises(UserError, match=f"or its training diverged: {name} {message}"):
         model.load_state_dict({**state, name: broken(state[name])})
 
 

@@ -28,8 +28,7 @@ PAYLOAD = f"__import__('os').mkdir('{TRACE}') or [5]"
 @pytest.mark.parametrize("setting", ["adaptive_softmax_cutoff", "character_filters"])
 def test_a_setting_runs_no_code_where_fairseq_loads_the_checkpoint(setting, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = trained("causal_lm").save_dir / "checkpoint_last.pt"
-    state = torch.load(path, weights_only=True)
+    state = torch.load(trained("causal_lm").save_dir / "checkpoint_last.pt", weights_only=True)
     changes = {setting: PAYLOAD, "character_embeddings": setting == "character_filters"}
     model = state["cfg"]["model"]
     (vars(model) if isinstance(model, Namespace) else model).update(changes)
@@ -75,8 +74,7 @@ def test_what_is_no_literal_is_refused(text):
 def test_another_checkpoint_beside_the_one_named_is_checked(tmp_path):
     """fairseq reads NAME-shard0.pt, if it is there, in place of NAME.pt."""
     torch.save({"model": {}}, tmp_path / "a.pt")
-    settings = {"model": {"_target_": "os.mkdir"}}
-    torch.save({"model": {}, "cfg": settings}, tmp_path / "a-shard0.pt")
+    torch.save({"model": {}, "cfg": {"model": {"_target_": "os.mkdir"}}}, tmp_path / "a-shard0.pt")
     with pytest.raises(UserError, match=r"a-shard0.pt: .*model._target_"):
         checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "a.pt")])
 

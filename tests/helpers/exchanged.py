@@ -35,8 +35,7 @@ def data_bin(family: str, symbols: list[str] = WORDS) -> Path:
     if family == "translation":
         names = {"dict.de.txt": symbols, "dict.en.txt": symbols, "dict.fr.txt": [*symbols, "more"]}
     for name, listed in names.items():
-        text = "".join(f"{symbol} 1\n" for symbol in listed)
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text("".join(f"{symbol} 1\n" for symbol in listed), encoding="utf-8")
     return folder
 
 

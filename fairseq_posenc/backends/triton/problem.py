@@ -1,7 +1,7 @@
 """The arguments of the kernels: what a call of attention comes to, as tensors, sizes and strides.
 
-This module alone reads :mod:`~fairseq_posenc.encodings.term`. A kernel reads the fields of
-these NamedTuples by name, and is compiled without those that are None.
+Of this package only this module reads :mod:`~fairseq_posenc.encodings.term`. A kernel reads the
+fields of these NamedTuples by name, and is compiled without those that are None.
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table. A distance is the index of a key minus the index of a query, both from 0.
@@ -24,7 +24,7 @@ from fairseq_posenc.mask import Mask
 class Visible(NamedTuple):
     """The keys that each query may see, or the queries that may see each key.
 
-    Both numbers never fall from one token to the next one.
+    Neither number falls from one token to the next one.
     """
 
     first: Tensor  # `(B or 1, tokens)` of int32
@@ -166,9 +166,9 @@ def _read_vectors(
     if runs is not None and not runs.starts:  # one row for all distances
         low = 0
     elif runs is not None:
-        low, high = runs.starts[0] - 1, runs.starts[-1]
+        low, high = runs.starts[0] - 1, runs.starts[-1]  # distances of the first and the last row
         if not isinstance(runs.starts, range):
-            # Rows that serve several distances, as of buckets: repeated between the ends.
+            # Rows between them may serve several distances, as those of buckets: repeat them.
             table = runs.look_up(table, torch.arange(low, high + 1, device=table.device))
     return _describe(table.to(dtype), low + src_len - tgt_len)
 

@@ -180,7 +180,7 @@ def train(
 
     def report_validation(line: str) -> None:
         entry = logs.parse_line(line)
-        if entry and entry.kind == "valid" and metric in entry.figures:  # not of training
+        if entry and entry.kind == "valid" and metric in entry.figures:
             score = float(entry.figures[metric])
             say(f"{label}: update {entry.updates:,} of {updates:,}, {metric} {score:.2f}")
 

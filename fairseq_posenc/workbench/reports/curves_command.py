@@ -45,7 +45,7 @@ _SEEDS |= {name: _STAGES[name] for name in ("plateau_ends", "plateau")}
 _STAGES_NOTE = (
     "The dive is the steepest line segment that follows one at least "
     f"{loss_stages.SLOPE_RATIO} times flatter (the plateau), which follows one at least as much "
-    f"steeper; the loss falls in it by at least {loss_stages.MIN_FALL:.0%} of its whole fall."
+    f"steeper; during it, the loss falls by at least {loss_stages.MIN_FALL:.0%} of its whole fall."
 )
 
 
@@ -129,8 +129,8 @@ def format_tables(tables: Tables) -> str:
         parts += ["## Means over seeds", _format_rows(tables["seeds"], _SEEDS)]
         parts.append(f"In brackets: {intervals.INTERVAL_NOTE}.")
     parts += [
-        f"- {code(row['training'])} diverged: its validation loss is NaN or infinite at update "
-        f"{row['diverged_at']:,} first; such losses are left out"
+        f"- {code(row['training'])} diverged: its validation loss is NaN or infinite, first at "
+        f"update {row['diverged_at']:,}; such losses are left out"
         for row in tables["best"]
         if row["diverged_at"] is not None
     ]
@@ -158,7 +158,7 @@ def _format_cell(row: Row, name: str, digits: int) -> str:
 def _draw_pictures(trainings: Trainings, out: Path, first: float, last: float) -> dict[str, str]:
     """Draw validations and training losses between two updates; return the titles by file."""
     drawn = {}
-    for file, title, is_perplexity, list_points in (  # of a curve: updates and values
+    for file, title, is_perplexity, list_points in (  # `list_points` gives updates and values
         ("curves.png", "Validation perplexity", True, lambda curve: curve.points),
         ("training.png", "Training loss in nats", False, loss_stages.smooth_losses),
     ):

@@ -201,7 +201,7 @@ def test_a_divergence_is_said_and_drawn(tmp_path):
         first, best, end = DIVERGED[losses]
         (row,) = [row for row in text.splitlines() if row.startswith(f"| `{name}` |")]
         assert f"| {best} |" in row
-        said = f"`{name}` diverged: its validation loss is NaN or infinite at update {first} first"
+        said = f"`{name}` diverged: its validation loss is NaN or infinite, first at update {first}"
         assert (said in text) == (f"`{name}` diverged" in text) == (first > 0)
         assert label == f"{name}  {end}"
         shown = [2**loss if math.isfinite(loss) else NAN for loss in losses]
