@@ -142,33 +142,66 @@ def test_generate_by_relative_path():
     assert done.out.count("\nH-") == SENTENCES["test"]
 
 
-def hydra_train(user_dir, *words, cwd=None):
-    """Train with some settings; return the run and the path of the checkpoint."""
+COMMON = """
+common:
+  user_dir: {user_dir}
+  cpu: true
+dataset:
+  batch_size: 16
+  required_batch_size_multiple: 1
+  num_workers: 0
+optimizer:
+  _name: adam
+lr_scheduler:
+  _name: fixed
+optimization:
+  lr: [0.001]
+  max_epoch: 2
+checkpoint:
+  save_dir: {save_dir}
+"""
+MASKED_LM = """
+task:
+  _name: masked_lm
+  data: {data}
+  sample_break_mode: complete
+  tokens_per_sample: 16
+criterion: masked_lm
+model:
+  _name: roberta_learned_tiny
+  max_positions: 16
+  position_encoding: learned+m4m(max_distance=5)
+  attention_directions: lr
+"""
+TRANSLATION = """
+task:
+  _name: translation
+  data: {data}
+criterion: cross_entropy
+model:
+  _name: transformer_rope_tiny
+  position_encoding_decoder: sinusoidal
+"""
+
+
+def hydra_train(here, text, **values):
+    """Train with a YAML file; return the run and the path of the checkpoint."""
     save_dir = new_directory()
-    common = [f"common.user_dir={user_dir}", "common.cpu=true", f"checkpoint.save_dir={save_dir}"]
-    common += ["dataset.batch_size=16", "dataset.required_batch_size_multiple=1"]
-    common += ["dataset.num_workers=0", "optimizer=adam", "optimization.lr=[0.001]"]
-    done = run("fairseq-hydra-train", *common, "optimization.max_epoch=2", *words, cwd=cwd)
-    return done, save_dir / "checkpoint_last.pt"
-
-
-TEXT = ["task.sample_break_mode=complete", "task.tokens_per_sample=16"]
+    filled = (COMMON + text).format(save_dir=save_dir, **values)
+    (here / "experiment.yaml").write_text(f"# @package _group_\n{filled}", encoding="utf-8")
+    arguments = ["--config-dir", here, "--config-name", "experiment"]
+    return run("fairseq-hydra-train", *arguments, cwd=here), save_dir / "checkpoint_last.pt"
 
 
 def test_hydra_train_a_masked_lm_by_absolute_path():
-    words = ["task=masked_lm", f"task.data={sentences()}", *TEXT, "criterion=masked_lm"]
-    words += ["+model._name=roberta_learned_tiny", "+model.max_positions=16"]
-    words += ["+model.position_encoding='learned+m4m(max_distance=5)'"]
-    done, path = hydra_train(USER_DIR, *words, "+model.attention_directions=lr")
+    done, path = hydra_train(new_directory(), MASKED_LM, user_dir=USER_DIR, data=sentences())
     (line,) = done.positions()
     assert line.startswith("learned+m4m(max_distance=5) | directions: lr x1 both x1 |")
     assert validate("masked_lm", path).positions() == [line]
 
 
 def test_hydra_train_translation_by_name():
-    words = ["task=translation", f"task.data={pairs()}", "criterion=cross_entropy"]
-    words += ["+model._name=transformer_rope_tiny", "+model.position_encoding_decoder=sinusoidal"]
-    done, path = hydra_train(BY_NAME, *words)
+    done, path = hydra_train(new_directory(), TRANSLATION, user_dir=BY_NAME, data=pairs())
     encoder, decoder = done.positions()
     assert encoder.startswith("rope | directions: both x2 |")
     assert decoder.startswith("sinusoidal | directions: lr x2 |")
@@ -182,9 +215,12 @@ def test_hydra_train_translation_by_name():
 
 def test_hydra_train_a_causal_lm_by_relative_path():
     here = new_directory()
-    words = ["task=language_modeling", f"task.data={sentences()}", *TEXT]
-    words += ["+model._name=transformer_lm_rope_tiny"]
-    done, _ = hydra_train(relative(here), *words, cwd=here)
+    words = [f"common.user_dir={relative(here)}", "common.cpu=true", "task=language_modeling"]
+    words += [f"task.data={sentences()}", "task.sample_break_mode=complete"]
+    words += ["task.tokens_per_sample=16", "dataset.batch_size=16", "dataset.num_workers=0"]
+    words += ["optimizer=adam", "optimization.lr=[0.001]", "optimization.max_epoch=1"]
+    words += [f"checkpoint.save_dir={new_directory()}", "+model._name=transformer_lm_rope_tiny"]
+    done = run("fairseq-hydra-train", *words, cwd=here)
     (line,) = done.positions()
     assert line.startswith("rope | directions: lr x2 |")
 

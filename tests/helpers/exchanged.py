@@ -1,9 +1,6 @@
 """Tiny checkpoints with random weights, carried out of fairseq and back by the commands."""
 
-import copy
-from argparse import Namespace
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,30 +39,6 @@ def data_bin(family: str, symbols: list[str] = WORDS) -> Path:
     return folder
 
 
-def parse(*words: str) -> Namespace:
-    args: Namespace = options.parse_args_and_arch(options.get_training_parser(), [*words])
-    return args
-
-
-@cache
-def compose(*words: str) -> Any:
-    """Return fairseq's settings for options, as containers; Hydra takes 0.2 s to compose them."""
-    return OmegaConf.to_container(convert_namespace_to_omegaconf(parse(*words)))
-
-
-def build_settings(args: Namespace) -> Any:
-    """Return what fairseq composes of options: the default settings, but for what differs."""
-    words = ("no data", "--task", args.task, "--arch", args.arch)
-    before, settings = vars(parse(*words)).items(), copy.deepcopy(compose(*words))
-    changed = {name: value for name, value in vars(args).items() if (name, value) not in before}
-    for section in filter(None, settings.values()):
-        if isinstance(section, Namespace):  # of a model without a dataclass: all options
-            vars(section).update(changed)
-        else:
-            section.update({name: changed[name] for name in section.keys() & changed.keys()})
-    return OmegaConf.create(settings, flags={"allow_objects": True, "struct": True})
-
-
 def checkpoint(
     family: str, spec: str | None, data: Path | None = None, task: str | None = None, **more: Any
 ) -> Checkpoint:
@@ -89,7 +62,8 @@ def checkpoint(
     for name, value in {**chosen, **more}.items():
         words.append(f"--{name.replace('_', '-')}")
         words += [] if value is True else [str(value)]
-    config = build_settings(parse(str(data), *words))
+    args = options.parse_args_and_arch(options.get_training_parser(), [str(data), *words])
+    config = convert_namespace_to_omegaconf(args)
     set_up = tasks.setup_task(config.task)
     torch.manual_seed(0)
     model = set_up.build_model(config.model).eval()
