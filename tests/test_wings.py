@@ -245,9 +245,9 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27506, 27500),
-    "fairseq_posenc/encodings": (3645, 3800),
-    "fairseq_posenc/backends": (3411, 3600),
+    "fairseq_posenc": (27500, 27500),
+    "fairseq_posenc/encodings": (3644, 3800),
+    "fairseq_posenc/backends": (3406, 3600),
     "fairseq_posenc/backends/triton": (1197, 1200),
     "fairseq_posenc/modules": (1144, 1150),
     "fairseq_posenc/analysis": (266, 300),

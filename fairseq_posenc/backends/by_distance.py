@@ -119,12 +119,7 @@ def row_index(
 ) -> Tensor:
     """Index a table's row of each pair, ``(1 or B, T, S)`` of int64, once for all layers.
 
-    Args:
-        term: the term with the table.
-        first: see :func:`expand_by_distance`.
-        tgt_len: T.
-        src_len: S.
-        mask: has the forward pass's cache, which keeps the index for all layers.
+    The arguments are those of :func:`expand_numbers`.
     """
     runs, device = term.runs, term.table.device
     # The cache holds one value of each name. All tables without runs have the same index.

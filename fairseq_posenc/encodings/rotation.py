@@ -73,8 +73,7 @@ class PairRotation(NamedTuple):
         """Check whether :meth:`cosines` of a form and width express the rotation; not a decay."""
         pairs_halves = "pairs" not in form  # a head's first half with its second, not neighbours
         pairs = width if form == "half" else width // 2  # only `half` has a cosine of a pair once
-        fits = self.half == pairs_halves and self.phases.size(-1) == pairs
-        return fits and self.decay is None
+        return self.decay is None and self.half == pairs_halves and self.phases.size(-1) == pairs
 
     def cosines(self, form: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Compute cosines and sines as models of transformers take them, ``(B or 1, T, width)``.
