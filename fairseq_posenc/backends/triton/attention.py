@@ -61,7 +61,7 @@ def choose_tile(problem: Problem, backward: bool) -> Tile:
     arch = triton.runtime.driver.active.get_current_target().arch  # 90: H100; AMD's are names
     if not isinstance(arch, int) or arch < 90 or problem.query.dtype == torch.float32:
         return Tile(32, 32, warps=4)
-    is_wide = problem.width > 64
+    is_wide = problem.width > 64  # wider heads take smaller tiles
     if not backward:
         has_vectors = problem.query_table or problem.key_table
         return Tile(64, 64, 4) if has_vectors or is_wide else Tile(128, 64, 8, stages=2)

@@ -87,11 +87,11 @@ def _read_number(section: Any, name: str) -> float:
 
 def _count_updates(cfg: DictConfig, examples: int) -> int:
     """Count the updates of all epochs; ``update_freq`` is the same in all of them."""
-    remedy = "the number of updates is then unknown; --set optimization.max_update too"
+    remedy = "the number of updates is unknown; --set optimization.max_update too"
     if cfg.dataset.max_tokens:
-        raise UserError(f"--set dataset.max_tokens: {remedy}")
+        raise UserError(f"with --set dataset.max_tokens {remedy}")
     if not cfg.dataset.batch_size:
-        raise UserError(f"--set dataset.batch_size={cfg.dataset.batch_size}: {remedy}")
+        raise UserError(f"without dataset.batch_size {remedy}")
     batches = math.ceil(examples / cfg.dataset.batch_size)
     num_devices = cfg.distributed_training.distributed_world_size
     batches_per_update = num_devices * cfg.optimization.update_freq[0]  # a list by epoch

@@ -155,12 +155,12 @@ def test_the_cpu_is_chosen_by_every_value_that_fairseq_reads_as_true(value):
         ("model.drop=1", "m4m_rte.yaml: Could not override 'model.drop'"),
         ("task.seeds=[x]", "m4m_rte.yaml: .*'x'.* Integer"),
         ("task.warmup_ratio=x", "m4m_rte.yaml: .*'x'.* Float"),
-        ("dataset.max_tokens=4000", "set optimization.max_update too"),
+        ("dataset.max_tokens=4000", "with --set dataset.max_tokens the number of updates is unk"),
         ("optimization.lr=[", "m4m_rte.yaml: "),
         ("optimization", "m4m_rte.yaml: "),
         ("dataset.batch_size=many", "m4m_rte.yaml: "),
         ("dataset.batch_size=0", "without dataset.batch_size"),
-        ("dataset.batch_size=null", "without dataset.batch_size"),
+        ("dataset.batch_size=null", "without dataset.batch_size the number of updates is unknown"),
     ],
 )
 def test_a_wrong_override_is_one_line(change, message):

@@ -143,6 +143,15 @@ def test_twenty_questions_learnt_by_heart_are_answered(tmp_path):
     assert plain == {key: value for key, value in figures.items() if "best" not in key}
 
 
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, lambda path: path.symlink_to(path)], ids=["folder", "link_loop"]
+)
+def test_a_manifest_that_cannot_be_read_is_shown_in_one_line(make, tmp_path, capsys):
+    make(tmp_path / "manifest.json")
+    shown = refused(capsys, *train_words(tmp_path / "out"), "--data", tmp_path)
+    assert "was not made by fairseq-posenc preprocess squad" in shown
+
+
 def test_wrong_input_is_shown_in_one_line(tmp_path, capsys):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "m4.json").write_text("3")
