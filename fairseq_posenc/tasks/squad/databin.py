@@ -63,11 +63,7 @@ class SquadDataBin(NamedTuple):
 
 
 def open_data_bin(path: Path) -> SquadDataBin:
-    """Open a folder.
-
-    Raises:
-        UserError: it is missing, or was made by another program.
-    """
+    """Open a folder; refuse one that is missing, was made otherwise, or cannot be read."""
     if not path.is_dir():
         raise UserError(f"{path}: no such folder; fairseq-posenc preprocess squad makes it")
     try:
@@ -75,5 +71,7 @@ def open_data_bin(path: Path) -> SquadDataBin:
         plan = manifest["plan"]
         windows = manifest["splits"]["train"]["windows"]
         return SquadDataBin(path, plan["version"], Limits(**plan["limits"]), windows)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{path}: was not made by fairseq-posenc preprocess squad") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{path}: was not made by fairseq-posenc preprocess squad ({error})"
+        ) from None

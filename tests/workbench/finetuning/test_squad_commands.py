@@ -144,12 +144,15 @@ def test_twenty_questions_learnt_by_heart_are_answered(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make", [Path.mkdir, lambda path: path.symlink_to(path)], ids=["folder", "link_loop"]
+    ("make", "cause"),
+    [(Path.mkdir, "Is a directory"), (lambda path: path.symlink_to(path), "symbolic links")],
+    ids=["folder", "link_loop"],
 )
-def test_a_manifest_that_cannot_be_read_is_shown_in_one_line(make, tmp_path, capsys):
-    make(tmp_path / "manifest.json")
+def test_a_manifest_that_cannot_be_read_is_shown_in_one_line(make, cause, tmp_path, capsys):
+    make(tmp_path / MANIFEST)
     shown = refused(capsys, *train_words(tmp_path / "out"), "--data", tmp_path)
     assert "was not made by fairseq-posenc preprocess squad" in shown
+    assert cause in shown
 
 
 def test_wrong_input_is_shown_in_one_line(tmp_path, capsys):
@@ -164,9 +167,6 @@ def test_wrong_input_is_shown_in_one_line(tmp_path, capsys):
     (tmp_path / "request.json").write_text('{"updates": 9}')  # of another command's folder
     assert "was made with other" in refused(capsys, *train_words(tmp_path))
     assert json.loads((tmp_path / "results" / "m4.json").read_text()) == 3  # nothing was deleted
-    (tmp_path / MANIFEST).symlink_to(MANIFEST)
-    with pytest.raises(OSError, match="symbolic links"):  # reported as it is
-        open_data_bin(tmp_path)
 
 
 def configured(spec=SPEC, version="1.1", changes=()):
