@@ -67,7 +67,7 @@ def train_on(ranks: int, family: str, *options, **how):
 
 
 @slow
-@pytest.mark.parametrize("options", [[], ["--checkpoint-activations"]], ids=["plain", "again"])
+@pytest.mark.parametrize("options", [[], ["--checkpoint-activations"]], ids=["plain", "recomputed"])
 def test_two_ranks_give_the_loss_of_one_with_the_double_batch(options):
     """The masked LM has a table in each layer, whose gradients are summed over ranks, too."""
     alone = trained("masked_lm")
