@@ -281,11 +281,17 @@ def test_real_positions_turn_queries_and_keys():
         angle = float(TIMES[i]) * 10000 ** (-2 * t / 8)
         theirs = complex(*x[h, i, 2 * t : 2 * t + 2]) * cmath.exp(1j * angle)
         assert abs(complex(*ours[0, h, i, 2 * t : 2 * t + 2]) - theirs) < 1e-5
-    for spec in ("xpos", "pope"):
-        positions, layer = build(spec, causal=True)
-        x = torch.randn(1, 6, 16, dtype=torch.float64)
-        real = layer(*positions(x, position_ids=IDS[1:].float()))[0]
-        close(real, layer(*positions(x, position_ids=IDS[1:]))[0])
+
+
+@pytest.mark.parametrize("name", [x for x in registry.names() if registry.get(x).takes_real_ids])
+def test_real_positions_are_not_rounded(name):
+    positions, layer = build(name, causal=True)
+    x = torch.randn(1, 6, 16, dtype=torch.float64)
+    whole = layer(*positions(x, position_ids=IDS[1:]))[0]
+    close(layer(*positions(x, position_ids=IDS[1:].float()))[0], whole)
+    between = layer(*positions(x, position_ids=TIMES[None]))[0]
+    for rounded in (TIMES.floor(), TIMES.round()):
+        assert not torch.allclose(layer(*positions(x, position_ids=rounded[None]))[0], between)
 
 
 def test_real_positions_have_sinusoids():

@@ -13,8 +13,6 @@ from tests.helpers import oracles
 
 HEADS, LENGTH, WIDTH = 2, 5, 4
 K = 3  # smaller than LENGTH - 1, so that clipping is at work
-VECTOR_TABLES = ["shaw", "m3", "m4", "m4m", "deberta"]
-SCALAR_TABLES = ["raffel", "m2", "tupe"]
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -31,8 +29,8 @@ def example(
     projections = {f"{side}_projection": (WIDTH, WIDTH) for side in ("query", "key")}
     norm = {"norm_weight": (wide,), "norm_bias": (wide,)}
     shapes: dict[str, dict[str, tuple[int, ...]]] = {
-        **{x: {"table": (groups, rows, WIDTH)} for x in (*VECTOR_TABLES, "shaw_values")},
-        **{x: {"table": (groups, rows)} for x in SCALAR_TABLES},
+        **{x: {"table": (groups, rows, WIDTH)} for x in ("shaw", "m3", "m4", "m4m", "deberta")},
+        **{x: {"table": (groups, rows)} for x in ("raffel", "m2", "tupe")},
         "m1": {"table": (groups, K + 1)},
         "t5": {"table": (HEADS, 32)},
         "transformer_xl": {"projection": (wide, wide), "u": rates, "v": rates},
@@ -55,11 +53,8 @@ def example(
         params[key] = params[key].abs() + 0.1
     if name == "pope":
         params["delta"] -= 2
-    options: dict[str, Any] = {
-        "max_distance": 128 if name == "t5" else K,
-        "reset": reset,
-        "max_positions": 512,
-    }
+    limit = 128 if name == "t5" else K
+    options: dict[str, Any] = {"max_distance": limit, "reset": reset, "max_positions": 512}
     if name == "inkling":
         options.update(extent=K, inputs=draw(LENGTH, HEADS * WIDTH))
     return draw(HEADS, LENGTH, WIDTH), draw(HEADS, LENGTH, WIDTH), params, options
@@ -81,27 +76,16 @@ def rows_of_distances() -> torch.Tensor:
 )
 def test_scale_factor(name, default):
     q, k, params, options = example(name)
-    outside = {
-        "tupe": ["table"],
-        "tupe_shared": ["buckets"],
-        "fire": ["output_weight", "output_bias"],
-    }
-    for key in outside.get(name, []):  # the scale
-        params[key].zero_()
-    for key in ("r1", "r2"):
-        if key in params:
-            params[key] = torch.zeros(HEADS, dtype=torch.float64)
-    if name == "t5":
-        params["table"].zero_()
+    if name in ("tupe", "tupe_shared"):  # a bias outside the scale, beside two terms in it
+        params["table" if name == "tupe" else "buckets"].zero_()
     ours = oracles.SCORES[name]
     usual = ours(q, k, params, options)
-    assert_close(ours(q, k, params, {**options, "scale_factor": default}), usual)
-    if name in ("alibi", "sandwich"):  # the bias has no parameter to switch off
+    bias = torch.zeros_like(usual)
+    if ours.__doc__.startswith("e_ij = q_i.k_j / sqrt(c d) "):  # nothing else is in the scale
         bias = usual - oracles.none(q, k, {}, {})
-        fourfold = ours(q, k, params, {**options, "scale_factor": 4 * default})
-        assert_close(fourfold - bias, (usual - bias) / 2)
-    else:
-        assert_close(ours(q, k, params, {**options, "scale_factor": 4 * default}), usual / 2)
+    assert_close(ours(q, k, params, {**options, "scale_factor": default}), usual)
+    fourfold = ours(q, k, params, {**options, "scale_factor": 4 * default})
+    assert_close(fourfold - bias, (usual - bias) / 2)
 
 
 def test_none_is_scaled_dot_product():
@@ -280,10 +264,7 @@ def test_alibi_punishes_both_sides():
 
 def test_kerple():
     q = k = torch.zeros(1, 4, WIDTH, dtype=torch.float64)
-    params = {
-        "r1": torch.tensor([2.0], dtype=torch.float64),
-        "r2": torch.tensor([3.0], dtype=torch.float64),
-    }
+    params = {"r1": torch.tensor([2.0]).double(), "r2": torch.tensor([3.0]).double()}
     scores = oracles.kerple(q, k, params, {})
     assert_close(scores[0, 3].tolist(), [-2 * math.log(x) for x in (10, 7, 4, 1)])
     assert_close(scores, scores.transpose(1, 2))

@@ -67,9 +67,8 @@ def test_equations_become_latex_without_a_rest(name):
 
 
 def test_an_equation_as_latex():
-    formula, prose = equations.split_equation(
-        "e_ij = (q_i.k_j * a_r) / sqrt(c d), where r = j - i."
-    )
+    text = "e_ij = (q_i.k_j * a_r) / sqrt(c d), where r = j - i."
+    formula, prose = equations.split_equation(text)
     assert equations.to_latex(formula) == r"e_{ij} = (q_i \cdot k_j \, a_r) / \sqrt{c d}"
     assert prose == "r = j - i."
     assert equations.to_latex("sqrt(abs(r))") == r"\sqrt{\left\vert r \right\vert}"
@@ -190,6 +189,17 @@ def test_every_option_is_explained():
     explained = text.partition("## Options")[2].partition("\n## ")[0]
     options = {option for name in registry.names() for option in registry.options(name)}
     assert not {option for option in options if f"`{option}`" not in explained}
+
+
+def test_pages_list_the_encodings_of_the_registry():
+    pages = ("README.md", "docs/encodings/README.md", "docs/library.md")
+    readme, overview, library = ((ROOT / page).read_text(encoding="utf-8") for page in pages)
+    assert f" {len(registry.names())} position encodings to train with" in readme
+    causal = overview.partition("measured costs in ")[2].partition(" are for causal")[0]
+    real = library.partition("such as times, work with ")[2].partition(", and with")[0]
+    for text, attribute in ((causal, "causal_reason"), (real, "takes_real_ids")):
+        having = [name for name in registry.names() if getattr(registry.get(name), attribute)]
+        assert sorted(re.findall(r"`(\w+)`", text)) == having, attribute
 
 
 def test_every_pinned_package_has_hashes():
