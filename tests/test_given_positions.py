@@ -289,9 +289,9 @@ def test_real_positions_are_not_rounded(name):
     x = torch.randn(1, 6, 16, dtype=torch.float64)
     whole = layer(*positions(x, position_ids=IDS[1:]))[0]
     close(layer(*positions(x, position_ids=IDS[1:].float()))[0], whole)
-    between = layer(*positions(x, position_ids=TIMES[None]))[0]
-    for rounded in (TIMES.floor(), TIMES.round()):
-        assert not torch.allclose(layer(*positions(x, position_ids=rounded[None]))[0], between)
+    for part in (0.25, -0.25):
+        ids = IDS[1:] + part * torch.eye(6)[-1]  # of the last token
+        assert not torch.allclose(layer(*positions(x, position_ids=ids))[0], whole)
 
 
 def test_real_positions_have_sinusoids():
