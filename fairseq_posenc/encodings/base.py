@@ -89,7 +89,7 @@ class Encoding(nn.Module):
     whole_stack: ClassVar[bool] = False  # True: all layers use it, whichever of them names it
     widens: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
     has_position_table: ClassVar[bool] = False  # True: a table has a row for each position
-    counts_in_sentences: ClassVar[bool] = False  # True: it counts tokens itself, in each sentence
+    counts_in_sentences: ClassVar[bool] = False  # True: it counts from the end of a sentence
     takes_real_ids: ClassVar[bool] = False  # True: positions may be any numbers, such as 0.5
     without_options: ClassVar[tuple[str, ...]] = ()  # options of its base class that specs refuse
     length_options: ClassVar[tuple[str, ...]] = ()  # that set how many rows a table has, no more

@@ -102,7 +102,7 @@ def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
     """Read the present spec of a stack, None if no spec describes it, and parse the new one."""
     if names_own(text):
         old_spec = own_positions.read_spec(stack.module)
-        stack.refuse_other_layers(old_spec)
+        stack.refuse_other_layers(old_spec)  # if some were removed or added
         return old_spec, expand_own(text, old_spec, len(stack.attentions))
     try:
         old_spec = own_positions.read_spec(stack.module)

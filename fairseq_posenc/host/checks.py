@@ -24,13 +24,13 @@ _BETTER_HIGH = {"accuracy", "bleu", "f1", "acc_and_f1", "mcc", "pearson", "spear
 
 def check_precision(common: Any) -> None:
     """Refuse half precision without a GPU, and two precisions, in fairseq's section ``common``."""
-    if find_spec("torch_xla"):  # it brings devices that torch does not list
-        return
     chosen = [name for name in _HALF_PRECISIONS if getattr(common, name, False)]
     precisions = {name.removeprefix("memory_efficient_") for name in chosen}
     if len(precisions) > 1:
         flags = " and ".join(f"--{name}" for name in sorted(precisions))
         raise UserError(f"{flags} set two precisions: give one of them")
+    if find_spec("torch_xla"):  # it brings devices that torch does not list
+        return
     if chosen and (common.cpu or not torch.cuda.is_available()):
         name, reason = chosen[0], "--cpu is given" if common.cpu else "torch sees none here"
         raise UserError(

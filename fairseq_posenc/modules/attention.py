@@ -241,9 +241,9 @@ class CrossAttention(_LayerAttention):
 
 def _rotate_source(state: Shared, padding: Tensor, ids: Tensor | None) -> Rotation:
     """Compute the rotation of a source's keys, counted without padding, or at a caller's ids."""
-    positions = Positions.from_padding(padding, tgt_len=0)
+    positions = Positions.from_padding(padding, tgt_len=0)  # of keys alone, without queries
     if ids is not None:
-        readers = {x.name: x for x in state.encodings if x.axes}
+        readers = {x.name: x for x in state.encodings if x.axes}  # that read ids
         name, (batch, src_len) = "source_position_ids", padding.shape
         ids = input_checks.read_position_ids(name, ids, readers, batch, (src_len,))
         positions = positions.replace_ids(ids, name)

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-# Tokens that are multiplied with a common run of rows: up to MAX_TILE, of FEW_TOKENS MIN_TILE.
+# Tokens in a tile, which share a run of rows: MIN_TILE if there are fewer than FEW_TOKENS in all.
 MAX_TILE, MIN_TILE, FEW_TOKENS = 64, 16, 128
 
 

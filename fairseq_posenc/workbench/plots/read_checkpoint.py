@@ -50,8 +50,8 @@ def read_with_checkpoint(opened: OpenModel, text: str, target: str | None = None
         inputs.insert(1, torch.tensor([inputs[0].size(1)]))  # `src_lengths`, between the two
     captured = capture_attention(opened.model, lambda: opened.model(*inputs))
     labels = {stack: [label for _, label in read] for stack, read in texts.items()}
-    path, family = opened.path, opened.title
-    return TextAttention(path, checksum(path), family, opened.positions, labels, captured)
+    path, title = opened.path, opened.title
+    return TextAttention(path, checksum(path), title, opened.positions, labels, captured)
 
 
 def _translate(opened: OpenModel, source: Tensor, target: str | None) -> list[Token]:
