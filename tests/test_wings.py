@@ -272,7 +272,7 @@ LINES = {
     "fairseq_posenc/workbench/reports": (370, 400),
     "preprocess": (2584, 2600),
     "docs/generate": (423, 750),
-    "benchmarks": (2997, 3600),
+    "benchmarks": (2998, 3600),
     "tests": (30615, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
