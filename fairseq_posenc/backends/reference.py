@@ -69,8 +69,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = NO_MASK) -> Tensor:
     """Compute the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64.
 
-    The mask hides nothing here. It tells temperatures how many keys are visible, and counted
-    positions which ones, and it holds the cache of the forward pass.
+    The mask hides nothing here. Temperatures read from it how many keys are visible, and counted
+    positions which ones; it also has the cache of the forward pass.
     """
     assert terms.rows("layer") is None, "a layer projects them first"
     sizes = query.size(2), key.size(2)

@@ -275,7 +275,7 @@ class ModelWithPositions(Derived):
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
         """Refuse paged caches in a line, as transformers would only log what a pass refuses."""
-        raise UserError("continuous batching (paged caches) knows no other positions: use generate")
+        raise UserError("continuous batching (paged caches) is not supported here: use generate")
 
     def load_adapter(self, *args: Any, **kwargs: Any) -> None:
         """Refuse adapters that transformers would load, as it cannot compare their positions."""
