@@ -13,12 +13,14 @@ from omegaconf import OmegaConf
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.checkpoints import write_start_checkpoint
 from tests.helpers.commands import new_directory, refused
+from tests.helpers.tiny_models import ARCHITECTURES
 
 WORDS = [f"w{number}" for number in range(40)]
-FAMILIES = {  # fairseq's task, beginning of the architecture, options for the number of positions
-    "masked_lm": ("masked_lm", "roberta", ["max_positions"]),
-    "causal_lm": ("language_modeling", "transformer_lm", ["max_target_positions"]),
-    "translation": ("translation", "transformer", ["max_source_positions", "max_target_positions"]),
+LENGTHS = {"max_source_positions": 24, "max_target_positions": 24}
+OPTIONS: dict[str, dict[str, Any]] = {  # of fairseq, by family
+    "masked_lm": {"task": "masked_lm", "max_positions": 24},
+    "causal_lm": {"task": "language_modeling", "max_target_positions": 24},
+    "translation": {"task": "translation", "source_lang": "de", "target_lang": "en", **LENGTHS},
 }
 
 
@@ -39,30 +41,25 @@ def data_bin(family: str, symbols: list[str] = WORDS) -> Path:
     return folder
 
 
-def checkpoint(
-    family: str, spec: str | None, data: Path | None = None, task: str | None = None, **more: Any
-) -> Checkpoint:
+def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: Any) -> Checkpoint:
     """Write a checkpoint of a tiny model, every weight drawn so that it matters.
 
-    ``data`` has its dictionaries, by default of :data:`WORDS`; ``task``, ``more``: fairseq's. A
+    ``data`` has its dictionaries, by default of :data:`WORDS`; ``more``: fairseq's options. A
     ``spec`` is for architectures of this package.
     """
     data = data or data_bin(family)
-    own_task, stem, lengths = FAMILIES[family]
-    chosen: dict[str, Any] = {"arch": f"{stem}_none_tiny", **dict.fromkeys(lengths, 24)}
+    chosen = {"arch": ARCHITECTURES[family], **OPTIONS[family]}
     if spec:
         chosen["position_encoding"] = spec
-    if family != "translation" and not task:
+    if family != "translation" and "task" not in more:
         chosen["tokens_per_sample"] = 24
     if "documents" in str(spec) and family == "masked_lm":
         chosen["include_target_tokens"] = True
-    words = ["--task", task or own_task]
-    if family == "translation":
-        words += ["--source-lang", "de", "--target-lang", "en"]
+    words = [str(data)]
     for name, value in {**chosen, **more}.items():
         words.append(f"--{name.replace('_', '-')}")
         words += [] if value is True else [str(value)]
-    args = options.parse_args_and_arch(options.get_training_parser(), [str(data), *words])
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
     config = convert_namespace_to_omegaconf(args)
     set_up = tasks.setup_task(config.task)
     torch.manual_seed(0)

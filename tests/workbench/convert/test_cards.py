@@ -16,7 +16,7 @@ from transformers.pipelines import SUPPORTED_TASKS
 
 from fairseq_posenc.workbench.translation import Translator
 from tests.helpers.commands import new_directory, run
-from tests.helpers.exchanged import checkpoint, ctranslate2, data_bin, export_to, refuse_export
+from tests.helpers.exchanged import checkpoint, ctranslate2, data_bin, export_to
 from tests.helpers.preprocess import write_pieces
 from tests.workbench.convert.test_parity import let_sentences_end
 
@@ -26,6 +26,7 @@ IMPORTED = {
 }
 WRITES = {"pipeline_tag": "text-generation"}
 LANGUAGES = {"language": ["de", "en"]}
+TEXT = ["Un homme dort.", "Une femme court."]
 
 
 def run_alone(code: str) -> str:
@@ -53,10 +54,13 @@ def run_alone(code: str) -> str:
 def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machine(
     library, family, more, labels, before, after, monkeypatch, capsys
 ):
-    pieces = write_pieces(new_directory(), 18, ["Un homme dort.", "Une femme court."] * 9)
-    cut = SentencePieceProcessor(model_file=str(pieces))
-    data = data_bin(family, [cut.id_to_piece(number) for number in range(3, len(cut))])
-    shutil.copy(pieces, data / "sentencepiece.model")
+    models = [write_pieces(new_directory(), size, TEXT * 9) for size in (18, 17)]
+    cut, of_target = (SentencePieceProcessor(model_file=str(model)) for model in models)
+    pieces = [each.id_to_piece(n) for each in (cut, of_target) for n in range(3, len(each))]
+    data = data_bin(family, [*dict.fromkeys(pieces)])
+    names = ("de.model", "en.model") if family == "translation" else ("model",)
+    for name, model in zip(names, models):
+        shutil.copy(model, data / f"sentencepiece.{name}")
     places = {"save_dir": "/private/runs", "restore_file": "/private/x.pt"}
     trained = checkpoint(family, "rope", data, **places, **more)
     if family != "masked_lm":
@@ -72,17 +76,18 @@ def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machi
     assert {*re.findall(r"^(?:from|import) (\w+)", code, re.M)} == IMPORTED[library]
     monkeypatch.chdir(folder)
     capsys.readouterr()
-    exec(code, names := {})
+    exec(code, found := {})
     printed = capsys.readouterr().out.strip()
     assert bool(printed) == (family != "masked_lm")
     side = "left" if family == "causal_lm" else "right"  # left, so that a batch can be continued
-    assert library != "transformers" or names["tokenizer"].padding_side == side
+    assert library != "transformers" or found["tokenizer"].padding_side == side
     if family == "translation":
-        assert Translator.load(trained.path).translate(["Un homme dort."])[0][0].text in printed
+        assert Translator.load(trained.path).translate(TEXT[:1])[0][0].text in printed
         assert library != "ctranslate2" or run_alone(code) == printed
-    symbols = map(trained.task.target_dictionary.index, cut.encode("Un dort.", out_type=str))
-    tokenizer = Tokenizer.from_file("tokenizer.json")
-    assert tokenizer.encode("Un dort.").ids == [*before, *symbols, *after]
+    for place, processor in zip((".", "target"), (cut, of_target)[: len(names)]):
+        tokenizer = Tokenizer.from_file(f"{place}/tokenizer.json")
+        symbols = map(trained.task.target_dictionary.index, processor.encode(TEXT[0], out_type=str))
+        assert tokenizer.encode(TEXT[0]).ids == [*before, *symbols, *after]
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len({path.stat().st_mode for path in files}) == 1  # all are for the same readers
     for secret in ("/private", str(trained.data), str(trained.path.parent)):
@@ -106,10 +111,3 @@ def test_the_page_lists_the_encodings_that_have_a_place_in_ctranslate2():
     families = {"translation": module.FOR_TRANSLATION, "causal_lm": module.FOR_CAUSAL_LMS}
     for family, names in families.items():
         assert f"\n| {family} | `{'`, `'.join(sorted(names))}` |\n" in text
-
-
-def test_an_export_that_cannot_begin_is_a_line(tmp_path, capsys):
-    trained = checkpoint("masked_lm", "none")
-    assert "is for --to ctranslate2" in refuse_export(capsys, trained, "--quantization", "int8")
-    (tmp_path / "file").touch()
-    assert "exists and is not empty" in refuse_export(capsys, trained, "--out", tmp_path)

@@ -111,8 +111,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("Generator", "none,rope", {}),
 ]
 ONE_OF_EACH = "one width, one dictionary and one number of positions"
-REFUSED: dict[str, list[tuple[Any, ...]]] = {
-    "transformers": [
+REFUSED: dict[str, list[tuple[Any, ...]]] = {  # options of the command -> models, and the fault
+    "--to transformers": [
         ("causal_lm", "rope", {**UNTIED, "adaptive_softmax_cutoff": "10,20"}, "adaptive softmax"),
         ("causal_lm", "rope", {**UNTIED, "decoder_input_dim": 16}, "projections of embeddings"),
         ("causal_lm", "rope", {"layernorm_embedding": True}, "layernorm_embedding=True"),
@@ -125,14 +125,10 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ("masked_lm", "rope", {"activation_fn": "relu"}, "activation_fn=relu"),
         ("masked_lm", None, {"arch": "roberta", "encoder_layers": 1}, "not a model of fairseq_pos"),
     ],
-    "ctranslate2": [
-        ("causal_lm", "rope", {**UNTIED, "adaptive_softmax_cutoff": "10,20"}, "adaptive softmax"),
-        ("causal_lm", "rope", {**UNTIED, "decoder_input_dim": 16}, "projections of embeddings"),
+    "--to ctranslate2": [
         ("causal_lm", "t5", {}, "t5 is not one of"),
-        ("causal_lm", "xpos", {}, "xpos is not one of"),
         ("causal_lm", "alibi,none", {}, "perhaps of alibi"),
         ("translation", "m4", {}, "m4 is not one of alibi, learned, "),
-        ("translation", "kerple", {}, "kerple is not one of"),
         ("translation", "rope(cross_attention=true)", {}, "with rope(cross_attention=true)"),
         ("translation", "rope+window(size=4)", {}, "window is not one of"),
         ("translation", "shaw(per_head=true)", {}, "perhaps of shaw"),
@@ -143,6 +139,8 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ("translation", "rope", {"activation_fn": "linear"}, "the activation linear"),
         ("masked_lm", "rope", {}, "but translation models and causal LMs"),
     ],
+    "--quantization int8": [("masked_lm", "none", {}, "is for --to ctranslate2")],
+    "--out {data}": [("masked_lm", "none", {}, "exists and is not empty")],
 }
 
 
@@ -355,8 +353,8 @@ def check_lost_head(trained: Checkpoint, folder: Path) -> None:
 @torch.no_grad()
 def compare_predictions(task: str, spec: str, raw: Path, data: Path, tokens: Path) -> Path:
     """Compare those for a development set, and what comes back; return the exported folder."""
-    options = {"max_positions": 64, "max_update": 2, "pooler_activation_fn": "tanh"}
-    trained = checkpoint("masked_lm", spec, data / task, "glue", **options)
+    options = {"task": "glue", "max_update": 2, "pooler_activation_fn": "tanh"}
+    trained = checkpoint("masked_lm", spec, data / task, max_positions=64, **options)
     folder = export_to(trained, "--tokens", tokens)
     ours, _ = predict(trained.model, trained.task, "valid")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -395,7 +393,7 @@ def test_predictions_of_glue_are_those_of_fairseq(task, spec):
 @pytest.mark.parametrize("spec", ["learned", "m4m+rope"])
 def test_answers_begin_and_end_at_the_same_tokens(spec):
     data = squad_files().data
-    trained = checkpoint("masked_lm", spec, data, "squad", max_positions=48)
+    trained = checkpoint("masked_lm", spec, data, task="squad", max_positions=48)
     folder = export_to(trained, "--tokens", data)
     check_lost_head(trained, folder)
     compare(trained.model, load(folder), longest=48)
@@ -443,11 +441,13 @@ def test_what_fairseq_does_not_have_is_refused(change, message, capsys):
 
 
 @pytest.mark.parametrize(
-    ("library", "family", "spec", "more", "words"),
-    [(library, *case) for library, cases in REFUSED.items() for case in cases],
+    ("words", "family", "spec", "more", "message"),
+    [(words, *case) for words, cases in REFUSED.items() for case in cases],
 )
-def test_what_cannot_be_computed_is_refused_by_name(library, family, spec, more, words, capsys):
-    assert words in refuse_export(capsys, checkpoint(family, spec, **more), "--to", library)
+def test_what_cannot_be_exported_is_refused_by_name(words, family, spec, more, message, capsys):
+    trained = checkpoint(family, spec, **more)
+    given = words.format(data=trained.data).split()
+    assert message in refuse_export(capsys, trained, *given)
 
 
 def test_a_model_that_differs_is_not_written(monkeypatch, capsys):

@@ -12,7 +12,6 @@ import pytest
 import sentencepiece
 import torch
 from fairseq.data import Dictionary
-from tokenizers import Tokenizer
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from binarize import formats
@@ -138,20 +137,6 @@ def test_a_tokenizer_loads_with_its_special_symbols():
     model = AutoModelForMaskedLM.from_pretrained(out)
     filled = pipeline("fill-mask", model=model, tokenizer=tokenizer)("ba <mask> 1")
     assert [answer["token"] for answer in filled] == scores.topk(5).indices.tolist()
-
-
-def test_two_sentencepiece_models_of_one_dictionary_are_two_tokenizers():
-    models = [train_pieces("unigram", size) for size in (40, 50)]
-    processors = [processor for _, processor in models]
-    pieces = [each.id_to_piece(n) for each in processors for n in range(3, len(each))]
-    data = data_bin("translation", list(dict.fromkeys(pieces)))
-    for language, (path, _) in zip(("de", "en"), models):
-        path.rename(data / f"sentencepiece.{language}.model")
-    out = export_to(checkpoint("translation", "none", data), "--tokens", data)
-    for folder, processor in zip((out, out / "target"), processors):
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        found = [tokenizer.encode(line, add_special_tokens=False).tokens for line in sentences()]
-        assert found == processor.encode(sentences(), out_type=str)
 
 
 @pytest.mark.parametrize(
