@@ -1,11 +1,10 @@
-"""Where commands write: odd names, full disks and the terminal.
+"""Where commands write: full disks and the terminal.
 
 What a full disk leaves, and what a terminal would obey, are found nowhere else.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -13,49 +12,35 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.running.progress import say
 from tests.helpers.commands import EPOCHS, refused, train, trained
 from tests.workbench.reports.test_curves import write
 
-PLOT = ["plot", "table", "--encoding", "learned", "--out"]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "here").mkdir()
-    write(tmp_path / "train.log", 8, 7)
-    monkeypatch.chdir(tmp_path / "here")
-    return tmp_path / "here"
-
-
-@pytest.mark.parametrize("words", [["--out=-a.png"], ["--out", "./-a.png"]])
-def test_a_name_that_begins_with_a_dash_can_be_written(words, folder):
-    assert main([*PLOT[:-1], *words]) == 0
-    assert os.listdir(folder) == ["-a.png"]
-
-
 FULL = {  # commands and what they write
-    "plot png": (PLOT, "out.png"),
-    "plot svg": (PLOT, "out.svg"),
-    "inspect": (["inspect", "--checkpoint", "last.pt", "--text", "w1 w2", "--out"], "out.html"),
-    "export": (["export", "--checkpoint", "last.pt", "--tokens", "words", "--out"], "out"),
-    "learning-curves": (["learning-curves", "a=../train.log", "--out"], "out"),
+    "plot png": ("plot table --encoding learned", "out.png"),
+    "plot svg": ("plot table --encoding learned", "out.svg"),
+    "inspect": ("inspect --checkpoint last.pt --text w1", "out.html"),
+    "export": ("export --checkpoint last.pt --tokens words", "out"),
+    "learning-curves": ("learning-curves a=train.log", "out"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "name"), FULL.values(), ids=list(FULL))
-def test_a_full_disk_is_a_line_and_leaves_nothing(command, name, folder, mount, capsys):
+@pytest.mark.parametrize(("command", "name"), FULL.values(), ids=FULL)
+def test_a_full_disk_is_a_line_and_leaves_nothing(
+    command, name, mount, tmp_path, monkeypatch, capsys
+):
     small_disk = mount("16k")
     (small_disk / "others").write_bytes(bytes(16_384 - 8192))
     (small_disk / "more").write_bytes(bytes(4096))  # one block is left: a page of the system
-    (folder / "last.pt").symlink_to(trained("causal_lm").save_dir / "checkpoint_last.pt")
-    message = refused(capsys, *command, small_disk / name, code=1)
+    write(tmp_path / "train.log", 8, 7)
+    (tmp_path / "last.pt").symlink_to(trained("causal_lm").save_dir / "checkpoint_last.pt")
+    monkeypatch.chdir(tmp_path)
+    message = refused(capsys, *command.split(), "--out", small_disk / name, code=1)
     assert "could not be written (No space left on device)" in message
     assert message.startswith(f"{small_disk}/out")
     left = [path.name for path in small_disk.iterdir() if path.name not in ("others", "more")]
-    assert left == ["out"] * (command[0] == "learning-curves")
+    assert left == ["out"] * command.startswith("learning-curves")
     assert not list(small_disk.rglob("*.posenc-*"))
 
 
