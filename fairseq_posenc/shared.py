@@ -12,12 +12,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, find_first
+from fairseq_posenc.encodings.base import Encoding, Encodings, find_first
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import NO_MASK, Mask, NeededKeys, PassCache
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.specs import Spec
 from fairseq_posenc.torch_modes import is_reentrant_recomputation
 
 
@@ -32,8 +31,7 @@ class Shared(NamedTuple):
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
         source_rotation: rotation of the keys of an encoder's output, for rotary attention to it.
-        spec: encodings of the stack; our own layers compare it, and ``dims``, with theirs.
-        dims: sizes of the stack.
+        stack: spec, sizes and the like of the stack. Layers that were given the same refuse others.
     """
 
     positions: Positions
@@ -42,8 +40,7 @@ class Shared(NamedTuple):
     terms: Terms = Terms()
     rotation: Rotation | None = None
     source_rotation: Rotation | None = None
-    spec: Spec | None = None
-    dims: Dims | None = None
+    stack: object = None
 
     def layer_terms(self) -> Terms:
         """Select the terms for a layer.

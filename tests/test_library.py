@@ -17,7 +17,7 @@ from fairseq_posenc.api import (
 )
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.forward_context import LayerKind, set_context
+from fairseq_posenc.transformer.forward_context import set_context
 from tests.helpers.formulas import awake
 from tests.helpers.products import product_of
 from tests.helpers.tiny_models import COMPOSITIONS, needs_causal
@@ -32,9 +32,9 @@ def both(spec: str, direction: str = "both"):
     positions = awake(StackPositions(spec, 16, 2, max_positions=12, causal=causal))
     ours = SelfAttention(positions, direction=direction if not causal else None)
     awake(ours.encodings)
-    kind = LayerKind(positions.spec, positions.dims)
+    stack = (positions.spec, positions.dims)
     encodings = SelfAttention(positions).encodings
-    theirs = PositionalAttention(16, 2, encodings, ours.direction, kind=kind)
+    theirs = PositionalAttention(16, 2, encodings, ours.direction, stack=stack)
     theirs.load_state_dict(ours.state_dict())
     return positions.eval(), ours.eval(), theirs.eval()
 

@@ -20,7 +20,7 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.mask import Mask
 from fairseq_posenc.shared import compute_shared
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.forward_context import LayerKind, set_context
+from fairseq_posenc.transformer.forward_context import set_context
 from fairseq_posenc.transformer.layers import PositionalDecoderLayer, PositionalEncoderLayer
 from fairseq_posenc.transformer.options import configure_stack
 from measuring.contenders import STOCK, Contender, build_random_encodings, make_positions
@@ -93,7 +93,7 @@ def layer(contender: Contender, case: Case) -> Pass:
     our_class: Any = PositionalDecoderLayer if case.causal else PositionalEncoderLayer
     ours = our_class(layer_config(contender, case), **settings)
     ours.self_attn.encodings, shared = build_random_encodings(contender.encoding, case.dims)
-    ours.self_attn.kind = LayerKind()  # of no stack: the state below is made without one
+    ours.self_attn.stack = None  # the state below is of no stack
     modules = nn.ModuleList([ours, shared]).to(case.device, case.dtype)
     positions = make_positions(case.batch, case.length, case.device)
 

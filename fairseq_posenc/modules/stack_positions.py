@@ -121,7 +121,7 @@ class StackPositions(nn.Module):
             vectors = encoding.embed(shared[0].positions)  # equal for all kinds of layers
             assert vectors is not None, "encodings of the input have some"
             embeddings = embeddings + vectors.type_as(embeddings)
-        return embeddings, tuple(state._replace(spec=self.spec, dims=self.dims) for state in shared)
+        return embeddings, tuple(x._replace(stack=(self.spec, self.dims)) for x in shared)
 
     def _refuse_gaps(self, positions: Positions) -> None:
         """Refuse padding between tokens if distances between places include it."""
@@ -199,8 +199,7 @@ class StackLayer(AttentionCore, nn.Module):
                 f"`shared` must be the second result of the stack's positions, not "
                 f"{type(shared).__name__}: x, shared = positions(embeddings), then layer(x, shared)"
             )
-        state: Shared = shared[0]  # any: all have the spec and the sizes of their stack
-        if state.spec != self.spec or state.dims != self.dims or len(shared) <= self.kind:
+        if shared[0].stack != (self.spec, self.dims) or len(shared) <= self.kind:
             raise UserError(
                 "`shared` was computed by the positions of another stack: pass each layer the "
                 "result of its own StackPositions"

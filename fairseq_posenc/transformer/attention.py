@@ -11,7 +11,7 @@ from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore, Kept, append_to_kept, make_call
-from fairseq_posenc.transformer.forward_context import LayerKind, state_of_kind
+from fairseq_posenc.transformer.forward_context import state_of_kind
 
 _NO_TORCHSCRIPT = "TorchScript is not supported: encodings and backends are chosen in Python"
 
@@ -41,7 +41,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         encodings: the encodings of this layer, without those of the input.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         backend: ``auto`` or the name of a backend.
-        kind: this layer's kind, whose state of a forward pass it reads.
+        stack: settings of its stack (:attr:`Shared.stack`): states of other stacks are refused.
+        kind: number of this layer's kind in the stack, as in ``Spec.layer_kinds``.
         **kwargs: passed on to fairseq's class.
     """
 
@@ -54,7 +55,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         encodings: Encodings,
         direction: str = "both",
         backend: str = "auto",
-        kind: LayerKind | None = None,
+        stack: object = None,
+        kind: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dim, num_heads, self_attention=True, **kwargs)
@@ -63,7 +65,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         self.encodings = encodings
         self.direction = direction
         self.backend = backend
-        self.kind = LayerKind() if kind is None else kind
+        self.stack, self.kind = stack, kind
 
     def __prepare_scriptable__(self) -> None:
         """Refuse ``torch.jit.script``, which calls this method of every submodule."""
@@ -101,7 +103,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             raise UserError(_NO_TORCHSCRIPT)
         if static_kv or before_softmax:
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
-        shared = state_of_kind(self.kind)  # refuses a call from outside the stack
+        shared = state_of_kind(self.stack, self.kind)  # refuses a call from outside the stack
         positions = shared.positions
         buffer = self._get_input_buffer(incremental_state)  # of earlier steps; {} without any
         # fairseq gives the padding of the new tokens, None if none is padding. A mask is needed if

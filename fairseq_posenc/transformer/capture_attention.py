@@ -101,13 +101,14 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
     query = project(queries, attention.q_proj)  # [B, H, T, D]
     key = project(keys, attention.k_proj)  # [B, H, S, D]
     if isinstance(attention, PositionalAttention):
-        context = state_of_kind(attention.kind)  # still set: hooks run in the stack's forward
+        # Still set: hooks run in the stack's forward.
+        context = state_of_kind(attention.stack, attention.kind)
         terms = attention.compute_terms(context, queries.transpose(0, 1))
         rotation = attention.rotation(context)  # of the stack or of this layer; None without any
         # Only encodings that count the visible keys, such as `cope`, use the mask.
         mask = context.mask.with_direction(attention.direction)
         return split(query, key, terms, rotation, mask=mask)
     if isinstance(attention.q_proj, RotatedProjection):
-        context = state_of_kind(attention.q_proj.kind)
+        context = state_of_kind(attention.q_proj.stack, attention.q_proj.kind)
         return split(query, key, Terms(), context.rotation, key_rotation=context.source_rotation)
     return split(query, key, Terms())

@@ -8,20 +8,9 @@ after the forward pass.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
-from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.shared import Shared
-from fairseq_posenc.specs import Spec
-
-
-class LayerKind(NamedTuple):
-    """The layers of a stack that have equal encodings, and so share a position state."""
-
-    spec: Spec | None = None  # of the whole stack; None for attention that is in none
-    dims: Dims | None = None  # of the stack as it was built
-    number: int = 0  # of the kind in the stack
 
 
 class _Context(threading.local):
@@ -38,12 +27,12 @@ def current_context() -> tuple[Shared, ...] | None:
     return _context.states
 
 
-def state_of_kind(kind: LayerKind) -> Shared:
+def state_of_kind(stack: object, kind: int) -> Shared:
     """Get the position state of a kind of layer; refuse a call outside its stack's forward."""
     states = _context.states
-    if states is None or states[0].spec != kind.spec or states[0].dims != kind.dims:
+    if states is None or states[0].stack != stack:
         raise UserError("attention was called outside its stack's forward, so it has no positions")
-    return states[kind.number]
+    return states[kind]
 
 
 @contextmanager

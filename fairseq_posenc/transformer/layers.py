@@ -18,12 +18,8 @@ from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.forward_context import (
-    LayerKind,
-    current_context,
-    set_context,
-    state_of_kind,
-)
+from fairseq_posenc.transformer.forward_context import current_context, set_context, state_of_kind
+from fairseq_posenc.transformer.options import StackSettings
 
 
 class _PositionalLayer:
@@ -62,7 +58,8 @@ class _PositionalLayer:
             encodings=build_layer(stack.spec, stack.dims, self.index),
             direction=stack.directions[self.index],
             backend=stack.backend,
-            kind=stack.layer_kind(self.index),
+            stack=stack,
+            kind=stack.spec.layer_kind(self.index),
             dropout=cfg.attention_dropout,
             q_noise=cfg.quant_noise.pq,
             qn_block_size=cfg.quant_noise.pq_block_size,
@@ -102,7 +99,7 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
                     "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
                     "projections would not rotate"
                 )
-            rotate_projections(attention, cfg.position.layer_kind(self.index))
+            rotate_projections(attention, cfg.position, self.index)
         return cast("nn.Module", attention)
 
 
@@ -113,15 +110,16 @@ def wrap_layer(layer: nn.Module, cfg: Any) -> nn.Module:
     )
 
 
-def rotate_projections(attention: Any, kind: LayerKind) -> None:
+def rotate_projections(attention: Any, stack: StackSettings, index: int) -> None:
     """Let fairseq's encoder-decoder attention rotate by positions (``rope(cross_attention=true)``).
 
     Only the projections of queries and keys are replaced, by ones that rotate their output, so
     fairseq's forward, caches of keys and beam search stay as they are.
     """
+    kind = stack.spec.layer_kind(index)
     for name, is_key in {"q_proj": False, "k_proj": True}.items():
         plain = getattr(attention, name)
-        setattr(attention, name, RotatedProjection(plain, attention.head_dim, kind, is_key))
+        setattr(attention, name, RotatedProjection(plain, attention.head_dim, stack, kind, is_key))
     # Otherwise fairseq would call torch's function, which only reads the projections' weights.
     attention.skip_embed_dim_check = True
 
@@ -132,19 +130,22 @@ class RotatedProjection(nn.Linear):
     Args:
         plain: the projection that it replaces; its parameters are shared, under the same names.
         head_dim: D, the width of a head.
-        kind: the layer's kind, whose state of a forward pass it reads.
+        stack: settings of the layer's stack (:attr:`Shared.stack`).
+        kind: number of the layer's kind in the stack.
         is_key: whether it projects to the source's keys; otherwise to the target's queries.
     """
 
-    def __init__(self, plain: nn.Linear, head_dim: int, kind: LayerKind, is_key: bool) -> None:
+    def __init__(
+        self, plain: nn.Linear, head_dim: int, stack: object, kind: int, is_key: bool
+    ) -> None:
         # On "meta" nothing is initialised; the parameters are replaced below.
         super().__init__(plain.in_features, plain.out_features, device="meta")
         self.weight, self.bias = plain.weight, plain.bias
-        self.head_dim, self.kind, self.is_key = head_dim, kind, is_key
+        self.head_dim, self.stack, self.kind, self.is_key = head_dim, stack, kind, is_key
 
     def forward(self, x: Tensor) -> Tensor:
         """Project T tokens of B sentences, ``(T, B, C)``, and rotate each of the H heads."""
-        shared = state_of_kind(self.kind)
+        shared = state_of_kind(self.stack, self.kind)
         rotation = shared.source_rotation if self.is_key else shared.rotation
         assert isinstance(rotation, PairRotation), "only rope has cross_attention"
         projected = super().forward(x)  # [T, B, C]

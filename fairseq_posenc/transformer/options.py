@@ -21,7 +21,6 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError, suggest
 from fairseq_posenc.identity import WeightSettings, parse_directions
 from fairseq_posenc.specs import Spec, parse
-from fairseq_posenc.transformer.forward_context import LayerKind
 
 
 @dataclass
@@ -82,10 +81,6 @@ class StackSettings(NamedTuple):
     backend: str
     init_positions: bool
     layers_kept: list[int] | None  # indices of the layers that pruning keeps; None for all
-
-    def layer_kind(self, index: int) -> LayerKind:
-        """Return the kind of a layer, by the index of the layer in the stack."""
-        return LayerKind(self.spec, self.dims, self.spec.layer_kind(index))
 
 
 def add_position_args(parser: ArgumentParser) -> None:

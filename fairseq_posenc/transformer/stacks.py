@@ -167,8 +167,7 @@ class _PositionalStack(nn.Module):
         if self.has_reset:
             positions = positions._replace(first=positions.is_first())  # once for all layers
         states = compute_shared(self.encodings, positions)
-        built = self.settings  # as the layers compare it: loading changes `self.dims`
-        return tuple(state._replace(spec=built.spec, dims=built.dims) for state in states)
+        return tuple(state._replace(stack=self.settings) for state in states)
 
 
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):

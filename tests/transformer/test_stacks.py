@@ -154,8 +154,8 @@ def test_rotary_cross_attention_equals_the_formula():
     query, key = torch.randn(3, 1, 32).double(), torch.randn(5, 1, 32).double()
     (rope,) = model.decoder.encodings.as_list()
     at_target, at_source = (rope.rotation(torch.arange(length)[None]) for length in (3, 5))
-    stack = Shared(None, spec=model.decoder.spec, dims=model.decoder.dims)
-    with set_context((stack._replace(rotation=at_target, source_rotation=at_source),)):
+    state = Shared(None, stack=model.decoder.settings)
+    with set_context((state._replace(rotation=at_target, source_rotation=at_source),)):
         ours, _ = attention(query, key, key, need_weights=False)
 
     def linear(projection, x):

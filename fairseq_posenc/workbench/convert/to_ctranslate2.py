@@ -147,7 +147,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     shared = stack.compute_states(tokens)  # what layers share, by kind of layer
     attentions = [layer.self_attn for layer in stack.layers]
     # What each layer adds to the scores, in tables with a row for every distance.
-    terms = [x.compute_terms(shared[x.kind.number]).expanded() for x in attentions]
+    terms = [x.compute_terms(shared[x.kind]).expanded() for x in attentions]
     style = {
         "num_heads": dims.num_heads,
         "pre_norm": stack.layers[0].normalize_before,
@@ -173,7 +173,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     else:
         spec = transformer_spec.TransformerEncoderSpec(len(stack.layers), **style)
     for layer_spec, attention, layer_terms in zip(spec.layer, attentions, terms):
-        encodings = stack.encodings.select(attention.kind.number).as_list()  # of its kind
+        encodings = stack.encodings.select(attention.kind).as_list()  # of its kind
         layer_spec.self_attention = _build_attention(encodings, layer_terms, dims)
     if dims.causal:  # CTranslate2's converter for fairseq copies all weights but the positions'
         converter.set_transformer_decoder(spec, copied, trained.head == "translation")

@@ -124,7 +124,7 @@ def _build_trained_subject(stack: Any) -> Subject:
         at_input = stack.embed_positions  # None if nothing is added at the input
         encoding.dims = dims
         encoding.input = None if at_input is None else at_input.encodings
-        encoding.shared = stack.encodings.select(attention.kind.number)  # of its kind of layer
+        encoding.shared = stack.encodings.select(attention.kind)  # of its kind of layer
         encoding.encodings = attention.encodings  # those of this layer alone
         encodings.append(encoding.eval())
         query, key = (
