@@ -19,20 +19,6 @@ DIRECTIONS = ("both", "lr", "rl")
 _T = TypeVar("_T")
 
 
-class NeededKeys(NamedTuple):
-    """The keys that later queries of a causal model may see; a cache may drop all others.
-
-    With ``window(size=4,first=1)`` these are the last 3 keys and key 0.
-
-    Attributes:
-        last: the number of last keys; None for all.
-        first: the indices of further keys, int64 ``(n,)`` on the CPU; None for no others.
-    """
-
-    last: int | None
-    first: Tensor | None = None
-
-
 class PassCache:
     """Has values as attributes: a dictionary would be copied by accelerate, once for each layer."""
 
@@ -242,14 +228,19 @@ class Mask(NamedTuple):
             values[name] = {key: compute()}
         return cast(_T, values[name][key])
 
-    def needed_keys(self, queries: int = 0) -> NeededKeys:
+    def needed_keys(self, queries: int = 0) -> tuple[int | None, Tensor | None]:
         """Find the keys that a cache must hold for the next tokens of a causal model.
 
-        A compiled graph cannot read how many first keys there are, so with these it needs all keys.
+        With ``window(size=4,first=1)`` these are the last 3 keys and key 0. A compiled graph cannot
+        read how many first keys there are, so with these it needs all keys.
 
         Args:
             queries: the number of new tokens, whose keys the cache does not hold yet; they are the
                 last ones in ``first_keys`` and ``segments``.
+
+        Returns:
+            The number of last keys, None for all; and the indices of further keys, int64 ``(n,)``
+            on the CPU, None for no others.
         """
         if self.prefill:  # the next tokens are generated, and have no window
             return Mask(segments=self.segments, longest=self.longest).needed_keys()
@@ -257,9 +248,9 @@ class Mask(NamedTuple):
         # The last key stays even if no query sees it, so that no cache is without keys.
         last = max(min(sizes) - 1, 1) if sizes else None
         if self.first_keys is None or last is None:
-            return NeededKeys(last)
+            return last, None
         if torch.compiler.is_compiling():
-            return NeededKeys(None)
+            return None, None
         held = self.first_keys.size(1) - queries
         is_first = self.first_keys[:, :held]  # [B or 1, held]
         if self.segments is not None:
@@ -267,7 +258,7 @@ class Mask(NamedTuple):
             open_segments = self.segments[:, -max(queries, 1) :]  # [B or 1, queries or 1]
             is_open = self.segments[:, :held, None].eq(open_segments[:, None])
             is_first = is_first & is_open.any(2)
-        return NeededKeys(last, is_first.any(0).nonzero()[:, 0].cpu())
+        return last, is_first.any(0).nonzero()[:, 0].cpu()
 
     def __and__(self, other: Mask) -> Mask:
         """Combine the limits of two encodings: a key is visible if both allow it.

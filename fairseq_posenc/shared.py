@@ -15,7 +15,7 @@ from torch import Tensor
 from fairseq_posenc.encodings.base import Encoding, Encodings, find_first
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.mask import NO_MASK, Mask, NeededKeys, PassCache
+from fairseq_posenc.mask import NO_MASK, Mask, PassCache
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.torch_modes import is_reentrant_recomputation
 
@@ -52,8 +52,8 @@ class Shared(NamedTuple):
             return Terms.combine(x.combined_terms(self.positions) for x in self.encodings)
         return self.terms
 
-    def needed_keys(self) -> NeededKeys:
-        """Find the keys that later queries may see, once for all layers."""
+    def needed_keys(self) -> tuple[int | None, Tensor | None]:
+        """Find the keys that later queries may see, once for all layers: `Mask.needed_keys`."""
         mask = self.mask
         return mask.cached("needed", mask.cache_deps, mask.needed_keys)  # again for other limits
 

@@ -130,7 +130,7 @@ class SelfAttention(_LayerAttention):
         query, key = self.rotate_tokens(query, key, state)
         kept = append_to_kept(past.kept, key, value, positions.src_len)
         if cache is not None:
-            cache.kept = kept.select(state.needed_keys(), positions.src_len)
+            cache.kept = kept.select(*state.needed_keys(), positions.src_len)
             cache.tokens, cache.decay = positions.src_len, decay
             if not positions.counted:  # the caller gave position_ids
                 # A later step joins its ids to these; a row for each beam, which it may reorder.

@@ -16,7 +16,7 @@ from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.mask import Mask, NeededKeys
+from fairseq_posenc.mask import Mask
 from fairseq_posenc.shared import Shared
 
 
@@ -40,18 +40,18 @@ class Kept(NamedTuple):
             return self.places
         return torch.arange(tokens - self.key.size(2), tokens)
 
-    def select(self, needed: NeededKeys, tokens: int) -> "Kept":
-        """Select the keys that later queries need; ``tokens`` is S, with those of this step."""
+    def select(self, last: int | None, first: Tensor | None, tokens: int) -> "Kept":
+        """Select the keys that later queries need (:meth:`Mask.needed_keys`) of S ``tokens``."""
         count = self.key.size(2)
-        if (last := needed.last) is None or (self.places is None and count <= last):
+        if last is None or (self.places is None and count <= last):
             return self  # all kept keys are needed
-        if needed.first is None and self.places is None:  # only last ones, and these are the last K
+        if first is None and self.places is None:  # only last ones, and these are the last K
             # Cloned, because a slice would keep the whole tensor in memory.
             return self.map(lambda x: x[:, :, count - last :].clone(), None)
         places = self.list_places(tokens)
         stays = places >= tokens - last
-        if needed.first is not None:
-            stays = stays | torch.isin(places, needed.first)
+        if first is not None:
+            stays = stays | torch.isin(places, first)
         places = places[stays]
         index = stays.nonzero()[:, 0].to(self.key.device)
         without_gap = not len(places) or int(places[0]) == tokens - len(places)  # the last ones

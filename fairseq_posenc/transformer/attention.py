@@ -129,7 +129,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             pairs=None if attn_mask is None else attn_mask.bool(),
         )
         if incremental_state is not None:
-            needed = kept.select(shared.needed_keys(), positions.src_len)  # by later queries
+            needed = kept.select(*shared.needed_keys(), positions.src_len)  # by later queries
             places = needed.places
             if places is not None:  # a row for each of B, see `_read_kept`
                 places = places.to(query.device).expand(query.size(1), -1)
