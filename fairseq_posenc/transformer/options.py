@@ -59,16 +59,6 @@ class PositionConfig(FairseqDataclass):
     )
 
 
-class PositionOptions(NamedTuple):
-    """The parsed options of a model, with defaults filled in."""
-
-    encoder: Spec
-    decoder: Spec
-    directions: tuple[str, ...]  # of the first encoder layers; the others are `both`
-    backend: str
-    init_positions: bool  # whether a checkpoint with other position parameters is accepted
-
-
 class StackSettings(NamedTuple):
     """What our stack and its layers read, in fairseq's configuration as ``position``.
 
@@ -116,29 +106,22 @@ def list_settings(name: str | None) -> set[str]:
     return known if "position_encoding" in known else set()
 
 
-def resolve_positions(args: Any) -> PositionOptions:
-    """Parse our options in fairseq's ``args``: a namespace, a DictConfig or a dataclass.
-
-    Raises:
-        UserError: a spec or a direction cannot be read.
-    """
+def read_options(args: Any) -> PositionConfig:
+    """Read our options in fairseq's ``args``: a namespace, a DictConfig or a dataclass."""
     if safe_getattr(args, "no_token_positional_embeddings", False):
         raise UserError(
             "--no-token-positional-embeddings does not work here: write --position-encoding none"
         )
-    given = PositionConfig(
+    return PositionConfig(
         **{x.name: safe_getattr(args, x.name, x.default) for x in fields(PositionConfig)}
     )
+
+
+def parse_specs(options: PositionConfig) -> tuple[Spec, Spec]:
+    """Parse the specs of the encoder and of the decoder."""
     # hydra also accepts null, numbers and lists instead of a text; `parse` refuses them as texts.
-    encoder, decoder = parse(str(given.position_encoding)), given.position_encoding_decoder
-    directions = parse_directions(str(given.attention_directions or ""), "--attention-directions")
-    return PositionOptions(
-        encoder=encoder,
-        decoder=parse(str(decoder)) if decoder else encoder,
-        directions=tuple(directions),
-        backend=given.position_backend or "auto",  # hydra may give null
-        init_positions=bool(given.init_positions),
-    )
+    encoder, decoder = parse(str(options.position_encoding)), options.position_encoding_decoder
+    return encoder, parse(str(decoder)) if decoder else encoder
 
 
 def as_namespace(args: Any) -> Any:
@@ -156,11 +139,13 @@ def configure_stack(args: Any, side: Literal["encoder", "decoder"]) -> Transform
         UserError: an option cannot be read, or does not fit the stack.
     """
     cfg = TransformerConfig.from_namespace(as_namespace(args))  # keeps our options
-    given = resolve_positions(cfg)
+    given = read_options(cfg)
     causal = side == "decoder"
     stack = getattr(cfg, side)
-    spec: Spec = getattr(given, side)
-    directions = ("lr",) * stack.layers if causal else given.directions
+    encoder_spec, decoder_spec = parse_specs(given)
+    spec = decoder_spec if causal else encoder_spec
+    first = parse_directions(str(given.attention_directions or ""), "--attention-directions")
+    directions = ("lr",) * stack.layers if causal else tuple(first)  # of the first layers
     kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
     if kept is None:
         spec.check_length(stack.layers)
@@ -186,7 +171,8 @@ def configure_stack(args: Any, side: Literal["encoder", "decoder"]) -> Transform
     dims = Dims(stack.embed_dim, stack.attention_heads, length, causal)
     # fairseq's constructor builds a table by position, even if we replace it.
     check_size(spec, dims, stack.layers, always_allocated=length * dims.embed_dim)
-    cfg.position = StackSettings(spec, dims, directions, given.backend, given.init_positions, kept)
+    backend = given.position_backend or "auto"  # hydra may give null
+    cfg.position = StackSettings(spec, dims, directions, backend, bool(given.init_positions), kept)
     return cfg
 
 
