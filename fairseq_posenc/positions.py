@@ -37,8 +37,9 @@ def reading_waits(device: torch.device) -> bool:
 def may_sync(device: torch.device, decoding: bool = False) -> bool:
     """Check whether a forward pass may read values of its tokens to save work.
 
-    Reading waits for a GPU, which a pass can afford once, but not each step of decoding. Reading
-    would also break a graph of ``torch.compile``, and a tensor on "meta" has no values.
+    Reading waits for a GPU, which a pass can afford once, but not each step of decoding
+    (``decoding``). Reading would also break a graph of ``torch.compile``, and a tensor on "meta"
+    has no values.
     """
     if torch.compiler.is_compiling() or device.type == "meta":
         return False

@@ -203,10 +203,10 @@ class AttentionCore:
             count: number of tokens; by default T.
         """
         count = shared.positions.tgt_len if count is None else count
-        rotation = shared.rotation_of_last(count)
-        if rotation is not None or not len(self.encodings):  # encodings of this layer alone
+        if (rotation := shared.rotation_of_last(count)) is not None:
             return rotation
-        return self.encodings.rotation(shared.positions.effective_ids[:, -count:])
+        ids = shared.positions.effective_ids  # random ones where an encoding draws them
+        return self.encodings.rotation(ids[:, -count:])
 
     def collect_terms(self, shared: Shared) -> Terms:
         """Combine the terms of the stack and of this layer."""

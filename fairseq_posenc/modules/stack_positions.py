@@ -15,7 +15,7 @@ from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules import input_checks
 from fairseq_posenc.modules.attention_core import AttentionCore, Cache
-from fairseq_posenc.positions import Positions, find_changes, may_sync
+from fairseq_posenc.positions import Positions, find_changes, reading_waits
 from fairseq_posenc.shared import Shared, compute_shared
 from fairseq_posenc.specs import Spec, parse
 
@@ -127,8 +127,8 @@ class StackPositions(nn.Module):
         """Refuse padding between tokens if distances between places include it."""
         # Tables use distances of places if ids are consecutive, otherwise those of the ids.
         counts_places = self.has_window or (self.has_tables and positions.consecutive)
-        if not counts_places or not may_sync(positions.device, decoding=True):
-            return  # on a GPU, the check would be one more wait in every pass, as in decoding
+        if not counts_places or torch.compiler.is_compiling() or reading_waits(positions.device):
+            return  # a graph cannot read values, and on a GPU each pass would wait once more
         # The first token of each run of tokens; a row has several runs if padding lies between.
         begins = F.pad(positions.real().long(), (1, 0)).diff(dim=1).eq(1)  # [B, S]
         if bool((begins.sum(1) > 1).any()):
