@@ -63,8 +63,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     # Repeats rows that distances share, but those of queries and keys: an index finds products.
     call = call._replace(terms=call.terms.expanded(lambda term: term.name not in INDEXED))
     blocks = split(call)
-    before, after = zip(*(block.far for block in blocks))  # numbers of far keys
-    operands = lay_out(call, (any(before), any(after)))
+    operands = lay_out(call, has_far=any(block.far != (0, 0) for block in blocks))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     # Under hooks on saved tensors no block is saved: hooks would not see that a graph is dropped,
     # or would offload each block alone.

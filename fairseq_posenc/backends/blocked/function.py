@@ -69,11 +69,10 @@ class Computation:
         Returns:
             The tensors of the block, the leaves of a graph of the block alone, and the sums.
         """
-        parts = (
-            None if x is None else block.select(x, axes).detach().requires_grad_(x.requires_grad)
-            for x, axes in zip(call, AXES)
+        x = Operands._make(
+            None if y is None else block.select(y, axes).detach().requires_grad_(y.requires_grad)
+            for y, axes in zip(call, AXES)
         )
-        x = Operands._make(parts)
         with torch.set_grad_enabled(self.saves or sums is not None):
             scores = equation.score(
                 self._multiply_tokens(x, block),

@@ -22,13 +22,17 @@ class Operands(NamedTuple):
     Each field says its axes. A block takes its part of B, H, T, S (keys) and R (distances), and all
     of the others. Keys beyond the ends of tables are far: then b are a block's keys far before its
     queries, a those far after them, n the near ones, and r their distances.
+
+    A score begins as a sum, gain q.k + q.Q + k.K, or as a product, gain q.k q.Q k.K: q is the
+    query, k the key, and Q and K are the rows of ``query_rows`` and ``key_rows`` for the pair.
     """
 
     query: Annotated[Tensor, "BHTD"]  # scaled
     key: Annotated[Tensor, "BHnD"]
     value: Annotated[Tensor, "BHSD"]
-    # The keys once more, for far pairs (`Block.far`), whose rows are Q and K: in a sum k + Q, since
-    # q.k + q.Q = q.(k + Q), and K.k as one more column; in a product (k.K) k.
+    # The keys once more, for far pairs (`Block.far`), which share Q, and K: the first row of each
+    # table, or the last. In a sum [k + Q, k.K], as q.k + q.Q + k.K = [q, 1].[k + Q, k.K]; in a
+    # product (k.K) k.
     before_key: Annotated[Tensor | None, "BHbD"]
     after_key: Annotated[Tensor | None, "BHaD"]
     query_rows: Annotated[Tensor | None, "HUD"]  # one for each distance, or with an index fewer
@@ -51,7 +55,7 @@ class Operands(NamedTuple):
     states: Annotated[Tensor | None, "BHTW"]
     temperature: Annotated[Tensor | None, "BHT1"]
     sink: Annotated[Tensor | None, "BH11"]
-    query_decay: Annotated[Tensor | None, "BHTN"]  # c of the queries, in N parts
+    query_decay: Annotated[Tensor | None, "BHTN"]  # the queries' decay, N numbers to add up
     key_decay: Annotated[Tensor | None, "BHSN"]
     later_query_decay: Annotated[Tensor | None, "BHTN"]  # for later keys, if they have another
     later_key_decay: Annotated[Tensor | None, "BHSN"]
@@ -62,12 +66,12 @@ class Operands(NamedTuple):
 AXES = [x.__metadata__[0] for x in get_type_hints(Operands, include_extras=True).values()]
 
 
-def lay_out(call: AttentionCall, far_sides: tuple[bool, bool]) -> Operands:
+def lay_out(call: AttentionCall, has_far: bool) -> Operands:
     """Lay out the tensors of a call; only rows of queries and of keys may serve runs."""
     device, terms = call.query.device, call.terms
     (batch, heads, tgt_len, head_dim), src_len = call.query.shape, call.key.size(2)
     scale = terms.scale(head_dim)
-    # In a sum, the scale is in the queries and in the rows of keys; in a product, in one factor.
+    # In a sum, the scale is a factor of q and K; in a product, of one table.
     scaled = terms.rows("key") or (terms.rows("query") if terms.product else None)
     query = _reverse(call.query).contiguous()  # products of contiguous tensors are faster
     query = query if terms.product else query * scale
@@ -87,14 +91,12 @@ def lay_out(call: AttentionCall, far_sides: tuple[bool, bool]) -> Operands:
         if term.runs is not None:
             found[name.replace("rows", "index")] = term.runs.find(distances)
         found[name] = rows.contiguous()
-    if any(far_sides):
+    if has_far:
         of_query, of_key = found["query_rows"], found["key_rows"]
-        for name, row, is_far in zip(("before_key", "after_key"), (0, -1), far_sides):
-            far_key = key  # of their first row, or the last
-            if of_query is not None and is_far and not terms.product:
-                far_key = key + of_query[:, row, None]
-            if of_key is not None and (is_far or not terms.product):
-                # K.k, not by a matrix product, whose gradient autocast would round.
+        for name, row in {"before_key": 0, "after_key": -1}.items():
+            far_key = key if of_query is None or terms.product else key + of_query[:, row, None]
+            if of_key is not None:
+                # k.K, not by a matrix product, whose gradient autocast would round.
                 numbers = (key * of_key[:, row, None]).sum(-1, keepdim=True)
                 far_key = key * numbers if terms.product else torch.cat([far_key, numbers], -1)
             found[name] = far_key
