@@ -78,10 +78,10 @@ class PositionCheckpoints(nn.Module):
         _refuse_other_dictionary(state_dict, model_state)
         stacks = {name: x for name, x in self.named_modules() if isinstance(x, IdentifiedStack)}
         changes = _match_identities(stacks, state_dict, prefix)
-        # Both change the state dict. Tables are extended first, which keeps all of their rows.
+        # Both change the state dict, and describe it. Tables by distance are extended first, else
+        # they would be replaced; they keep all of their rows.
         extended_tables = extend_tables(self, state_dict, prefix)
-        replaced_parameters = fit_positions(state_dict, model_state)
-        changes += replaced_parameters
+        changes += (replaced_parameters := fit_positions(state_dict, model_state))
         theirs = sum(".fc1.weight" in name for name in state_dict)  # one in each layer
         ours = sum(".fc1.weight" in name for name in model_state)
         if changes and theirs != ours:  # without changes, torch lists the layers that differ
@@ -108,9 +108,9 @@ class PositionCheckpoints(nn.Module):
 def _match_identities(
     stacks: dict[str, IdentifiedStack], state_dict: dict[str, Tensor], prefix: str
 ) -> list[str]:
-    """Compare the identity of each stack with the checkpoint's; return how positions differ.
+    """Compare the identity of each stack with the checkpoint's; describe how positions differ.
 
-    If they do, the state dict gets the model's identity, as it will get its parameters.
+    If they do, the state dict gets those of the model, as it will get its position parameters.
     """
     changes, mismatches = [], []
     for name, stack in stacks.items():
@@ -183,7 +183,7 @@ def refuse_untied(state_dict: dict[str, Tensor], model_state: dict[str, Tensor])
         address = _storage_address(parameter)
         weight = state_dict.get(name)
         if weight is None or _storage_address(weight) == address or not address:
-            continue  # not in the checkpoint, the model's own, which replaced it, or on "meta"
+            continue  # missing in the checkpoint, the model's own (`fit_positions`), or on "meta"
         first_name = first_names.setdefault(address, name)
         first = state_dict[first_name]
         if _storage_address(weight) != _storage_address(first) and not torch.equal(weight, first):

@@ -162,11 +162,11 @@ def _read_vectors(
     """Read a vector table; its runs take queries as the last T tokens, kernels as the first."""
     if rows is None:
         return None
-    table, runs, low = rows.table, rows.runs, 1 - src_len
+    table, runs, low = rows.table, rows.runs, 1 - src_len  # without runs, it has all distances
     if runs is not None and not runs.starts:  # one row for all distances
         low = 0
-    elif runs is not None:
-        low, high = runs.starts[0] - 1, runs.starts[-1]  # distances of the first and the last row
+    elif runs is not None:  # `starts` has the first distance of each row but the first one
+        low, high = runs.starts[0] - 1, runs.starts[-1]  # kernels repeat the rows of these two
         if not isinstance(runs.starts, range):
             # Rows between them may serve several distances, as those of buckets: repeat them.
             table = runs.look_up(table, torch.arange(low, high + 1, device=table.device))
