@@ -31,7 +31,8 @@ class Shared(NamedTuple):
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
         source_rotation: rotation of the keys of an encoder's output, for rotary attention to it.
-        stack: spec, sizes and the like of the stack. Layers that were given the same refuse others.
+        stack: spec and sizes of the stack (of fairseq's stacks, all settings), which their layers
+            compare with their own, to refuse the state of another stack.
     """
 
     positions: Positions
