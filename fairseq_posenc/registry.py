@@ -18,7 +18,7 @@ _HINTS = {
     "sine": "did you mean sinusoidal? ",
     "nope": "did you mean none? ",
     "yarn": "did you mean rope(scaling=yarn:2)? ",
-    "own": "own is only for models of transformers, in lower case; ",
+    "own": "own, in lower case, is for models of transformers alone; ",
 }
 # Encodings that act on these are companions: they change attention beside another encoding.
 _COMPANIONS = ("softmax", "mask", "positions")
@@ -64,7 +64,7 @@ def get(name: str) -> type[Encoding]:
         near = _HINTS.get(name.partition(":")[0].lower()) or suggest(name, [*ENCODINGS, "own"])
         raise UserError(
             f"unknown position encoding {shortened(name)!r}: {near}`fairseq-posenc list` shows "
-            "all; for your own, import its package first, or give commands the option user-dir"
+            "all; one of yours needs an import of its package, in commands the option user-dir"
         )
     return ENCODINGS[name]
 

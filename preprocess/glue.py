@@ -205,7 +205,7 @@ def find_file(folder: Path, task: Task, split: str) -> Path:
             return path
     raise UserError(
         f"{plain} does not exist, nor with {', '.join(OPENERS)}; give the folder that has "
-        "GLUE's folders (CoLA, SST-2, ...) as they are downloaded, or leave out the task"
+        "GLUE's folders (CoLA, SST-2, ...) as they are downloaded, or fewer --tasks"
     )
 
 

@@ -239,7 +239,7 @@ class Sampler:
         available = totals[hold_out_unit]
         if corpus.hold_out > available:
             raise UserError(
-                f"{corpus.option}: has {available:,} {hold_out_unit}, less than hold-out="
+                f"{corpus.option}: has {available:,} {hold_out_unit}, fewer than hold-out"
             )
         rest = self._estimate_rest()
         if corpus.size is not None and corpus.size > rest:

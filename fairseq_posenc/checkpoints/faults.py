@@ -51,7 +51,7 @@ def describe_damage(error: BaseException) -> str:
         # torch's own text is long; the error of its unpickler, which it handled, is the reason.
         reason = (str(link.__context__ or "").strip() or str(link)).splitlines()[0].rstrip(". ")
         if reason.startswith("Unsupported operand"):  # the file is text, or another program's
-            return f"checkpoint refused, because torch.save did not write it: {reason}"
+            return "not a checkpoint: torch.save did not write it; name a .pt file"
         return (
             f"checkpoint refused, because loading it could run code: {reason}. "
             "Only tensors and plain settings are loaded; use a file from a source you trust."

@@ -190,7 +190,7 @@ def read_iwslt(
                 content = read_bytes(content)
             return decode(content, f"{path}: {name}")
         raise UserError(
-            f"{path}: {names[0]} is not in it, but {', '.join(sorted(files)[:20]) or 'nothing'}; "
+            f"{path}: has no {names[0]}; its sets: {', '.join(sorted(files)[:20]) or 'none'}; "
             f"give the release of {source}-{target}, and name sets that it has"
         )
 

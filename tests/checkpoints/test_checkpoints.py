@@ -44,7 +44,7 @@ def test_a_pickle_that_would_run_code_is_refused_in_a_line(tmp_path):
 def test_a_text_is_no_checkpoint_that_runs_code(tmp_path):
     path = tmp_path / "checkpoint.pt"
     path.write_text("A text.", encoding="utf-8")
-    with pytest.raises(UserError, match="did not write it: Unsupported operand 65"):
+    with pytest.raises(UserError, match="save did not write it; name a"):
         load_state(path, "--checkpoint")
 
 

@@ -155,5 +155,5 @@ def test_what_is_no_file_or_a_foreign_pickle_is_one_line_that_names_it(tmp_path)
     assert read_by_fairseq(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
     assert read_by_fairseq(tmp_path / "no.pt") == f"{tmp_path}/no.pt: no such file"
     (tmp_path / "pickle.pt").write_bytes(pickle.dumps({"a": 1}))
-    refused = f"{tmp_path}/pickle.pt: checkpoint refused, because torch.save did not write it"
+    refused = f"{tmp_path}/pickle.pt: not a checkpoint: torch.save did not write it"
     assert read_by_fairseq(tmp_path / "pickle.pt").startswith(refused)

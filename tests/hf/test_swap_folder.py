@@ -118,7 +118,7 @@ def test_own_positions_are_the_same_model(
         (["--spec", "alibi"], "arguments: --spec alibi (see fairseq-posenc swap --help)"),
         ([], "nothing to swap: give --position-encoding or --max-positions"),
         (["--max-positions", "9", "--checkpoint", "nosuch"], "nosuch is not a folder of transf"),
-        (["--max-positions", "9", "--checkpoint", "/"], "/ is not a folder of transformers: give"),
+        (["--max-positions", "9", "--checkpoint", "/"], "/ has no config.json: give a folder"),
     ],
 )
 def test_what_cannot_be_swapped_is_refused(

@@ -168,7 +168,7 @@ NUMBERS = [
     ("mix --corpus plain TEXT size=-1B", "size=-1B: write a number of B"),
     (f"mix --corpus plain TEXT size={'9' * 400}GiB", "write a number of B"),
     ("mix --corpus plain TEXT lines=²", "lines= is a whole number of lines or documents, not '²'"),
-    ("mix --corpus plain TEXT hold-out=2", "less than hold-out="),
+    ("mix --corpus plain TEXT hold-out=2", "fewer than hold-out"),
     ("mix --corpus plain TEXT hold-out=1", "nothing is left to train on: give less hold-out="),
     ("mix --corpus plain TEXT size=1B", "left to train on: give less hold-out=, or more size="),
     ("glue --max-tokens 7", f"argument --max-tokens: {WHOLE} 8, not '7'"),

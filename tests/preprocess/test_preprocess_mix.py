@@ -225,7 +225,7 @@ def test_a_file_that_has_lost_bytes_is_not_filled_with_zeros(tmp_path):
         (["plain", "TEXT", "lines=9999"], r"has only \d+ lines to draw from, less than the 9,999"),
         (["plain", "TEXT", "where=a=b"], "field= and where= are for json"),
         (["json", "TEXT", "where=a"], "where a: write FIELD=VALUE"),
-        (["plain", "TEXT", "hold-out=201"], "has 200 documents, less than hold-out="),
+        (["plain", "TEXT", "hold-out=201"], "has 200 documents, fewer than hold-out"),
         (["plain", "TEXT", "size=1GiB"], r"has only \d+,\d+ bytes to draw from, less than"),
     ],
 )

@@ -91,8 +91,8 @@ def run_swap(options: argparse.Namespace) -> None:
     # The folder of an adapter has another file, and is refused below.
     if not (source / "config.json").is_file() and not (source / "adapter_config.json").is_file():
         raise UserError(
-            f"--checkpoint {source} is not a folder of transformers: give $(hf download NAME "
-            "-q); for fairseq's, use fairseq-train --finetune-from-model FILE --init-positions"
+            f"--checkpoint {source} has no config.json: give a folder of transformers, as hf "
+            "download prints; or use fairseq-train --finetune-from-model FILE --init-positions"
         )
     from fairseq_posenc.workbench.convert.swap import swap_folder
 

@@ -51,7 +51,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
         UserError: the folder cannot be read, or fairseq has no such model.
     """
     if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
-        raise UserError(f"--from {path} is not a folder of transformers")
+        raise UserError(f"--from {path} has no config.json: give a folder of transformers")
     source = load_model(path).eval()
     stock, head = _find_stock_family(source, path)
     if stock.family == "masked_lm" and source.config.layer_norm_eps != EPSILON:

@@ -47,14 +47,14 @@ def run(args: argparse.Namespace) -> None:
     """
     trained = args.trained or args.length
     if not trained or (args.length or trained) < trained:
-        raise UserError("--length: give the longest text to read, --trained tokens or more")
+        raise UserError("--length: give the longest text to read, in tokens; at least --trained")
     key = "from trained" if args.from_trained else "new"  # the keys of choose.json
     wanted = (args.length or trained) / trained
     answers = find_answers(key, args.family, wanted)
     print("\n\n".join(describe(answer, wanted, args.from_trained) for answer in answers))
     advice = f"train candidates on yours: fairseq-posenc compare --family {args.family} --text FILE"
     if args.from_trained:
-        advice = "measure a change on yours (docs/choose.md)"
+        advice = "try a change on yours: docs/hf.md (transformers), docs/exchange.md (fairseq)"
     elif args.family == ENCODER_DECODER:
         advice = "train candidates on yours (docs/training.md)"
     print(f"\nThis was measured on little text: {advice}")

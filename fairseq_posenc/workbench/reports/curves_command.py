@@ -176,7 +176,7 @@ def _draw_pictures(trainings: Trainings, out: Path, first: float, last: float) -
 def _read_log(name: str, log: Path) -> Curve:
     """Read a log of a training; refuse one without a validation."""
     if not log.is_file():
-        raise UserError(f"{name}: the log {log} does not exist")
+        raise UserError(f"{name}: there is no log file {log}")
     curve = read_curve_file(log)
     if curve.entries:
         return curve

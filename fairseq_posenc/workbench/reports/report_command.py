@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     for path in args.results:
         found = list(_find_results(path))
         if not found:
-            raise UserError(f"{path}: no results yet: run its glue, squad predict or bleu command")
+            raise UserError(f"{path}: no results of glue, squad predict, bleu or a training yet")
         results |= {(result.table, result.path, result.model): result for result in found}
     rows = results.values()
     print(json.dumps([x._asdict() for x in rows], indent=1) if args.json else format_report(rows))

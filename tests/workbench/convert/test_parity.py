@@ -426,7 +426,7 @@ def test_a_roberta_of_transformers_computes_the_same_in_fairseq(name, types):
         ({"num_hidden_layers": 5}, "the weights lack"),
         (lambda x: (x / "dict.txt").write_text("x 1"), "dict.txt: has 6 symbols, and the model 97"),
         (partial(save_llama, words=[]), "a LlamaForCausalLM cannot be imported, only RoBERTa"),
-        (shutil.rmtree, "roberta is not a folder of transformers"),
+        (shutil.rmtree, "roberta has no config.json: give a folder"),
     ],
 )
 def test_what_fairseq_does_not_have_is_refused(change, message, capsys):

@@ -131,8 +131,8 @@ def test_mistakes_are_one_line_and_no_model_is_scored_before(llama, measure, tmp
     for models_, message in (
         ([f"a={blanks}"], "reads its tokenizer wrongly"),
         ([f"a={llama}", f"b={other}"], "cut the text into other tokens"),
-        ([f"a={tmp_path / 'model.pt'}"], "is not a folder of transformers; export a checkpoint"),
-        ([f"a={llama}", f"b={tmp_path / 'empty'}"], "is not a folder of transformers"),
+        ([f"a={tmp_path / 'model.pt'}"], "give a folder of transformers; export a checkpoint of"),
+        ([f"a={llama}", f"b={tmp_path / 'empty'}"], "has no config.json: give a folder"),
         ([f"a={llama}", f"b={damaged}"], "damaged: its model cannot be read"),
         ([f"a={llama}", f"b={llama}@rotary"], "'rotary'"),
         ([f"a={llama}", f"b={llama}@own(bas=3)"], "no option 'bas'; did you mean base?"),

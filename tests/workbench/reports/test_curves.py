@@ -68,7 +68,7 @@ def test_bad_input_is_one_line(tmp_path, capsys):
     full, empty = write(tmp_path / "a", 5), write(tmp_path / "b")
     for words, says in (
         (["nothing"], "write NAME=LOG"),
-        (["a=missing.log"], "missing.log does not exist"),
+        (["a=missing.log"], "there is no log file missing.log"),
         ([f"a={empty}"], "has no validation"),
         ([f"a={full}"] * 2, "'a': each value needs its own name"),
         ([f"a={full}", "--updates", "16k"], "ascending, as in 0:16000, not '16k'"),

@@ -96,7 +96,7 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
 def test_nothing_to_report_is_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "x.json").write_text("x")
-    for name, words in (("x", "no such"), ("empty", "no results yet"), ("x.json", "cannot be")):
+    for name, words in (("x", "no such"), ("empty", "no results of"), ("x.json", "cannot be")):
         assert words in refused(capsys, "report", tmp_path / name)
 
 

@@ -41,8 +41,8 @@ def parse_models(texts: Sequence[str]) -> list[NamedModel]:
         folder = Path(path)
         if not (folder / "config.json").is_file():
             raise UserError(
-                f"{name}: {path} is not a folder of transformers; export a checkpoint of fairseq, "
-                "or use fairseq-eval-lm --context-window"
+                f"{name}: {path} has no config.json: give a folder of transformers; export "
+                "a checkpoint of fairseq, or use fairseq-eval-lm --context-window"
             )
         check_folder(folder)  # refuses code, links and files elsewhere, and damaged files
         models.append(NamedModel(name, folder, spec))
