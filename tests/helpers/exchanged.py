@@ -1,5 +1,6 @@
 """Tiny checkpoints with random weights, carried out of fairseq and back by the commands."""
 
+from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,6 +72,21 @@ def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: 
     settings: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     write_start_checkpoint(settings, model.state_dict(), path)
     return Checkpoint(path, data, model, set_up)
+
+
+def write_release(args: Namespace, weights: dict[str, torch.Tensor]) -> Path:
+    """Write a checkpoint as older fairseqs did, with which RoBERTa was released."""
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
+    state = {
+        "args": args,
+        "model": weights,
+        "optimizer_history": [{**history, "num_updates": 500000}],
+        "extra_state": {"train_iterator": {"epoch": 30}, "val_loss": 1.4},
+        "last_optimizer_state": None,
+    }
+    path = new_directory() / "model.pt"
+    torch.save(state, path)
+    return path
 
 
 def ctranslate2() -> Any:

@@ -34,13 +34,8 @@ def header(task: str, labelled: bool) -> list[str]:
     return text.split("," if "," in text else " ")
 
 
-def labels_of(task: Task) -> tuple[str, ...]:
-    """Return labels that a task has."""
-    return task.classes or ("0.000", "2.600", "5.000")
-
-
-def row(task: Task, columns: Sequence[str], number: int, label: str, text: str) -> str:
-    """Return a line; the text tells the label, for a pair the second one."""
+def row(task: Task, columns: Sequence[str], number: int, text: str, label: str) -> str:
+    """Return a line; for a pair, the text is the second one."""
     cells = {name: "x" for name in columns}
     cells.update({"index": str(number), "id": str(number), task.label: label})
     cells.update({name: "the tree" for name in task.sentences})
@@ -48,24 +43,33 @@ def row(task: Task, columns: Sequence[str], number: int, label: str, text: str) 
     return "\t".join(cells[name] for name in columns)
 
 
-def write_task(folder: Path, name: str, sizes: dict[str, int], wrong: str = "") -> None:
-    """Write the files of a task, as many examples of each split; the labels of one may be wrong."""
+def write_task(
+    folder: Path, name: str, sizes: dict[str, int], wrong: str = ""
+) -> dict[str, list[tuple[str, str]]]:
+    """Write the files of a task, as many examples of each split; the labels of one may be wrong.
+
+    Returns the examples of each split: the text, which is the second one of a pair, and the label.
+    """
     task, rng = {**TASKS, "WNLI": WNLI}[name], random.Random(0)
+    labels = task.classes or ("0.000", "2.600", "5.000")
     (folder / name).mkdir(parents=True, exist_ok=True)
+    written: dict[str, list[tuple[str, str]]] = {}
     for split, size in ((split, sizes[split]) for split in task.files if split in sizes):
         labelled = split not in task.test_splits
         columns = header("WNLI" if split == "test2" else name, labelled)
         lines = [] if labelled and task.headless else ["\t".join(columns)]
+        written[split] = examples = []
         for number in range(size):
-            which = rng.randrange(len(labels_of(task)))
+            which = rng.randrange(len(labels))
             words = [*rng.choices(WORDS[3:], k=rng.randint(2, 6)), *[COLOURS[which]] * 3]
             rng.shuffle(words)
-            label = labels_of(task)[which - (split == wrong)]
-            lines.append(row(task, columns, number, label, " ".join(words)))
+            examples.append((" ".join(words), labels[which - (split == wrong)]))
+            lines.append(row(task, columns, number, *examples[-1]))
         mark = "\ufeff" if name == "MRPC" and labelled else ""
         path = folder / name / f"{task.files[split]}.tsv"
         path.parent.mkdir(exist_ok=True)
         path.write_text(mark + "\n".join(lines) + "\n", encoding="utf-8")
+    return written
 
 
 def train_pieces(folder: Path) -> Path:

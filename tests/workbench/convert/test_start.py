@@ -8,7 +8,8 @@ from argparse import Namespace
 import pytest
 import torch
 
-from tests.helpers.commands import new_directory, train
+from tests.helpers.commands import train
+from tests.helpers.exchanged import write_release
 from tests.helpers.tiny_models import ARGS
 
 SIZES = ARGS["masked_lm"] | {"encoder_layers": 2, "max_positions": 16}
@@ -30,18 +31,10 @@ def name_as_first_releases(weights):
 def release():
     """fairseq's own RoBERTa, trained: its weights, and the file in the format of releases."""
     run = train("masked_lm", "--arch", "roberta_base", *OPTIONS, "--max-epoch", 2, user_dir=None)
-    weights, path = run.checkpoint()["model"], new_directory() / "model.pt"
-    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
+    weights = run.checkpoint()["model"]
     task = {"task": "masked_lm", "criterion": "masked_lm", "data": "/x", "tokens_per_sample": 16}
-    state = {
-        "args": Namespace(arch="roberta_base", **SIZES, **task),
-        "model": name_as_first_releases(weights),
-        "optimizer_history": [{**history, "num_updates": 500000}],
-        "extra_state": {"train_iterator": {"epoch": 30}, "val_loss": 1.4},
-        "last_optimizer_state": None,
-    }
-    torch.save(state, path)
-    return weights, path
+    args = Namespace(arch="roberta_base", **SIZES, **task)
+    return weights, write_release(args, name_as_first_releases(weights))
 
 
 @pytest.mark.slow

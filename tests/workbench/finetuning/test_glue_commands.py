@@ -1,6 +1,5 @@
 """``glue`` as users call it: a run resumed, chosen or reported otherwise than its data say."""
 
-import json
 import shutil
 from functools import cache
 from operator import eq
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import read_json
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig
 from fairseq_posenc.workbench.cli import main
@@ -96,10 +96,6 @@ def _on_one_core(monkeypatch):  # results are compared for equality
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 RATE = ["--learning-rates", "3e-3"]
 LONG = [*QUICK, *changed(f"optimization.max_epoch={EPOCHS}")]
 SHORT = [*QUICK, *changed("optimization.max_epoch=1")]
@@ -147,7 +143,7 @@ def test_the_best_checkpoint_is_not_the_last():
     found = read_log((folder / "train.log").read_text(), "valid_loss")
     scores = [each["valid_matthews"] for each in found]
     assert max(scores) > scores[-1] + 10
-    result = read(folder / "result.json")
+    result = read_json(folder / "result.json")
     assert result["update"] < found[-1]["valid_num_updates"]
     assert result["metrics"]["matthews"] == pytest.approx(max(scores), abs=0.01)
     assert not (folder / "checkpoint_last.pt").exists()
@@ -197,10 +193,10 @@ def test_a_killed_run_goes_on_to_the_same_result(tmp_path, capsys):
     before = updates_done(folder)
     said = f"STS-B, learning rate 0.003, seed 1: resuming from update {before}"
     assert said in call(capsys, *given)[1]
-    result = read(folder / "result.json")
+    result = read_json(folder / "result.json")
     assert 0 < before < result["update"]
     assert f"(epoch {before // 3 + 1} @ {before} updates)" in (folder / "train.log").read_text()
-    assert result == read(finished() / "STS-B" / "lr0.003-seed1" / "result.json")
+    assert result == read_json(finished() / "STS-B" / "lr0.003-seed1" / "result.json")
 
 
 @pytest.mark.parametrize("name", some_of(["STS-B"], ["CoLA", "STS-B"]))

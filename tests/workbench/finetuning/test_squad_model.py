@@ -18,6 +18,7 @@ from fairseq_posenc.tokens.squad_windows import make_windows
 from fairseq_posenc.tokens.tokenizer import TextTokens
 from fairseq_posenc.workbench.finetuning.squad import predict
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
+from tests.helpers.exchanged import write_release
 from tests.helpers.tiny_models import make_model
 
 TOKENS = torch.tensor([[0, 5, 6, 2, 2, 7, 8, 9, 2], [0, 9, 2, 2, 6, 2, 1, 1, 1]])
@@ -132,19 +133,13 @@ OF_TABLES = "learned+m4m(max_distance=5)"
         ("roberta", {"no_token_positional_embeddings": True}, "none"),
     ],
 )
-def test_a_model_and_fairseqs_own_are_built_again_from_a_checkpoint(tmp_path, arch, options, spec):
+def test_a_model_and_fairseqs_own_are_built_again_from_a_checkpoint(arch, options, spec):
     """As older fairseqs wrote it, with which RoBERTa was released."""
     directions = "" if arch == "roberta" else "lr,rl"
     model = make_model("masked_lm", arch, attention_directions=directions, **options)
     facts = {"arch": arch, "task": "masked_lm", "data": "nowhere"}
-    state = {
-        "args": Namespace(**{**vars(model.args), **facts}),
-        "model": model.state_dict(),
-        "optimizer_history": [{"num_updates": 1, "lr_scheduler_state": {}}],
-        "extra_state": {"train_iterator": {"epoch": 1}},
-    }
-    torch.save(state, tmp_path / "model.pt")
-    pretrained = read_pretrained(tmp_path / "model.pt")
+    args = Namespace(**(vars(model.args) | facts))
+    pretrained = read_pretrained(write_release(args, model.state_dict()))
     assert str(pretrained.spec) == pretrained.roberta_section["position_encoding"] == spec
     assert pretrained.roberta_section.get("attention_directions", "") == directions
     assert (pretrained.max_positions, pretrained.dictionary.size) == (24, 24)
