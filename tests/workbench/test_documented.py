@@ -29,8 +29,6 @@ from tests.helpers.products import some_of
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 ADDING = DOCS / "adding.md"
-RECORDED = sorted((DOCS / "results").glob("*.md"))
-WITH_COMMANDS = [path for path in [README, *PAGES] if scripts(path) and path != DOCS / "index.md"]
 # The example of adding.md registers an encoding; another test runs it.
 PYTHON = [path for path in [README, *PAGES] if documented.python_of(path) and path != ADDING]
 LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\]\([^)]*\))*\]\(([^)\s]+)\)")
@@ -51,7 +49,9 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md", *PAGES], ids=str)
-def test_links_lead_somewhere(page):
+def test_links_lead_somewhere_and_blocks_begin_with_a_program_or_say_their_kind(page):
+    for script in scripts(page):
+        assert re.match(documented.PROGRAMS, commands(script)[0])
     for target in LINK.findall(prose(page)):
         if not target.startswith(("http://", "https://")):
             name, _, anchor = target.partition("#")
@@ -106,36 +106,29 @@ def test_commands_of_a_page_run_one_after_the_other(page):
         run(script, folder)
 
 
-READ = [path for path in WITH_COMMANDS if path != ADDING]  # whose package is not there
+# Texts with commands; the package with which those of adding.md train is not there.
+COMMANDS = {name_of(page): page.read_text("utf-8") for page in [README, *PAGES] if page != ADDING}
+COMMANDS |= {f"help of {name}": "\n".join(lines) for name, lines in EXAMPLES.items()}
 
 
-@pytest.mark.parametrize("page", dict.fromkeys([*READ, *RECORDED]), ids=name_of)
-def test_commands_can_be_given(page, monkeypatch):
+@pytest.mark.parametrize("text", COMMANDS.values(), ids=COMMANDS)
+def test_commands_can_be_given(text, monkeypatch):
     """Their options are read, and no more: the tests of each command run it."""
     monkeypatch.setattr(cli.Command, "run", lambda command, args: 0)
-    for script in scripts(page):  # blocks of other kinds say so
-        assert re.match(documented.PROGRAMS, commands(script)[0])
-    blocks = scripts(page) if page not in RECORDED else [page.read_text(encoding="utf-8")]
-    for line in (line for block in blocks for line in commands(re.sub(r"(?m)^ +", "", block))):
+    for line in commands(re.sub(r"(?m)^ +", "", text)):
         # The value of a variable, and the end of a command.
         line = re.sub(r'"?\$\(fairseq-posenc user-dir\)"?|\bfairseq_posenc\b', str(USER_DIR), line)
-        line = line.replace("$2", "roberta_rope")
+        line = line.replace("$2", "roberta_rope").replace("KIND", "table")
         line = re.sub(r"\$[a-z]\w*", "rope", line)
         line = re.sub(r" > .*|;.*| \.\.\.", "", line)
-        if line.startswith("fairseq-posenc "):
+        if line.startswith("fairseq-posenc ") and "--help" not in line:
             assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
         elif line.startswith("fairseq-train ") and "$(ls" not in line:
             words = shlex.split(line, comments=True)[1:]
             options.parse_args_and_arch(options.get_training_parser(), words)
 
 
-def test_every_command_has_examples():
-    assert EXAMPLES.keys() == cli.COMMANDS.keys() | {f"squad {name}" for name in ACTIONS}
-    for name, lines in EXAMPLES.items():
-        assert all(f"fairseq-posenc {name}" in line for line in lines)
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [*cli.COMMANDS, *(f"squad {action}" for action in ACTIONS)])
 def test_the_help_ends_with_examples(name, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([*name.split(), "--help"])
@@ -143,15 +136,7 @@ def test_the_help_ends_with_examples(name, capsys):
     message = capsys.readouterr()
     assert message.out.endswith("\n  ".join(["\nexamples:", *EXAMPLES[name]]) + "\n")
     assert not message.err
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_can_be_given(name, monkeypatch):
-    monkeypatch.setattr(cli.Command, "run", lambda command, args: 0)
-    for line in EXAMPLES[name]:
-        program, *words = shlex.split(line)
-        if program == "fairseq-posenc" and "--help" not in words:
-            assert cli.main(words) == 0, line
+    assert all(f"fairseq-posenc {name}" in line for line in EXAMPLES[name])
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def make_ends(
 @pytest.mark.parametrize(
     ("text", "specs", "folder"),
     [
-        ("none, rope(base=9,axes=2)", ["none", "rope(base=9,axes=2)"], "rope-base=9-axes=2"),
+        ("none, rope(base=9, axes=2)", ["none", "rope(base=9,axes=2)"], "rope-base=9-axes=2"),
         ("none; 3*rope+t5,none", ["none", "3*rope+t5,none"], "3xrope+t5--none"),
         ("decbert_same_nope,decbert_diff", ["none", "learned"], "decbert_diff"),
     ],

@@ -16,6 +16,7 @@ from fairseq_posenc.workbench.results.intervals import average_lines, interval
 from fairseq_posenc.workbench.results.loss_stages import find_stages, fit_segments, smooth_losses
 from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.running.logs import Curve, Entry, read_curve_file
+from fairseq_posenc.workbench.running.options import split_trainings
 from tests.helpers.commands import refused
 
 PLAIN, HYDRA = "2026 | INFO | {} | {}", "[2026-11-21 19:00:00,000][{}][INFO] - {}"
@@ -172,12 +173,10 @@ def test_seeds_have_means_with_intervals(tmp_path):
 
 
 def test_folders_that_train_names_are_read_alone_and_among_seeds(tmp_path):
-    data = {}
     for name in ("none--lr=2e-4", "none,lr=2e-4", "rope,8-changes-0a1b2c3d"):
         logs = [write(tmp_path / name / f"seed{seed}" / "train.log", 5, 4) for seed in (1, 2)]
-        data |= {f"{len(data)}": f"{logs[0]},{logs[1]}", f"{len(data)}b": str(logs[1])}
-    curves(tmp_path / "out", *(f"{name}={logs}" for name, logs in data.items()))
-    assert read(tmp_path / "out" / "curves.json").data == data
+        assert split_trainings(f"{logs[0]},{logs[1]}") == [*map(str, logs)]
+        assert split_trainings(str(logs[1])) == [str(logs[1])]
 
 
 # Validation losses -> first update that is not a number, the table's best loss, the legend's end.
