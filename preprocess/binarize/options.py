@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) 
     text = "text files, also compressed (.gz, .bz2, .xz), or folders of them"
     for split in SPLITS:
         add(f"--{split}", nargs="+", metavar="PATH", help=text)
-    add("--out", type=Path, required=True, help="data-bin directory to make")
+    add("--out", type=Path, required=True, help="data-bin folder to make")
     add("--dict", type=Path, help="dict.txt; needed with --encoder-json")
     tokens = parser.add_argument_group("tokens")
     add = tokens.add_argument

@@ -64,7 +64,7 @@ def find_files(inputs: Sequence[str]) -> list[str]:
         elif path.is_file():
             files.append(name)
         else:
-            raise UserError(f"{name} does not exist; give local files or directories")
+            raise UserError(f"{name} does not exist; give local files or folders")
     files = [name for name in files if os.path.getsize(name)]
     if not files:
         raise UserError(f"no text in {', '.join(inputs)}")

@@ -158,7 +158,7 @@ NUMBERS = [
     ("plain_text --dict DICT --max-symbols 9", "--min-count and --max-symbols are for a new"),
     ("plain_text --dict nowhere", "--dict nowhere does not exist"),
     ("plain_text --encoder-json x", "choose the tokens"),
-    ("plain_text --train nowhere", "nowhere does not exist; give local files or directories"),
+    ("plain_text --train nowhere", "nowhere does not exist; give local files or folders"),
     ("plain_text --train EMPTY", "no text in"),
     ("plain_text --train BLANK", "train: no line of its text is left"),
     ("mix --files 0", f"argument --files: {WHOLE} 1, not '0'"),

@@ -15,7 +15,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
     text = "transformers (default), or ctranslate2 to serve a translation model or causal LM"
     add("--to", choices=["transformers", "ctranslate2"], default="transformers", help=text)
-    add_data(parser, "directory with the dictionaries (default: that of the training)")
+    add_data(parser, "folder with the dictionaries (default: that of the training)")
     text = (
         "tokenizer: a sentencepiece model, a folder with encoder.json and vocab.bpe, words, "
         "characters, or none for no tokenizer (default: the one in the data folder)"
@@ -73,7 +73,7 @@ def run_import(options: argparse.Namespace) -> None:
 def add_swap_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc swap``."""
     add = parser.add_argument
-    add("--checkpoint", type=Path, required=True, metavar="FOLDER", help="folder of transformers")
+    add("--checkpoint", type=Path, required=True, metavar="FOLDER", help="model of transformers")
     text = "new positions; own means those that the model has (default: own)"
     add("--position-encoding", metavar="SPEC", help=text)
     add_count(parser, "--max-positions", "longest input of the new model (default: the old one's)")

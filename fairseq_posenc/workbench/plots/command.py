@@ -53,7 +53,7 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
             add_count(kind, "--heads", "its number of heads (default: 4)")
             add("--decoder", action="store_true", help="draw SPEC in a causal stack")
         add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
-        add_data(kind, "directory with its dictionaries (default: that of the training)")
+        add_data(kind, "folder with its dictionaries (default: that of the training)")
         add("--stack", choices=stacks, help="default: the model's first")
         for option in ("--layer", "--head") if name != "decay" else ():  # all have one decay
             add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
@@ -128,8 +128,8 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, action="append", required=True, metavar="MODEL", help=text)
     add("--text", required=True, help="text to read; the source of a translation")
     add("--target", metavar="TEXT", help="the translation (default: the model's own)")
-    add_data(parser, "directory with dictionaries and tokenizer (default: that of the training)")
-    add("--out", type=Path, default="attention.html", metavar="FILE", help="(default: %(default)s)")
+    add_data(parser, "folder with dictionaries and tokenizer (default: that of the training)")
+    add("--out", type=Path, default="attention.html", metavar="FILE", help="default: %(default)s")
 
 
 def run_inspect(args: argparse.Namespace) -> None:

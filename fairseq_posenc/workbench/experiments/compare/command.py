@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     jobs = "trainings at a time (default: one per GPU, or one per core; with --on slurm no limit)"
     options.add_count(parser, "--jobs", jobs)
     options.add_on(parser, "partition=gpu time=1:00:00")  # an example, for the help
-    add("after_dashes", nargs="*", metavar="-- OPTION", help="of fairseq-train: -- --dropout 0.1")
+    add("after_dashes", nargs="*", metavar="-- OPTION", help="for fairseq-train: -- --dropout 0.1")
 
 
 def run(args: argparse.Namespace) -> None:

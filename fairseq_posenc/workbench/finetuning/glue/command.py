@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="pre-trained masked LM")
     add("--protocol", choices=STATISTICS, required=True, help="paper whose protocol is followed")
-    options.add_data(parser, "directory made by fairseq-posenc preprocess glue", required=True)
+    options.add_data(parser, "folder made by fairseq-posenc preprocess glue", required=True)
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
     text = "peak learning rates, as in 1e-5,2e-5 (default: the paper's)"
     add("--learning-rates", type=_parse_rates, metavar="LR,LR", default=(), help=text)

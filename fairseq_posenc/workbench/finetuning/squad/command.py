@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
 def _add_train(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
-    options.add_data(parser, "directory made by fairseq-posenc preprocess squad", required=True)
+    options.add_data(parser, "folder made by fairseq-posenc preprocess squad", required=True)
     options.add_out(parser)
     options.add_set(parser, "optimization.lr=[2e-5]")
 
@@ -65,7 +65,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the fine-tuned model")
     add("--questions", type=Path, required=True, metavar="JSON", help="SQuAD file")
-    text = "directory made by fairseq-posenc preprocess squad (default: that of the training)"
+    text = "folder made by fairseq-posenc preprocess squad (default: that of the training)"
     options.add_data(parser, text)
     options.add_out(parser)
     options.add_count(parser, "--max-tokens", "maximum tokens of a batch", 8192)
