@@ -119,7 +119,7 @@ def _explain(error: BaseException, settings: Any) -> str | None:
         return None
     path = Path(error.filename)
     if not path.parent.is_dir():  # a file, or nothing
-        return f"there is no folder {path.parent}: correct its name, or create it"
+        return f"there is no folder {path.parent}: correct it, or run fairseq-posenc preprocess"
     if not path.match("dict*.txt"):
         return f"there is no file or folder {path}: correct its name"
     files = [*path.parent.glob("dict*.txt"), *path.parent.glob("*/dict*.txt")]
