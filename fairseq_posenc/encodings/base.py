@@ -266,12 +266,12 @@ class Encodings(nn.ModuleDict):
         """Compute :meth:`rotation` for all kinds of layers."""
         return [self.rotation(ids, kind) for kind in range(len(self.kinds))]
 
-    def decay(self, x: Tensor, positions: Positions, past: Tensor | None = None) -> Tensor | None:
+    def decay(self, x: Tensor, padding: Tensor | None, past: Tensor | None = None) -> Tensor | None:
         """Add up the logarithms of forget gates over the tokens, or None where there are no gates.
 
         Args:
             x: the input of the layer for the last T tokens, ``(B, T, C)``.
-            positions: the positions of the tokens.
+            padding: True for padding, ``(B, S)``; None if no token is.
             past: the result of earlier steps for all S - T earlier tokens, ``(B, H, S - T, 2)``.
 
         Returns:
@@ -282,7 +282,7 @@ class Encodings(nn.ModuleDict):
         if gates is None:
             return None
         logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, H or 2 H, T]
-        if (padding := positions.padding) is not None:  # a gate of 1 forgets nothing
+        if padding is not None:  # a gate of 1 forgets nothing
             logs = logs.masked_fill(padding[:, None, -x.size(1) :], 0.0)
         sums = sum_exactly(logs, before=None if past is None else past[:, :, -1:])
         return sums if past is None else torch.cat([past, sums], 2)
@@ -293,7 +293,7 @@ class Encodings(nn.ModuleDict):
         ``x`` is ``(B, S, C)``; ``(B, T, C)`` is enough beside the result of :meth:`decay`.
         """
         terms: list[Term] = []
-        decay = self.decay(x, positions) if decay is None else decay
+        decay = self.decay(x, positions.padding) if decay is None else decay
         if decay is not None:
             num_heads = self.as_list()[0].dims.num_heads  # an encoder has H more, for later keys
             terms.append(Decay(*decay.split(num_heads, dim=1)))

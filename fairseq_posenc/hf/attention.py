@@ -124,7 +124,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if self.is_gated:
             place = state.of_stack.num_layers + (getattr(attention, "layer_idx", 0) or 0)
             past = caches.read_decay(state.cache, place, earlier)
-            decay = self.encodings.decay(state.inputs, positions, past)
+            decay = self.encodings.decay(state.inputs, positions.padding, past)
             if state.cache is not None and decay is not None:
                 caches.store_decay(state.cache, place, decay)
         terms |= self.encodings.input_terms(state.inputs, positions, decay)

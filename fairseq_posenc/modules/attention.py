@@ -122,7 +122,7 @@ class SelfAttention(_LayerAttention):
         input_checks.check_layer_input(x, positions, cache, self.dims.embed_dim)
         past = Cache() if cache is None else cache
         input_checks.check_self_cache(past, state, self.num_key_value_heads, self.head_dim)
-        decay = self.encodings.decay(x, positions, past.decay)  # of forget gates, or None
+        decay = self.encodings.decay(x, positions.padding, past.decay)  # of forget gates, or None
         if past.kept is not None and (past.decay is None) != (decay is None):
             raise UserError("the cache is of a layer with other encodings: give each its own")
         terms = self.compute_terms(state, x, decay, past.rows)

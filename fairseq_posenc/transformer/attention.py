@@ -117,7 +117,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             rows = incremental_state.setdefault(key_of_rows, ProjectedRows())  # to be extended
         inputs = query.transpose(0, 1)  # [B, T, C]
         # What the forget gates of all S tokens sum up to; None for encodings without gates.
-        decay = self.encodings.decay(inputs, positions, buffer.get("prev_decay"))
+        decay = self.encodings.decay(inputs, positions.padding, buffer.get("prev_decay"))
         terms = self.compute_terms(shared, inputs, decay, rows)
         q, k, v = self.project(query)
         q, k = self.rotate_tokens(q, k, shared)

@@ -250,7 +250,7 @@ def test_triton_can_be_required_where_it_serves(name, monkeypatch):
     positions = Positions.from_tokens(make_tokens(1, 4), PAD, 2, 4)
     terms = stack.encodings.terms(positions)
     terms = terms | stack.layers[0].self_attn.encodings.terms(positions)
-    decay = stack.layers[0].self_attn.encodings.decay(torch.zeros(1, 4, 32), positions)
+    decay = stack.layers[0].self_attn.encodings.decay(torch.zeros(1, 4, 32), None)
     without_kernels = {"pair_bias", "channel_gain", "counted_table", "state_table", "value_table"}
     if decay is None and not (without_kernels | {"reset"}) & {term.name for term in terms}:
         make_model(family, position_encoding=name, position_backend="triton")
