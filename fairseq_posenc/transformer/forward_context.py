@@ -12,24 +12,17 @@ from contextlib import contextmanager
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.shared import Shared
 
-
-class _Context(threading.local):
-    """The position state of the stack that runs in this thread, for each kind of its layers."""
-
-    states: tuple[Shared, ...] | None = None
-
-
-_context = _Context()
+_context = threading.local()  # has `states` while a stack runs in this thread
 
 
 def current_context() -> tuple[Shared, ...] | None:
-    """Get the position state of the stack that runs; None outside a stack."""
-    return _context.states
+    """Get the position state of the stack that runs, by kind of layer; None outside a stack."""
+    return getattr(_context, "states", None)
 
 
 def state_of_kind(stack: object, kind: int) -> Shared:
     """Get the position state of a kind of layer; refuse a call outside its stack's forward."""
-    states = _context.states
+    states = current_context()
     if states is None or states[0].stack != stack:
         raise UserError("attention was called outside its stack's forward, so it has no positions")
     return states[kind]
@@ -38,7 +31,7 @@ def state_of_kind(stack: object, kind: int) -> Shared:
 @contextmanager
 def set_context(states: tuple[Shared, ...] | None) -> Iterator[None]:
     """Set the position state of a stack while a block runs."""
-    before = _context.states
+    before = current_context()
     _context.states = states
     try:
         yield
