@@ -66,7 +66,7 @@ class Shared(NamedTuple):
         """
         positions = self.positions
         if count != positions.tgt_len:  # computed by the first layer that needs it
-            ids = positions.effective_ids
+            ids = positions.effective_ids  # random ones where an encoding draws them
             compute = partial(self.rotation_at, ids[:, -count:])
             return self.mask.cached("last", (ids, count), compute)
         rotating = (x for x in self.encodings if x.acts_on == "rotation")
