@@ -268,15 +268,15 @@ class Positions(NamedTuple):
         """The device of the tokens."""
         return self.ends.device
 
-    @property
-    def effective_ids(self) -> Tensor:
-        """The positions that tables and rotations use: ``drawn``, or else ``ids``."""
-        return self.ids if self.drawn is None else self.drawn
+    def last_ids(self, count: int) -> Tensor:
+        """Select the last positions that tables and rotations use: ``drawn``, or else ``ids``."""
+        ids = self.ids if self.drawn is None else self.drawn
+        return ids[:, ids.size(1) - count :]
 
     @property
     def query_ids(self) -> Tensor:
-        """The queries' part of ``effective_ids``."""
-        return self.queries(self.effective_ids)
+        """The positions of the queries that tables and rotations use."""
+        return self.last_ids(self.tgt_len)
 
     def queries(self, x: Tensor) -> Tensor:
         """Select the queries' part of ``x``, ``(B or 1, S, ...)``: ``(B or 1, T, ...)``."""

@@ -66,9 +66,8 @@ class Shared(NamedTuple):
         """
         positions = self.positions
         if count != positions.tgt_len:  # computed by the first layer that needs it
-            ids = positions.effective_ids  # random ones where an encoding draws them
-            compute = partial(self.rotation_at, ids[:, -count:])
-            return self.mask.cached("last", (ids, count), compute)
+            compute = partial(self.rotation_at, positions.last_ids(count))
+            return self.mask.cached("last", (positions.ids, positions.drawn, count), compute)
         rotating = (x for x in self.encodings if x.acts_on == "rotation")
         if is_reentrant_recomputation() and any(
             p.requires_grad for x in rotating for p in x.parameters()

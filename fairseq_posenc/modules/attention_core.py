@@ -205,8 +205,7 @@ class AttentionCore:
         count = shared.positions.tgt_len if count is None else count
         if (rotation := shared.rotation_of_last(count)) is not None:
             return rotation
-        ids = shared.positions.effective_ids  # random ones where an encoding draws them
-        return self.encodings.rotation(ids[:, -count:])
+        return self.encodings.rotation(shared.positions.last_ids(count))
 
     def collect_terms(self, shared: Shared) -> Terms:
         """Combine the terms of the stack and of this layer."""
