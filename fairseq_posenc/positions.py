@@ -294,7 +294,7 @@ class Positions(NamedTuple):
         return indices if limit is None else indices.clamp(max=limit - 1)
 
     def check_limit(self, limit: int, name: str) -> None:
-        """Refuse positions beyond a table of ``limit`` rows."""
+        """Refuse positions beyond the table of an encoding, which has ``limit`` rows."""
         if self.longest <= limit:  # also if not known: then the table's own bounds check refuses
             return
         longest = int(self.ids.max()) + 1  # exact: the field may be a bound; this waits for a GPU

@@ -144,10 +144,10 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     dims: Dims = stack.dims
     length = dims.max_positions
     tokens = torch.full((1, length), comparison.SPECIAL_SYMBOLS)  # any symbol that is not padding
-    shared = stack.compute_states(tokens)  # what layers share, by kind of layer
+    states = stack.compute_states(tokens)  # what layers share, for each kind of layer
     attentions = [layer.self_attn for layer in stack.layers]
     # What each layer adds to the scores, in tables with a row for every distance.
-    terms = [x.compute_terms(shared[x.kind]).expanded() for x in attentions]
+    terms = [x.compute_terms(states[x.kind]).expanded() for x in attentions]
     style = {
         "num_heads": dims.num_heads,
         "pre_norm": stack.layers[0].normalize_before,
@@ -159,7 +159,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     vectors = torch.zeros(length, dims.embed_dim)  # nothing is added
     if stack.embed_positions is not None:
         (encoding,) = stack.embed_positions.encodings.as_list()  # specs with two are refused
-        vectors = encoding.embed(shared[0].positions)[0]  # [T, C], without the batch of one
+        vectors = encoding.embed(states[0].positions)[0]  # [T, C]; all kinds have these positions
     copied = copy.deepcopy(stack)  # quantization changes weights in place
     table = F.pad(vectors, (0, 0, 1, 0))  # a row for padding, and those of positions
     copied.embed_positions = nn.Embedding.from_pretrained(table, padding_idx=0)

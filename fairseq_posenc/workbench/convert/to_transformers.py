@@ -78,7 +78,7 @@ def find_stock_family(trained: OpenModel) -> StockFamily:
     """Find the classes of transformers that compute a model; refuse a model that has none."""
     stock_classes.refuse_unsupported_parts(trained, "transformers")
     candidates = [stock for stock in stock_classes.STOCK_FAMILIES if stock.family == trained.family]
-    for stock in candidates:  # `computes`: fairseq's options with the values that the class needs
+    for stock in candidates:  # `computes`: the same options in all, with the values that it needs
         if all(_read_option(trained, option) == value for option, value in stock.computes.items()):
             return stock
     values = ", ".join(f"{x}={_read_option(trained, x)}" for x in candidates[0].computes)

@@ -78,6 +78,6 @@ def _parse_variant(item: str, encodings: str) -> Variant:
     except UserError as error:
         message = str(error)
         # The error suggests only encodings; the item may be a mistyped short name.
-        if meant := suggest(item, SHORTHANDS):  # `did you mean ...? `, or nothing
-            message = f"unknown name {item!r}: {meant}fairseq-posenc list shows encodings"
+        if question := suggest(item, SHORTHANDS):  # "did you mean NAME? ", or ""
+            message = f"unknown name {item!r}: {question}fairseq-posenc list shows encodings"
         raise UserError(f"--encodings: {message}") from None

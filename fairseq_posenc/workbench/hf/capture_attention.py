@@ -36,7 +36,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **named: Any
     ) -> tuple[Tensor, Tensor | None]:
         positions = getattr(module, POSITIONS, None)  # None in attention to the encoder's output
-        if positions is not None or module not in encoder:  # Whisper's encoder has none either
+        if positions is not None or module not in encoder:  # not shown: Whisper's stock encoder
             # Unscaled, and the c of 1 / sqrt(c D).
             queries, factor = plain_queries(module, query, named.get("scaling"))
             if positions is None:
@@ -50,8 +50,8 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             assert weights is not None
             stack = "decoder" if positions is None or positions.dims.causal else "encoder"
             cross = positions is None
-            layer = len([x for x in captured if (x.stack, x.cross) == (stack, cross)])
-            keys = key.repeat_interleave(query.size(1) // key.size(1), 1)
+            layer = len([x for x in captured if (x.stack, x.cross) == (stack, cross)])  # so far
+            keys = key.repeat_interleave(query.size(1) // key.size(1), 1)  # one for each query head
             parts = split(queries, keys, call.terms, rotation, mask=call.mask)
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
         return attend_with_positions(module, query, key, value, *mask, **named)

@@ -183,8 +183,8 @@ def draw_map(subject: Subject) -> Any:
 
 def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Iterator[PlottedTable]:
     """Yield the tables of a layer's terms, each tensor once."""
-    distances, terms = subject.compute_terms(layer)  # [R], of the rows of each table
-    visible = distances <= (0 if subject.dims.causal else distances[-1])  # [R]
+    distances, terms = subject.compute_terms(layer)  # [R], ascending, of the rows of tables
+    visible = distances <= (0 if subject.dims.causal else distances[-1])  # [R]: no later keys
     if (pairs := terms.find(term_types.NumbersByPair)) is not None:
         biases = pairs.numbers[0]  # [H or 1, T, S]
         queries, labels = torch.arange(biases.size(1)), ("query's position", "key's position")
@@ -197,7 +197,7 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
         names = " and ".join(x.name for x in (term, *others))
         title = f"{names.replace('_', ' ')}, {layer_name}"
         shown = _title_heads(title, subject.heads if term.per_head else None)
-        # Without the last two rows, of pairs with the first token: [H or 1, R], or [H or 1, R, D].
+        # A reset's two rows at the end are left out: [H or 1, R], or of vectors [H or 1, R, D].
         table = term.table[:, : len(distances)][:, visible]
         if isinstance(term, term_types.RowsByDistance):
             for head, name in shown.items():

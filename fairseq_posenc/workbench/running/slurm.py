@@ -22,7 +22,7 @@ _POLL_SECONDS = 3.0  # between checks of the jobs
 
 
 class _Requeued(Checkpointable):
-    """A task that submitit submits again when its time is up."""
+    """A task that submitit submits again when its time is up, by ``Checkpointable.checkpoint``."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
