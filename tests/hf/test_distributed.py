@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import socket
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
-from multiprocessing.spawn import get_executable
 from pathlib import Path
 
 import pytest
@@ -73,19 +71,9 @@ def run_rank(rank: int, file: str) -> None:
     os._exit(0)  # taking the group down can wait without end for a rank that has ended
 
 
-@pytest.fixture
-def _starts_fast() -> Iterator[None]:
-    """Let processes that are spawned be run by the server of the tests' programs."""
-    before = get_executable()
-    multiprocessing.set_executable(sys.executable)
-    yield
-    multiprocessing.set_executable(before)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("_starts_fast")
 def test_two_processes_give_the_gradients_of_one(tmp_path: Path) -> None:
-    multiprocessing.spawn(run_rank, (str(tmp_path / "ranks"),), nprocs=2)
+    multiprocessing.start_processes(run_rank, (str(tmp_path / "ranks"),), 2, start_method="fork")
 
 
 def run_tensor_parallel(rank: int, folders: dict[str, str], port: int) -> None:
@@ -107,7 +95,6 @@ def run_tensor_parallel(rank: int, folders: dict[str, str], port: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_starts_fast")
 def test_tensor_parallel_models_rotate_or_refuse(tmp_path: Path) -> None:
     folders = {}
     for spec in ("own", "alibi", "t5"):
@@ -118,7 +105,7 @@ def test_tensor_parallel_models_rotate_or_refuse(tmp_path: Path) -> None:
     with socket.socket() as listener:  # finds a port that is free
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    multiprocessing.spawn(run_tensor_parallel, (folders, port), nprocs=2)
+    multiprocessing.start_processes(run_tensor_parallel, (folders, port), 2, start_method="fork")
 
 
 def shard(model: PreTrainedModel, shards_stack: bool) -> PreTrainedModel:
