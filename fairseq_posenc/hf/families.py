@@ -277,6 +277,7 @@ _BERT = Family(
     table="embeddings.position_embeddings",
     projections=("query", "key"),
 )
+_ROBERTA = replace(_BERT, first_row=AFTER_PADDING)
 _BART = Family(stacks=("encoder", "decoder"), table="embed_positions")
 
 # Values of `model_type` in configurations, of models that are built alike.
@@ -291,9 +292,7 @@ _TYPES: dict[Family, str] = {
     # Their stock files join queries, keys and values, and so have no name of a query projection.
     replace(_ROTARY, guarded="o_proj"): "gte jina_embeddings_v3 molmo2_text nomic_bert",
     _BERT: "bert bert-generation electra ernie",
-    replace(
-        _BERT, first_row=AFTER_PADDING
-    ): "camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl",
+    _ROBERTA: "camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl",
     Family(
         layers="transformer.layer",
         attention="attention",

@@ -184,8 +184,7 @@ def read_head_share(config: Config, index: int) -> float:
 
 def _find_layer_type(config: Config, index: int) -> str:
     """Find which keys a layer sees, in the words of ``layer_types``."""
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is not None:
+    if (layer_types := getattr(config, "layer_types", None)) is not None:
         return str(layer_types[index])
     window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     return "sliding_attention" if window else "full_attention"

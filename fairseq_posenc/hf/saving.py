@@ -14,6 +14,7 @@ of a model around this one, which saves its own configuration.
 import json
 import logging
 import re
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -236,7 +237,11 @@ class ModelWithPositions(Derived):
         torch passes a ``prefix`` if this model is a part of another one. Then the records stay
         guarded, as the stack has guarded them, unless the other one is only a wrapper.
         """
-        record.record_adapters(cast(PreTrainedModel, self), is_saved=self.is_saved)
+        model = cast(PreTrainedModel, self)
+        if sys.modules.get("peft") and not hasattr(model, record.RECORDS):
+            from fairseq_posenc.hf.adapters import AdapterRecords  # importing PEFT takes a second
+
+            model.add_module(record.RECORDS, AdapterRecords(model))
         state: dict[str, Any] = super().state_dict(*args, **kwargs)  # type: ignore[misc]
         if _WRAPPERS.fullmatch(kwargs.get("prefix", "")):
             record.exchange_names(state, type(self.config), saving=False)
@@ -249,17 +254,19 @@ class ModelWithPositions(Derived):
         place is allowed, and reaches the parts.
         """
         record.exchange_names(state_dict, type(self.config), saving=False)
-        # Without a record of positions (`is_identity`), weights that fill all but the positions are
-        # those of a stock model. Fewer weights may be a part of a model, and are not refused.
-        if not any(map(is_identity, state_dict)) and all(
-            record.is_of_positions(name) or prefix + name in state_dict
-            for name in self.state_dict()
-        ):
-            raise UserError(
-                "these are the weights of a model whose positions were not set, and the model has "
-                f"{getattr(self.config, SPEC_FIELD)}: load them before set_positions"
-            )
-        record.compare_loaded_adapters(cast(PreTrainedModel, self), state_dict)
+        if not any(map(is_identity, state_dict)):  # without a record of positions
+            names = [name for name in self.state_dict() if not record.is_of_positions(name)]
+            has = f"the model has {getattr(self.config, SPEC_FIELD)}"
+            if all(prefix + name in state_dict for name in names):
+                raise UserError(
+                    f"these are the weights of a model whose positions were not set, and {has}: "
+                    "load them before set_positions"
+                )
+            # Fewer weights are those of an adapter, or of a part of a model.
+            logger.warning("nothing shows which positions these weights were trained with; %s", has)
+        for key, positions in record.list_positions(cast(PreTrainedModel, self)).items():
+            if (of_adapter := state_dict.pop(f"{prefix}{record.RECORDS}.{key}", None)) is not None:
+                positions.set_extra_state(of_adapter)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def _validate_generation_mode(self, mode: str, config: Any, *args: Any) -> None:

@@ -100,8 +100,7 @@ class HFStackPositions(StackPositions):
         drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind of layer
         acts_on = {item.encoding.acts_on for item in spec.items}
         is_plain = acts_on <= {"input", "rotation"} and not (self.directions or any(drafts))
-        # Whether attention and its caches are the model's; `replacing` sets it to False if another
-        # stack of the model is not native.
+        # Whether attention and caches are the model's; `replacing` undoes it if a stack's are not.
         self.is_native = rotates_alone and stack.attends_plainly and is_plain
         before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
         attention = stack.config._attn_implementation
@@ -147,8 +146,7 @@ class HFStackPositions(StackPositions):
         settings = WeightSettings()
         if any(item.encoding.rows_depend_on_causal for item in self.spec.items):
             settings = WeightSettings(attention="causal" if self.dims.causal else "bidirectional")
-        length = self.dims.trained_length
-        return Identity(self.spec, self.directions, length, settings).to_tensor()
+        return Identity(self.spec, self.directions, self.dims.trained_length, settings).to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
         """Compare the record of a state dict with these positions; refuse others, set nothing."""

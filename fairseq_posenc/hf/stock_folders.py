@@ -33,8 +33,7 @@ from fairseq_posenc.specs import Spec
 _LARGEST_DIFFERENCE = 2e-5  # as a part of the largest output: room for float32's rounding
 _LONGEST_INPUT = 1024  # tokens that are compared; a wider window only reads back as the same
 _TEMPERATURE = "llama_4_scaling_beta"  # of Ministral 3, in its `rope_parameters`
-# Names of models -> others whose weights have the same names, and which have layers with windows,
-# or without positions.
+# Models -> others with weights of the same names, and with windows or layers without positions.
 _OTHERS = {"Cohere": "Cohere2", "Dots1": "ExaoneMoe", "Olmo2": "Olmo3", "SeedOss": "Qwen2"}
 _OTHERS |= dict.fromkeys(
     ("Cwm", "Ernie4_5", "Helium", "Llama", "Ministral", "Ministral3", "Mistral"), "SmolLM3"

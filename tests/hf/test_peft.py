@@ -2,82 +2,159 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import pickle
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from tests.helpers.hf_models import MODELS, Cell, compute_logits, distance, position_parameters
 
 peft = pytest.importorskip("peft", reason="needs PEFT")
+hotswap = pytest.importorskip("peft.utils.hotswap", reason="needs PEFT")
 
 
-@pytest.mark.parametrize("name", ["default", "my-adapter 2"])
+LAYERS: dict[str, Any] = {"target_modules": ["q_proj"]}
+PROMPT: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
+KINDS = {
+    "LoRA": peft.LoraConfig(r=2),
+    "LoRA, with a task": peft.LoraConfig(r=2, task_type="CAUSAL_LM"),
+    "IA3": peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
+    "LoHa": peft.LoHaConfig(**LAYERS),
+    "LoKr": peft.LoKrConfig(**LAYERS),
+    "AdaLoRA": peft.AdaLoraConfig(**LAYERS, total_step=9),
+    "OFT": peft.OFTConfig(**LAYERS, r=0, oft_block_size=4),
+    "BOFT": peft.BOFTConfig(**LAYERS, boft_block_size=4),
+    "VeRA": peft.VeraConfig(**LAYERS),
+    "tokens": peft.TrainableTokensConfig(token_indices=[4, 5], target_modules=["embed_tokens"]),
+    "prompt tuning": peft.PromptTuningConfig(**PROMPT),
+    "prefix tuning": peft.PrefixTuningConfig(**PROMPT),
+    "p-tuning": peft.PromptEncoderConfig(**PROMPT, encoder_hidden_size=8),
+    "multitask prompts": peft.MultitaskPromptTuningConfig(**PROMPT, num_tasks=2),
+}
+NO_RECORD = "nothing shows which positions these weights were trained with; the model has"
+
+
+def adapt(base: PreTrainedModel, kind: str, saved: list[str] | None = None, seed: int = 5) -> Any:
+    """Give a copy of a model an adapter with weights that matter."""
+    config = copy.deepcopy(KINDS[kind])
+    config.modules_to_save = saved
+    model = peft.get_peft_model(copy.deepcopy(base), config)
+    torch.manual_seed(seed)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            torch.nn.init.normal_(weight, std=0.3)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "saved"), [("second", None), ("default", None), ("default", ["positions"])]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_are_compared_wherever_they_load(
+    kind: str, name: str, saved: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cell = Cell.build("llama", "alibi+window")
+    inputs = cell.inputs | ({"task_ids": torch.zeros(2).long()} if "multi" in kind else {})
+    adapted = adapt(cell.model, kind, saved)
+    logits = compute_logits(adapted, inputs)
+    adapted.save_pretrained(tmp_path / "adapted")
+    adapt(cell.model, kind, saved, seed=6).save_pretrained(tmp_path / "earlier")
+    model = peft.PeftModel.from_pretrained(cell.model, tmp_path / "earlier")
+    assert not torch.equal(compute_logits(model, inputs), logits)
+    model.load_adapter(tmp_path / "adapted", name)
+    model.set_adapter(name)
+    assert torch.equal(compute_logits(model, inputs), logits)
+    other = set_positions(MODELS["llama"].build(), "none")
+    resumed = adapt(other, kind, saved)
+    before = compute_logits(resumed, inputs)
+    with pytest.raises(UserError, match=r"trained with alibi\+window, the model has none"):
+        resumed.load_adapter(tmp_path / "adapted", name, is_trainable=name == "default")
+    assert torch.equal(compute_logits(resumed, inputs), before)
+    with pytest.raises(UserError, match=r"trained with alibi\+window, the model has none"):
+        peft.PeftModel.from_pretrained(other, tmp_path / "adapted")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_between_stock_models_and_others_are_named(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stock, base = MODELS["llama"].build(), Cell.build("llama", "alibi").model
+    adapt(base, kind).save_pretrained(tmp_path)
+    asks = pytest.warns(UserWarning, match=r"call fairseq_posenc\.hf\.set_positions first")
+    with asks if hasattr(KINDS[kind], "exclude_modules") else contextlib.nullcontext():
+        peft.PeftModel.from_pretrained(copy.deepcopy(stock), tmp_path)
+    assert not caplog.records
+    adapt(stock, kind).save_pretrained(tmp_path)
+    peft.PeftModel.from_pretrained(base, tmp_path)
+    assert f"{NO_RECORD} alibi" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["default", "my-adapter 2", "0"])
 def test_adapters_of_any_name_have_records(name: str, tmp_path: Path) -> None:
     base = Cell.build("llama", "alibi").model
     model = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(r=2), adapter_name=name)
     model.save_pretrained(tmp_path)
     folder = tmp_path if name == "default" else tmp_path / name
-    peft.PeftModel.from_pretrained(base, folder, adapter_name=name)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "You have passed")
+        peft.PeftModel.from_pretrained(copy.deepcopy(base), folder, adapter_name=name)
     with pytest.raises(UserError, match="weights trained with alibi, the model has t5"):
         peft.PeftModel.from_pretrained(set_positions(MODELS["llama"].build(), "t5"), folder)
     with pytest.raises(UserError, match=r"PeftModel\.from_pretrained"):
         base.load_adapter(str(folder))
 
 
-KINDS = {
-    "LoRA": peft.LoraConfig(r=2),
-    "LoRA, with a task": peft.LoraConfig(r=2, task_type="CAUSAL_LM"),
-    "IA3": peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
-    "LoHa": peft.LoHaConfig(target_modules=["q_proj"]),
-    "AdaLoRA": peft.AdaLoraConfig(target_modules=["q_proj"], total_step=9),
-    "VeRA": peft.VeraConfig(target_modules=["q_proj"]),
-}
-PROMPTS = {
-    "prompt tuning": peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
-    "prefix tuning": peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
-}
-OTHER = r"trained with alibi\+window, the model has t5"
-NO_RECORD = "nothing shows which positions these weights were trained with; the model has"
+def test_hotswapped_adapters_are_refused(tmp_path: Path) -> None:
+    cell = Cell.build("llama", "alibi")
+    adapt(cell.model, "LoRA").save_pretrained(tmp_path)
+    for model in (adapt(cell.model, "LoRA", seed=6), adapt(MODELS["llama"].build(), "LoRA")):
+        before = compute_logits(model, cell.inputs)
+        with pytest.raises(RuntimeError, match=r"unexpected keys found: .*\.positions_record\."):
+            hotswap.hotswap_adapter(model, str(tmp_path), "default")
+        assert torch.equal(compute_logits(model, cell.inputs), before)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_adapters_have_records_in_their_configuration(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    base = Cell.build("llama", "alibi+window").model
-    config = copy.deepcopy(KINDS[kind])
-    peft.get_peft_model(copy.deepcopy(base), config).save_pretrained(tmp_path)
-    assert not getattr(config, "exclude_modules", None)
-    written = json.loads((tmp_path / "adapter_config.json").read_text())["auto_mapping"]
-    full = "alibi(mode=symmetric,scale_factor=1,axes=1)+window(size=512,first=none,prefill=false)"
-    assert written["position_encoding"] == full
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "You have passed")
-        loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path)
-    loaded.load_adapter(tmp_path, "default", is_trainable=True)  # as a Trainer does that resumes
-    loaded.load_adapter(tmp_path, "second")
-    loaded.save_pretrained(tmp_path / "again")
-    assert '"position_encoding": "alibi' in (tmp_path / "again/adapter_config.json").read_text()
-    assert not caplog.records
-    if kind != "VeRA":  # PEFT's configuration of it has no `exclude_modules`
-        with pytest.warns(UserWarning, match=r"call fairseq_posenc\.hf\.set_positions first"):
-            peft.PeftModel.from_pretrained(MODELS["llama"].build(), tmp_path)
-    other = set_positions(MODELS["llama"].build(), "t5")
-    with pytest.raises(UserError, match=OTHER):
-        peft.PeftModel.from_pretrained(copy.deepcopy(other), tmp_path)
-    resumed = peft.get_peft_model(other, copy.deepcopy(KINDS[kind]))
-    with pytest.raises(UserError, match=OTHER):
-        resumed.load_adapter(tmp_path, "second")
-    resumed.save_pretrained(tmp_path / "before")  # shows nothing of what is loaded next
-    resumed.load_adapter(tmp_path, "default", is_trainable=True)  # PEFT does not read its file
-    assert f"{NO_RECORD} t5" in caplog.text
+def test_records_of_both_stacks_are_compared_before_weights_load(tmp_path: Path) -> None:
+    base = set_positions(MODELS["bart"].build(), "alibi", decoder_spec="none")
+    adapt(base, "LoRA").save_pretrained(tmp_path)
+    model = adapt(set_positions(base, "alibi"), "LoRA")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(UserError, match="weights trained with none, the model has alibi"):
+        model.load_adapter(tmp_path, "default")
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_the_record_does_not_change_what_peft_says_and_does(tmp_path: Path) -> None:
+    cell = Cell.build("llama", "alibi")
+    model = adapt(cell.model, "LoRA")
+    model.save_pretrained(tmp_path)
+    model.load_adapter(tmp_path, "second")
+    model.set_adapter("second")
+    status = model.get_model_status()
+    assert (status.enabled, status.active_adapters) == (True, ["second"])
+    logits = compute_logits(model, cell.inputs)
+    model.delete_adapter("default")
+    again = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert torch.equal(compute_logits(again, cell.inputs), logits)
+    with again.disable_adapter():
+        expected = compute_logits(cell.model, cell.inputs)
+        assert torch.equal(compute_logits(again, cell.inputs), expected)
+    base = again.unload()
+    assert torch.equal(compute_logits(base, cell.inputs), expected)
+    assert base.state_dict().keys() == cell.model.state_dict().keys()
+    adapt(base, "LoRA").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="trained with alibi, the model has t5"):
+        peft.PeftModel.from_pretrained(set_positions(base, "t5"), tmp_path)
 
 
 @pytest.mark.parametrize("copied", [False, True])
@@ -95,35 +172,6 @@ def test_adapters_do_not_name_the_folder_of_the_stock_model() -> None:
     model.name_or_path = "stock"
     adapted = peft.get_peft_model(set_positions(model, "alibi"), peft.LoraConfig())
     assert not adapted.peft_config["default"].base_model_name_or_path
-
-
-@pytest.mark.parametrize("kind", KINDS | PROMPTS)
-def test_adapters_that_contain_positions_are_compared_wherever_they_load(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    base = Cell.build("llama", "alibi+window").model
-    config = copy.deepcopy((KINDS | PROMPTS)[kind])
-    config.modules_to_save = ["positions"]
-    peft.get_peft_model(copy.deepcopy(base), copy.deepcopy(config)).save_pretrained(tmp_path)
-    peft.PeftModel.from_pretrained(base, tmp_path)
-    assert not caplog.records
-    other = set_positions(MODELS["llama"].build(), "none")
-    with pytest.raises(UserError, match=r"with alibi\+window, the model has none"):
-        peft.PeftModel.from_pretrained(copy.deepcopy(other), tmp_path)
-    resumed = peft.get_peft_model(other, config)
-    with pytest.raises(UserError, match=r"with alibi\+window, the model has none"):
-        resumed.load_adapter(tmp_path, "default", is_trainable=True)
-
-
-@pytest.mark.parametrize("kind", PROMPTS)
-def test_prompts_without_positions_are_named_when_they_load(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    base = Cell.build("llama", "alibi").model
-    peft.get_peft_model(copy.deepcopy(base), PROMPTS[kind]).save_pretrained(tmp_path)
-    assert not caplog.records
-    peft.PeftModel.from_pretrained(base, tmp_path)
-    assert f"{NO_RECORD} alibi" in caplog.text
 
 
 @pytest.mark.parametrize("spec", ["learned+m4m", "t5+alibi+sink"])
@@ -154,10 +202,6 @@ def test_positions_are_trained_with_an_adapter_and_saved_in_it(spec: str, tmp_pa
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert torch.equal(compute_logits(loaded, inputs), compute_logits(merged, inputs))
     set_positions(merged, "t5")  # adapters are gone
-    with pytest.raises(UserError, match=r"weights trained with .*, the model has alibi"):
-        peft.PeftModel.from_pretrained(
-            set_positions(MODELS["llama"].build(), "alibi"), tmp_path / "adapter"
-        )
 
 
 def test_positions_of_a_model_with_adapters_are_not_set() -> None:
@@ -172,29 +216,14 @@ def test_positions_of_a_model_with_adapters_are_not_set() -> None:
     set_positions(model.unload(), "t5")
 
 
-def test_an_adapter_of_a_stock_model_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    stock = MODELS["llama"].build()
-    peft.get_peft_model(stock, peft.LoraConfig(r=2)).save_pretrained(tmp_path / "stock")
-    cell = Cell.build("llama", "alibi")
-    trained = peft.get_peft_model(copy.deepcopy(cell.model), peft.LoraConfig(r=2))
-    trained.save_pretrained(tmp_path / "trained")
-    peft.PeftModel.from_pretrained(copy.deepcopy(cell.model), tmp_path / "trained")
-    assert NO_RECORD not in caplog.text
-    peft.PeftModel.from_pretrained(copy.deepcopy(cell.model), tmp_path / "stock")
-    assert f"{NO_RECORD} alibi" in caplog.text
-
-
 def test_an_adapter_that_leaves_out_positions_says_so(tmp_path: Path) -> None:
-    base, lora = Cell.build("llama", "t5").model, peft.LoraConfig(r=2)
+    base = Cell.build("llama", "t5").model
     with pytest.warns(UserWarning, match=r"does not contain .* such as .*positions\.shared\.t5"):
-        peft.get_peft_model(copy.deepcopy(base), lora).save_pretrained(tmp_path)
-    whole = peft.LoraConfig(r=2, modules_to_save=["positions"])
+        adapt(base, "LoRA").save_pretrained(tmp_path)
     base.save_pretrained(tmp_path / "base")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        peft.get_peft_model(copy.deepcopy(base), lora).save_pretrained(tmp_path)
-        peft.get_peft_model(loaded, lora).save_pretrained(tmp_path)
-        peft.get_peft_model(set_positions(base, "t5"), whole).save_pretrained(tmp_path)
+        adapt(base, "LoRA").save_pretrained(tmp_path)
+        adapt(loaded, "LoRA").save_pretrained(tmp_path)
+        adapt(set_positions(base, "t5"), "LoRA", ["positions"]).save_pretrained(tmp_path)

@@ -3,7 +3,7 @@
 import copy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from fairseq_posenc.encodings.local_attention import Window
 from fairseq_posenc.encodings.t5 import T5
@@ -94,7 +88,7 @@ def test_other_heads_are_loaded_with_the_same_positions(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     with torch.no_grad():
         states = model.model(**inputs).last_hidden_state
-        for auto in (AutoModel, AutoModelForSequenceClassification):
+        for auto in (AutoModel, transformers.AutoModelForSequenceClassification):
             loaded = auto.from_pretrained(tmp_path)
             assert torch.equal(loaded.base_model(**inputs).last_hidden_state, states)
             assert read_positions(loaded) == "learned+m4m"
@@ -135,7 +129,6 @@ for folder, name, config_name in zip(*[iter(sys.argv[1:])] * 3):
     weights = {}
     for part in Path(folder).glob("*.safetensors"):
         weights |= load_file(part)
-    onto = {"device_map": {"": "cpu"}}
     quoting = {
         "config": lambda: AutoConfig.from_pretrained(folder, trust_remote_code=False),
         "auto": lambda: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False),
@@ -154,7 +147,7 @@ for folder, name, config_name in zip(*[iter(sys.argv[1:])] * 3):
         "weights, not strictly": lambda: model(stock).load_state_dict(weights, strict=False),
         "accelerate": lambda: accelerate.load_checkpoint_in_model(model(stock), folder),
         "accelerate, onto a device": lambda: accelerate.load_checkpoint_and_dispatch(
-            model(stock), folder, **onto
+            model(stock), folder, device_map={"": "cpu"}
         ),
     }
     for way, load in (quoting | others).items():
@@ -223,49 +216,22 @@ def test_a_changed_default_changes_no_saved_model(
 
 
 TABLE = "model.positions.input.learned.table.weight"
-UNFIT: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "another spec": (
-        lambda folder: edit_config(folder, position_encoding="learned+alibi"),
-        r"weights trained with learned\+m4m, the model has learned\+alibi",
-    ),
-    "another spec without weights": (
-        lambda folder: edit_config(folder, position_encoding="learned+m4m+window"),
-        r"weights trained with learned\+m4m, the model has learned\+m4m\+window",
-    ),
-    "no spec": (
-        lambda folder: edit_config(folder, position_encoding=None),
-        "config.json: position_encoding must be a spec, not None",
-    ),
-    "no length": (
-        lambda folder: edit_config(folder, position_encoding_max_positions="64"),
-        "max_positions must be a whole number of at least 1, not '64'",
-    ),
-    "an unknown encoding": (
-        lambda folder: edit_config(folder, position_encoding="owl"),
-        "unknown position encoding 'owl'",
-    ),
-    "an unknown model": (
-        lambda folder: edit_config(folder, base_model_type="lama"),
-        "config.json: transformers has no type 'lama'",
-    ),
-    "a longer table": (
-        lambda folder: edit_config(folder, position_encoding_max_positions=99),
-        "the weights have other shapes of .*table.weight",
-    ),
-    "a missing table": (
-        lambda folder: edit_weights(folder, lambda weights: weights.pop(TABLE)),
-        "the weights lack .*table.weight",
-    ),
+SPEC, ROOM, TYPE = "position_encoding", "position_encoding_max_positions", "base_model_type"
+OTHER = r"weights trained with learned\+m4m, the model has learned\+"
+UNFIT: dict[str, tuple[Any, str]] = {  # a change of settings or weights, and what refuses it
+    "another spec": ({SPEC: "learned+alibi"}, f"{OTHER}alibi"),
+    "another spec without weights": ({SPEC: "learned+m4m+window"}, rf"{OTHER}m4m\+window"),
+    "no spec": ({SPEC: None}, "config.json: position_encoding must be a spec, not None"),
+    "no length": ({ROOM: "64"}, "max_positions must be a whole number of at least 1, not '64'"),
+    "an unknown encoding": ({SPEC: "owl"}, "unknown position encoding 'owl'"),
+    "an unknown model": ({TYPE: "lama"}, "config.json: transformers has no type 'lama'"),
+    "a longer table": ({ROOM: 99}, "the weights have other shapes of .*table.weight"),
+    "a missing table": (lambda x: x.pop(TABLE), "the weights lack .*table.weight"),
     "weights of the stock model": (
-        lambda folder: edit_weights(
-            folder, lambda weights: weights.update({QUERIES: weights.pop(SUFFIXED)})
-        ),
+        lambda x: x.update({QUERIES: x.pop(SUFFIXED)}),
         "the weights are of a model whose positions were not set",
     ),
-    "no record of positions": (
-        lambda folder: edit_weights(folder, lambda weights: weights.pop(QUERIES)),
-        "the weights lack model.positions._extra_state",
-    ),
+    "no record": (lambda x: x.pop(QUERIES), "weights lack model.positions._extra_state"),
 }
 
 
@@ -273,7 +239,10 @@ UNFIT: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_a_folder_that_does_not_fit_is_refused_in_a_line(problem: str, tmp_path: Path) -> None:
     change, message = UNFIT[problem]
     make_model().save_pretrained(tmp_path)
-    change(tmp_path)
+    if isinstance(change, dict):
+        edit_config(tmp_path, **change)
+    else:
+        edit_weights(tmp_path, change)
     with pytest.raises(UserError, match=message) as error:
         AutoModelForCausalLM.from_pretrained(tmp_path)
     assert "\n" not in str(error.value)
