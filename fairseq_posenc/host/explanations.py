@@ -22,7 +22,6 @@ from fairseq_posenc.transformer.options import list_settings
 
 # The model that this process trains, if it still lives, and the folder of its checkpoints.
 _training: tuple[weakref.ref[PositionCheckpoints], str] | None = None
-_STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
 FAMILIES = (  # in messages: which --task and --criterion the models need
     "roberta_* and decbert_* are trained with --task masked_lm --criterion masked_lm, "
     "transformer_lm_* with --task language_modeling, transformer_* with --task translation"
@@ -31,8 +30,8 @@ FAMILIES = (  # in messages: which --task and --criterion the models need
 _ADVICE = {
     "\"'_name'\"|Could not infer task": "fairseq has no model._name, or task._name, of this name; "
     "in Python, from_pretrained needs user_dir='fairseq_posenc'",
-    "Interpolation key 'task\\.|Unsupported language modeling target": "the model does not fit the "
-    f"task: {FAMILIES}",
+    "Interpolation key 'task\\.|Unsupported language modeling target|.* a FairseqMultiModel": "the "
+    f"model does not fit the task: {FAMILIES}",
     r"(\w+) is required!": r"no \1 is chosen: give one, as in --optimizer adam",
     r"(?s)field '.*\.(\w+)' is not Optional": r"the setting \1 needs a value: give one, as an "
     "option of this name with - for _",
@@ -56,9 +55,9 @@ _ADVICE = {
     r"world size is \d+ but": "--distributed-world-size is more than the GPUs that torch sees: "
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
     ".*(torch_xla|xla_device)'": "--tpu needs torch_xla, which is not installed: leave it out",
-    "--activation-fn .* not supported": r"\g<0>",
-    "'MaskedLMTask' object has no attribute 'args'": "--mask-whole-words does not work in fairseq "
-    "0.12: leave it out",
+    "--activation-fn .* not supported|AdaptiveLoss is not .*|Cannot find FullyShard.*": r"\g<0>",
+    "'MaskedLMTask' object has no attribute 'args'": "--mask-whole-words does not work: omit it",
+    "Torch not compiled with CUDA": "an option needs a GPU, as --quant-noise-scalar: leave it out",
 }
 
 
@@ -70,7 +69,7 @@ def watch(model: PositionCheckpoints, save_dir: str) -> None:
 
 def parse_stop_update(message: str) -> int:
     """Parse the update at which a training diverged from its message or log; 0 if it did not."""
-    match = _STOPPED.search(message)
+    match = re.search(r"training stopped at update ([\d,]+): ", message)
     return int(match[1].replace(",", "")) if match else 0
 
 
@@ -92,7 +91,7 @@ def _explain(error: BaseException, settings: Any) -> str | None:
         )
     for start, advice in _ADVICE.items():
         if match := re.match(start, str(error)):
-            return match.expand(advice)
+            return re.sub(r"np\.\w+\((\d+)\)", r"\1", match.expand(advice))  # numbers of numpy 2
     if isinstance(error, SettingError):
         name = error.full_key or error.key
         reason = shortened(" ".join(str(error).splitlines()[0].split()))

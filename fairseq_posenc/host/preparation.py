@@ -26,7 +26,6 @@ from fairseq_posenc.host import checks
 from fairseq_posenc.host.explanations import FAMILIES, watch
 from fairseq_posenc.host.startup import take_command
 
-_LOCK = ".fairseq-train"  # lock file in a --save-dir
 _CROSS_ENTROPIES = ("cross_entropy", "label_smoothed_cross_entropy")
 _UNFIT = {LanguageModelingTask: ("masked_lm",), MaskedLMTask: _CROSS_ENTROPIES}  # criterions
 _PATIENCE_KEY = "patience"  # of the count in a checkpoint's extra state
@@ -52,6 +51,9 @@ def prepare_command(model: Any, task: Any, **stacks: Any) -> None:
         if isinstance(model, FairseqEncoderDecoderModel):
             raise UserError("this is a translation model: use fairseq-generate or translate")
         prepare_evaluation(settings, model.max_positions())
+    elif command == "generate" and getattr(settings.task, "left_pad_target", False):
+        if settings.generation.score_reference or settings.generation.prefix_size:
+            raise UserError("--left-pad-target: fairseq reads targets at its padding; leave it out")
     elif command == "train":
         _prepare_training(model, task, settings)
 
@@ -120,7 +122,7 @@ def lock_save_dir(settings: DictConfig) -> None:
     rank = settings.distributed_training.distributed_rank
     if rank != 0 or settings.checkpoint.no_save or folder in _held or not folder.is_dir():
         return
-    _held[folder] = locks.acquire(folder / _LOCK, f"--save-dir {folder}")
+    _held[folder] = locks.acquire(folder / ".fairseq-train", f"--save-dir {folder}")
 
 
 def _prepare_saving(task: Any, checkpoint: CheckpointConfig) -> None:
@@ -222,8 +224,7 @@ def _find_counter() -> Any:
     """
     # `python -m fairseq_cli.train` has the module under another name.
     modules = [sys.modules.get(name) for name in ("__main__", "fairseq_cli.train")]
-    functions = [getattr(module, "should_stop_early", None) for module in modules]
-    return next(filter(None, functions), None)
+    return next(filter(None, (getattr(x, "should_stop_early", None) for x in modules)), None)
 
 
 def keep_batches(task: Any) -> None:

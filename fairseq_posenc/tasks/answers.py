@@ -33,7 +33,7 @@ class AnswersCriterion(FairseqCriterion):
         super().__init__(task)
         dictionary = task.target_dictionary
         self._asks = dictionary.index(ASKS)
-        self._ends = dictionary.index(ENDS)  # <unk> if each sample has a single answer
+        self._ends = dictionary.index(ENDS) if ENDS in dictionary else -1  # not <unk>'s
         self._blank = dictionary.index(BLANK)
         self._pad = dictionary.pad()
         self._is_encoder = getattr(task, "targets", None) == ["self"]  # --self-target

@@ -59,9 +59,9 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         kind: int = 0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(embed_dim, num_heads, self_attention=True, **kwargs)
-        if self.use_xformers or self.bias_k is not None or self.add_zero_attn:  # of fairseq
+        if any(map(kwargs.get, ("xformers_att_config", "add_bias_kv", "add_zero_attn"))):
             raise UserError("position encodings do not work with xformers or added key biases")
+        super().__init__(embed_dim, num_heads, self_attention=True, **kwargs)
         self.encodings = encodings
         self.direction = direction
         self.backend = backend

@@ -50,26 +50,29 @@ def collect_findings() -> Iterator[Finding]:
     """Check the installation line by line; the self-test comes last."""
     yield Finding("Python", True, platform.python_version())
     yield Finding("torch", True, torch.__version__)
-    fairseq = importlib.util.find_spec("fairseq")
-    has_fairseq = fairseq is not None and fairseq.origin is not None  # not only a folder
-    yield _check_fairseq(has_fairseq)
+    yield from _check_fairseq()
     yield from _check_transformers()
     yield from _check_cuda()
-    if has_fairseq:
-        yield _check_user_dir()
     yield Finding("triton", bool(read_version()) or None, read_version() or "not installed")
     for name, why_not in available().items():  # why_not is empty if the backend runs here
         yield Finding(f"backend {name}", None if why_not else True, why_not or "can run")
     yield self_test()
 
 
-def _check_fairseq(is_installed: bool) -> Finding:
-    if not is_installed:
-        return Finding("fairseq", None, f"not installed: {how_to_install('fairseq')}")
-    import fairseq
-
+def _check_fairseq() -> Iterator[Finding]:
+    """Import fairseq; report the path for ``--user-dir``."""
+    remedy, spec = how_to_install("fairseq"), importlib.util.find_spec("fairseq")
+    if spec is None or spec.origin is None:  # nothing, or only a folder
+        yield Finding("fairseq", None, f"not installed: {remedy}")
+        return
+    try:
+        import fairseq
+    except Exception as error:  # versions that do not fit fail in many ways
+        yield Finding("fairseq", False, f"{type(error).__name__}: {error}; {remedy}")
+        return
     names = importlib.metadata.packages_distributions().get("fairseq", ["not installed by pip"])
-    return Finding("fairseq", True, f"{fairseq.__version__}, {names[0]}")
+    yield Finding("fairseq", True, f"{fairseq.__version__}, {names[0]}")
+    yield _check_user_dir(Path(fairseq.__file__).parent.parent / PACKAGE.name)
 
 
 def _check_transformers() -> Iterator[Finding]:
@@ -101,11 +104,8 @@ def _check_cuda() -> Iterator[Finding]:
     yield Finding("bf16", major >= 8 or None, advice)
 
 
-def _check_user_dir() -> Finding:
-    """Report the path for ``--user-dir``; fairseq looks up a bare name next to its package."""
-    import fairseq
-
-    by_name = Path(fairseq.__file__).parent.parent / PACKAGE.name
+def _check_user_dir(by_name: Path) -> Finding:
+    """Report the path for ``--user-dir``; fairseq looks up a bare name at ``by_name``."""
     if by_name.resolve() == PACKAGE:
         return Finding("--user-dir", True, f"{PACKAGE.name} (by name), or {PACKAGE}")
     name = f"means a copy, {by_name}" if by_name.exists() else "works after `make install`"

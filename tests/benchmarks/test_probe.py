@@ -161,6 +161,9 @@ def test_answers_count_until_their_end():
             sample = {"net_input": side, "target": target, "ntokens": 7}
             count = criterion(WORDS)(lambda **_: (scores,), sample)[1]  # noqa: B023
             assert count == "".join(expected).count("1")
+    words = dictionary(ASKS, *"ab")  # without an end, which an unknown word must not be
+    given = torch.tensor([[words.unk(), words.index(ASKS), words.index("a")]])
+    assert criterion(words).mask_answers(given, given).tolist() == [[False, True, True]]
 
 
 def test_an_encoder_sees_blanks_in_place_of_answers():

@@ -55,6 +55,13 @@ def test_checkpoints_that_no_training_resumes_from_are_refused():
         (ModuleNotFoundError("No module named 'tensorboardX'"), "None"),
         (AssertionError("Sentences lengths should not exceed max_tokens=30"), "more than 30 tok"),
         (ValueError("optimizer is required!"), "no optimizer is chosen"),
+        (ValueError("MultilingualTask requires a FairseqMultiModel architecture"), "does not fit"),
+        (AssertionError("Torch not compiled with CUDA enabled"), "an option needs a GPU"),
+        (
+            Exception("Size of sample #9 is invalid (=np.int32(8)) since max_positions=6, skip"),
+            "9 has 8 t",
+        ),
+        (Exception("AdaptiveLoss is not compatible with x"), "Loss is not compatible with x"),
     ],
 )
 def test_known_errors_are_explained(error, said):

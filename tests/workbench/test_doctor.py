@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
+import sys
 import sysconfig
 import venv
 from argparse import Namespace
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-import fairseq
 import pytest
 import torch
 
@@ -46,7 +46,9 @@ def test_backends_are_listed_with_the_reason_why_not(monkeypatch):
     assert "other" not in found["self-test"].text
 
 
-def test_triton_of_another_distribution_and_a_folder_called_fairseq(monkeypatch, tmp_path):
+def test_triton_of_another_distribution_and_a_fairseq_that_is_a_folder_or_broken(
+    monkeypatch, tmp_path
+):
     (tmp_path / "triton").mkdir()
     (tmp_path / "triton" / "__init__.py").write_text("__version__ = '9.8.7'\n")
     (tmp_path / "fairseq").mkdir()
@@ -57,6 +59,11 @@ def test_triton_of_another_distribution_and_a_folder_called_fairseq(monkeypatch,
     found = by_subject()
     assert found["triton"] == ("triton", True, "9.8.7")
     assert found["fairseq"].text.startswith("not installed")
+    (tmp_path / "fairseq" / "__init__.py").write_text("raise ValueError('mutable default')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "fairseq")
+    specs["fairseq"] = PathFinder.find_spec("fairseq", [str(tmp_path)])
+    assert by_subject()["fairseq"].text.startswith("ValueError: mutable default; pip install")
 
 
 def test_every_encoding_is_compared_on_some_backend():
@@ -122,15 +129,14 @@ def test_self_test_reports_nan_and_exceptions(monkeypatch):
     assert "RuntimeError: no such kernel" in doctor.self_test().text
 
 
-def test_user_dir_by_name_needs_the_package_beside_fairseq(monkeypatch, tmp_path):
-    monkeypatch.setattr(fairseq, "__file__", str(tmp_path / "fairseq" / "__init__.py"))
+def test_user_dir_by_name_needs_the_package_beside_fairseq(tmp_path):
     beside = tmp_path / "fairseq_posenc"
-    assert "make install" in doctor._check_user_dir().text
+    assert "make install" in doctor._check_user_dir(beside).text
     beside.symlink_to(doctor.PACKAGE)
-    assert doctor._check_user_dir().works
+    assert doctor._check_user_dir(beside).works
     beside.unlink()
     beside.mkdir()
-    assert str(beside) in doctor._check_user_dir().text
+    assert str(beside) in doctor._check_user_dir(beside).text
 
 
 @pytest.mark.parametrize(("capability", "flag"), [((9, 0), "--bf16"), ((7, 0), "--fp16")])

@@ -104,7 +104,8 @@ def collect_subjects(model: nn.Module) -> dict[str, Subject]:
     """Collect the stacks of a trained model by name; empty for fairseq's own models."""
     # Of all modules, only our stacks have `spec`; no import: pictures of specs need no fairseq.
     stacks = [module for module in model.modules() if hasattr(module, "spec")]
-    return {subject.stack: subject for subject in map(_build_trained_subject, stacks)}
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+        return {subject.stack: subject for subject in map(_build_trained_subject, stacks)}
 
 
 def make_positions(length: int) -> Positions:
@@ -121,9 +122,8 @@ def _build_trained_subject(stack: Any) -> Subject:
         attention = stack.layers[index].self_attn
         encoding = PositionEncoding(str(stack.spec.select_layers([index])), *sizes)
         # Only its methods are needed: its new modules are all replaced by the trained ones.
-        at_input = stack.embed_positions  # None if nothing is added at the input
         encoding.dims = dims
-        encoding.input = None if at_input is None else at_input.encodings
+        encoding.input = getattr(stack.embed_positions, "encodings", None)  # of the input, if any
         encoding.shared = stack.encodings.select(attention.kind)  # of its kind of layer
         encoding.encodings = attention.encodings  # those of this layer alone
         encodings.append(encoding.eval())

@@ -69,8 +69,9 @@ def tables_drawn(subject):
 class TestTables:
     def test_a_models_tables_are_shown(self):
         model = make_model("masked_lm", position_encoding="learned+shaw")
-        stack = model.encoder.sentence_encoder
+        stack, state = model.encoder.sentence_encoder, torch.get_rng_state()
         found = tables_drawn(replace(collect_subjects(model)["encoder"], layers=[0, 2]))
+        assert torch.equal(torch.get_rng_state(), state)
         assert list(found) == ["at the input", "query table, layer 1", "query table, layer 3"]
         at_input = stack.embed_positions.encodings["learned"].table.weight
         assert_same(found["at the input"].values, at_input)

@@ -127,7 +127,7 @@ def score_windows(
     except UserError as error:  # the model cannot read so long a window, which is a result
         refusal = str(error)
     loss = -log_likelihood / max(1, tokens) / math.log(2)  # no tokens after a refusal
-    if not refusal and not loss < _MAX_BITS:  # the comparison is false for NaN too
+    if not refusal and not (loss < _MAX_BITS and math.isfinite(sum(perplexities))):  # or NaN
         refusal = "the model's probabilities are too small for a number"
     seconds = time.monotonic() - began
     return Score(length, stride, tokens, None if refusal else loss, seconds, refusal, perplexities)
