@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from tests.helpers.hf_models import MODELS, Cell, compute_logits, distance, position_parameters
+from tests.hf.test_nested import build_llava
 
 peft = pytest.importorskip("peft", reason="needs PEFT")
 hotswap = pytest.importorskip("peft.utils.hotswap", reason="needs PEFT")
@@ -49,9 +50,8 @@ def adapt(base: PreTrainedModel, kind: str, saved: list[str] | None = None, seed
     config.modules_to_save = saved
     model = peft.get_peft_model(copy.deepcopy(base), config)
     torch.manual_seed(seed)
-    for weight in model.parameters():
-        if weight.requires_grad:
-            torch.nn.init.normal_(weight, std=0.3)
+    for weight in filter(lambda x: x.requires_grad, model.parameters()):
+        torch.nn.init.normal_(weight, std=0.3)
     return model.eval()
 
 
@@ -99,15 +99,14 @@ def test_adapters_between_stock_models_and_others_are_named(
     assert f"{NO_RECORD} alibi" in caplog.text
 
 
+@pytest.mark.filterwarnings("error:You have passed")
 @pytest.mark.parametrize("name", ["default", "my-adapter 2", "0"])
 def test_adapters_of_any_name_have_records(name: str, tmp_path: Path) -> None:
     base = Cell.build("llama", "alibi").model
     model = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(r=2), adapter_name=name)
     model.save_pretrained(tmp_path)
     folder = tmp_path if name == "default" else tmp_path / name
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "You have passed")
-        peft.PeftModel.from_pretrained(copy.deepcopy(base), folder, adapter_name=name)
+    peft.PeftModel.from_pretrained(copy.deepcopy(base), folder, adapter_name=name)
     with pytest.raises(UserError, match="weights trained with alibi, the model has t5"):
         peft.PeftModel.from_pretrained(set_positions(MODELS["llama"].build(), "t5"), folder)
     with pytest.raises(UserError, match=r"PeftModel\.from_pretrained"):
@@ -132,6 +131,15 @@ def test_records_of_both_stacks_are_compared_before_weights_load(tmp_path: Path)
     with pytest.raises(UserError, match="weights trained with none, the model has alibi"):
         model.load_adapter(tmp_path, "default")
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_adapters_of_a_model_around_one_with_positions_are_compared(tmp_path: Path) -> None:
+    owner, part = build_llava()
+    set_positions(part, "alibi")
+    peft.get_peft_model(copy.deepcopy(owner), peft.LoraConfig(**LAYERS)).save_pretrained(tmp_path)
+    set_positions(part, "none")
+    with pytest.raises(UserError, match="trained with alibi, the model has none"):
+        peft.PeftModel.from_pretrained(owner, tmp_path)
 
 
 def test_the_record_does_not_change_what_peft_says_and_does(tmp_path: Path) -> None:
@@ -178,9 +186,8 @@ def test_adapters_do_not_name_the_folder_of_the_stock_model() -> None:
 def test_positions_are_trained_with_an_adapter_and_saved_in_it(spec: str, tmp_path: Path) -> None:
     cell = Cell.build("llama", spec)
     base, inputs = copy.deepcopy(cell.model), cell.inputs
-    model = peft.get_peft_model(
-        cell.model, peft.LoraConfig(r=2, modules_to_save=["positions"], init_lora_weights=False)
-    )
+    lora = peft.LoraConfig(r=2, modules_to_save=["positions"], init_lora_weights=False)
+    model = peft.get_peft_model(cell.model, lora)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     names = [name.replace("modules_to_save.default.", "") for name in trained]
     expected = [f"base_model.model.{name}" for name in position_parameters(base)]

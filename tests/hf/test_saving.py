@@ -122,6 +122,7 @@ import accelerate, transformers
 from pathlib import Path
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, pipeline
+auto, onto = AutoModelForCausalLM.from_pretrained, accelerate.load_checkpoint_and_dispatch
 for folder, name, config_name in zip(*[iter(sys.argv[1:])] * 3):
     model, config = getattr(transformers, name), getattr(transformers, config_name)
     stock = config.from_pretrained(folder, attn_implementation="eager")
@@ -131,10 +132,8 @@ for folder, name, config_name in zip(*[iter(sys.argv[1:])] * 3):
         weights |= load_file(part)
     quoting = {
         "config": lambda: AutoConfig.from_pretrained(folder, trust_remote_code=False),
-        "auto": lambda: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False),
-        "auto, trusted": lambda: AutoModelForCausalLM.from_pretrained(
-            folder, trust_remote_code=True
-        ),
+        "auto": lambda: auto(folder, trust_remote_code=False),
+        "auto, trusted": lambda: auto(folder, trust_remote_code=True),
         "class": lambda: model.from_pretrained(folder),
         "class, resized": lambda: model.from_pretrained(folder, ignore_mismatched_sizes=True),
         "base class": lambda: base.from_pretrained(folder),
@@ -146,9 +145,7 @@ for folder, name, config_name in zip(*[iter(sys.argv[1:])] * 3):
         "weights": lambda: model(stock).load_state_dict(weights),
         "weights, not strictly": lambda: model(stock).load_state_dict(weights, strict=False),
         "accelerate": lambda: accelerate.load_checkpoint_in_model(model(stock), folder),
-        "accelerate, onto a device": lambda: accelerate.load_checkpoint_and_dispatch(
-            model(stock), folder, device_map={"": "cpu"}
-        ),
+        "accelerate, onto a device": lambda: onto(model(stock), folder, device_map={"": "cpu"}),
     }
     for way, load in (quoting | others).items():
         try:
@@ -217,6 +214,7 @@ def test_a_changed_default_changes_no_saved_model(
 
 TABLE = "model.positions.input.learned.table.weight"
 SPEC, ROOM, TYPE = "position_encoding", "position_encoding_max_positions", "base_model_type"
+UNSET = "the weights are of a model whose positions were not set"
 OTHER = r"weights trained with learned\+m4m, the model has learned\+"
 UNFIT: dict[str, tuple[Any, str]] = {  # a change of settings or weights, and what refuses it
     "another spec": ({SPEC: "learned+alibi"}, f"{OTHER}alibi"),
@@ -227,10 +225,7 @@ UNFIT: dict[str, tuple[Any, str]] = {  # a change of settings or weights, and wh
     "an unknown model": ({TYPE: "lama"}, "config.json: transformers has no type 'lama'"),
     "a longer table": ({ROOM: 99}, "the weights have other shapes of .*table.weight"),
     "a missing table": (lambda x: x.pop(TABLE), "the weights lack .*table.weight"),
-    "weights of the stock model": (
-        lambda x: x.update({QUERIES: x.pop(SUFFIXED)}),
-        "the weights are of a model whose positions were not set",
-    ),
+    "weights of the stock model": (lambda x: x.update({QUERIES: x.pop(SUFFIXED)}), UNSET),
     "no record": (lambda x: x.pop(QUERIES), "weights lack model.positions._extra_state"),
 }
 
@@ -284,9 +279,7 @@ def test_scaled_rotations_give_the_logits_of_the_model(kind: str, others: dict[s
     assert distance(compute_logits(scaled, inputs), compute_logits(plain, inputs)) > 1e-3
 
 
-def train(
-    folder: Path, spec: str | None, steps: int, checkpoint: Path | None = None
-) -> PreTrainedModel:
+def train(folder: Path, spec: str | None, steps: int, checkpoint: Path | None = None) -> Any:
     """Train a model by transformers' Trainer, perhaps from a checkpoint on."""
     torch.manual_seed(0)
     samples = [{"input_ids": ids, "labels": ids} for ids in torch.randint(3, 97, (32, 12))]
