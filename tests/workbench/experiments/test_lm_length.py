@@ -72,14 +72,13 @@ def measure(tmp_path, capsys):
 
 
 @torch.no_grad()
-def by_hand(model, tokens: list[int], length: int, stride: int) -> float:
-    """Return the perplexity, each token from a forward pass of its own, up to it."""
+def by_hand(model, tokens: list[int], starts: dict[int, int]) -> float:
+    """Return the perplexity of tokens, by index, each from a pass of its own, from its start."""
     inputs, loss = [0, *tokens[:-1]], 0.0
-    for index, token in enumerate(tokens):
-        start = max(0, index // stride * stride - (length - stride))
+    for index, start in starts.items():
         logits = model(torch.tensor([inputs[start : index + 1]])).logits[0, -1]
-        loss -= float(F.log_softmax(logits.double(), -1)[token])
-    return math.exp(loss / len(tokens))
+        loss -= float(F.log_softmax(logits.double(), -1)[tokens[index]])
+    return math.exp(loss / len(starts))
 
 
 def test_perplexities_are_those_of_single_passes(llama, measure, tmp_path):
@@ -103,9 +102,10 @@ def test_perplexities_are_those_of_single_passes(llama, measure, tmp_path):
         model = LlamaForCausalLM.from_pretrained(llama)
         if specs[name]:
             set_positions(model, specs[name], 24)
-        expected = by_hand(model, tokens, length, min(6, length))
-        assert row["perplexity"] == pytest.approx(expected, rel=1e-4)
-        assert (row["tokens"], row["stride"]) == (len(tokens), min(6, length))
+        stride = min(6, length)
+        starts = {i: max(0, i // stride * stride - length + stride) for i in range(len(tokens))}
+        assert row["perplexity"] == pytest.approx(by_hand(model, tokens, starts), rel=1e-4)
+        assert (row["tokens"], row["stride"]) == (len(tokens), stride)
     values = {row["perplexity"] for row in rows.values()}
     assert len(values) == len(rows), "each spec changes what the model predicts"
 
@@ -166,14 +166,11 @@ def test_spread_windows_predict_the_same_tokens_at_every_length(llama, measure, 
     tokens = Fast.from_pretrained(llama)(TEXT)["input_ids"]
     names = [f"own={llama}", f"none={llama}@none"]
     rows = measure(*names, "--lengths", "8,24", "--stride", "4", "--windows", "5")
-    model, inputs = LlamaForCausalLM.from_pretrained(llama), [0, *tokens[:-1]]
+    model = LlamaForCausalLM.from_pretrained(llama)
     ends = [24 + (len(tokens) - 24) * number // 4 for number in range(5)]
     for length in (8, 24):
-        windows = torch.tensor([inputs[end - length : end] for end in ends])
-        wanted = torch.tensor([tokens[end - 4 : end] for end in ends])
-        with torch.no_grad():
-            logits = model(windows).logits[:, -4:]
-        perplexities = F.cross_entropy(logits.mT, wanted, reduction="none").mean(1).exp().tolist()
+        windows = [{i: end - length for i in range(end - 4, end)} for end in ends]
+        perplexities = [by_hand(model, tokens, starts) for starts in windows]
         row = rows["own", length]
         assert [row[f"window_{n}"] for n in range(1, 6)] == pytest.approx(perplexities, rel=1e-4)
         assert row["tokens"] == 20
