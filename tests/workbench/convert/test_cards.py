@@ -54,13 +54,16 @@ def run_alone(code: str) -> str:
 def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machine(
     library, family, more, labels, before, after, monkeypatch, capsys
 ):
-    models = [write_pieces(new_directory(), size, TEXT * 9) for size in (18, 17)]
-    cut, of_target = (SentencePieceProcessor(model_file=str(model)) for model in models)
-    pieces = [each.id_to_piece(n) for each in (cut, of_target) for n in range(3, len(each))]
-    data = data_bin(family, [*dict.fromkeys(pieces)])
-    names = ("de.model", "en.model") if family == "translation" else ("model",)
+    names = ["de.model", "en.model"] if family == "translation" else ["model"]
+    models = [write_pieces(new_directory(), size, TEXT * 9) for _, size in zip(names, (18, 17))]
+    cuts = [SentencePieceProcessor(model_file=str(model)) for model in models]
+    pieces = dict.fromkeys(cut.id_to_piece(n) for cut in cuts for n in range(3, len(cut)))
+    data = data_bin(family, [*pieces])
     for name, model in zip(names, models):
         shutil.copy(model, data / f"sentencepiece.{name}")
+    if family == "translation":  # pieces have other numbers in the target
+        dictionary = "".join(f"{piece} 1\n" for piece in reversed(pieces))
+        (data / "dict.en.txt").write_text(dictionary, encoding="utf-8")
     places = {"save_dir": "/private/runs", "restore_file": "/private/x.pt"}
     trained = checkpoint(family, "rope", data, **places, **more)
     if family != "masked_lm":
@@ -84,9 +87,10 @@ def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machi
     if family == "translation":
         assert Translator.load(trained.path).translate(TEXT[:1])[0][0].text in printed
         assert library != "ctranslate2" or run_alone(code) == printed
-    for place, processor in zip((".", "target"), (cut, of_target)[: len(names)]):
+    dictionaries = trained.task.source_dictionary, trained.task.target_dictionary
+    for place, dictionary, cut in zip((".", "target"), dictionaries, cuts):
         tokenizer = Tokenizer.from_file(f"{place}/tokenizer.json")
-        symbols = map(trained.task.target_dictionary.index, processor.encode(TEXT[0], out_type=str))
+        symbols = map(dictionary.index, cut.encode(TEXT[0], out_type=str))
         assert tokenizer.encode(TEXT[0]).ids == [*before, *symbols, *after]
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len({path.stat().st_mode for path in files}) == 1  # all are for the same readers
