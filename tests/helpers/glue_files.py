@@ -13,25 +13,24 @@ COLOURS = ("red", "blue", "green")
 WORDS = [*COLOURS, "a", "bird", "sees", "the", "old", "tree", "and", "sings", "of", "it"]
 # Columns of the files with labels and without, as they are published; CoLA's first have no header.
 HEADERS = {
-    "WNLI": ("index sentence1 sentence2 label", "index sentence1 sentence2"),
+    "WNLI": ("index,sentence1,sentence2,label", "index,sentence1,sentence2"),
     "MNLI": (
-        "index promptID pairID genre sentence1 sentence2 label1 gold_label",
-        "index promptID pairID genre sentence1 sentence2",
+        "index,promptID,pairID,genre,sentence1,sentence2,label1,gold_label",
+        "index,promptID,pairID,genre,sentence1,sentence2",
     ),
-    "QQP": ("id qid1 qid2 question1 question2 is_duplicate", "id question1 question2"),
-    "QNLI": ("index question sentence label", "index question sentence"),
-    "SST-2": ("sentence label", "index sentence"),
-    "CoLA": ("source label mark sentence", "index sentence"),
-    "STS-B": ("index genre sentence1 sentence2 score", "index genre sentence1 sentence2"),
+    "QQP": ("id,qid1,qid2,question1,question2,is_duplicate", "id,question1,question2"),
+    "QNLI": ("index,question,sentence,label", "index,question,sentence"),
+    "SST-2": ("sentence,label", "index,sentence"),
+    "CoLA": ("source,label,mark,sentence", "index,sentence"),
+    "STS-B": ("index,genre,sentence1,sentence2,score", "index,genre,sentence1,sentence2"),
     "MRPC": ("Quality,#1 ID,#2 ID,#1 String,#2 String", "index,#1 ID,#2 ID,#1 String,#2 String"),
-    "RTE": ("index sentence1 sentence2 label", "index sentence1 sentence2"),
+    "RTE": ("index,sentence1,sentence2,label", "index,sentence1,sentence2"),
 }
 
 
 def header(task: str, labelled: bool) -> list[str]:
     """Return the columns of a file."""
-    text = HEADERS[task][0 if labelled else 1]
-    return text.split("," if "," in text else " ")
+    return HEADERS[task][0 if labelled else 1].split(",")
 
 
 def row(task: Task, columns: Sequence[str], number: int, text: str, label: str) -> str:
