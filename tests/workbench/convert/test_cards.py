@@ -62,8 +62,7 @@ def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machi
     for name, model in zip(names, models):
         shutil.copy(model, data / f"sentencepiece.{name}")
     if family == "translation":  # pieces have other numbers in the target
-        dictionary = "".join(f"{piece} 1\n" for piece in reversed(pieces))
-        (data / "dict.en.txt").write_text(dictionary, encoding="utf-8")
+        shutil.copy(data_bin(family, [*reversed(pieces)]) / "dict.en.txt", data)
     places = {"save_dir": "/private/runs", "restore_file": "/private/x.pt"}
     trained = checkpoint(family, "rope", data, **places, **more)
     if family != "masked_lm":

@@ -137,8 +137,7 @@ def test_a_model_and_fairseqs_own_are_built_again_from_a_checkpoint(arch, option
     """As older fairseqs wrote it, with which RoBERTa was released."""
     directions = "" if arch == "roberta" else "lr,rl"
     model = make_model("masked_lm", arch, attention_directions=directions, **options)
-    facts = {"arch": arch, "task": "masked_lm", "data": "nowhere"}
-    args = Namespace(**(vars(model.args) | facts))
+    args = Namespace(**(vars(model.args) | {"arch": arch, "task": "masked_lm", "data": "x"}))
     pretrained = read_pretrained(write_release(args, model.state_dict()))
     assert str(pretrained.spec) == pretrained.roberta_section["position_encoding"] == spec
     assert pretrained.roberta_section.get("attention_directions", "") == directions
