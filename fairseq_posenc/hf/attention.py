@@ -199,7 +199,7 @@ def attend_with_positions(
     """
     positions = getattr(module, POSITIONS, None)
     state = named.pop(POSITION_STATE, None)
-    if positions is None:
+    if positions is None or state is None:  # None: a layer of a model with other positions
         if not hasattr(module, WITHOUT_POSITIONS):
             raise UserError(
                 f"attn_implementation={OUR_ATTENTION!r} is for models whose positions were set, "

@@ -135,7 +135,7 @@ class Stack(NamedTuple):
         return [*self.module.get_submodule(self.family.layers).children()]
 
     @property
-    def attentions(self) -> list[nn.Module]:
+    def attentions(self) -> list[Any]:
         """The self-attention of all layers that have it: in hybrids not all do.
 
         Layers of a spec, and all lists "for each layer", are in the order of this list.
@@ -185,11 +185,8 @@ class Stack(NamedTuple):
     @property
     def head_widths(self) -> list[int]:
         """D of each attention, which differs in Gemma 4."""
-        parts: list[Any] = self.attentions
-        if hasattr(parts[0], "head_dim"):
-            return [part.head_dim for part in parts]
         width = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.num_heads
-        return [width] * len(parts)
+        return [getattr(attention, "head_dim", width) for attention in self.attentions]
 
     def refuse_other_layers(self, spec: Spec) -> None:
         """Refuse a spec that was read from the model, if it does not describe its layers.
@@ -197,7 +194,7 @@ class Stack(NamedTuple):
         Layers may have been removed from a model whose layers differ, or added to it.
         """
         if hasattr(self.module, POSITIONS):
-            kinds = [getattr(attention, POSITIONS).kind for attention in self.attentions]
+            kinds = [getattr(getattr(x, POSITIONS, None), "kind", None) for x in self.attentions]
             fits = kinds == [spec.layer_kind(index) for index in range(len(kinds))]
         else:  # if the layers of its family do not differ, all rotate
             rotates = [self.family.applies_cosines(attention) for attention in self.attentions]
@@ -259,8 +256,9 @@ class Stack(NamedTuple):
 
     def find_cosine_width(self, attention: nn.Module) -> int:
         """Find the width of the cosines that an attention takes; 0 for none."""
-        if (positions := getattr(attention, POSITIONS, None)) is not None:
-            return int(positions.cosine_width)
+        for part in (attention, *self.attentions):  # a layer may have been added, without positions
+            if (positions := getattr(part, POSITIONS, None)) is not None:
+                return int(positions.cosine_width)
         rotary = getattr(self.module, self.family.rotary, None)
         buffers = {} if rotary is None else dict(rotary.named_buffers())
         # The frequencies of all pairs of coordinates: by type of layer in some models.
@@ -271,6 +269,7 @@ class Stack(NamedTuple):
 
 _ROTARY = Family(rotary="rotary_emb")
 _PARTIAL = replace(_ROTARY, partial=True)
+_QWEN3_VL = replace(_ROTARY, sections=(24, 20, 20), pairs="interleaved")
 _BERT = Family(
     layers="encoder.layer",
     attention="attention.self",
@@ -293,11 +292,8 @@ _TYPES: dict[Family, str] = {
     replace(_ROTARY, guarded="o_proj"): "gte jina_embeddings_v3 molmo2_text nomic_bert",
     _BERT: "bert bert-generation electra ernie",
     _ROBERTA: "camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl",
-    Family(
-        layers="transformer.layer",
-        attention="attention",
-        table="embeddings.position_embeddings",
-        projections=("q_lin", "k_lin"),
+    replace(
+        _BERT, layers="transformer.layer", attention="attention", projections=("q_lin", "k_lin")
     ): "distilbert",
     _BART: "blenderbot",
     replace(_BART, first_row=2): "bart mbart plbart",  # two rows are unused
@@ -332,9 +328,7 @@ _TYPES: dict[Family, str] = {
     replace(_PARTIAL, projections=("qkv_proj",)): "phi3",
     replace(_PARTIAL, sections=(8, 12, 12)): "glm4v_moe_text glm_image_text",
     replace(_ROTARY, sections=(16, 24, 24)): "qwen2_vl_text qwen2_5_vl_text",
-    replace(
-        _ROTARY, sections=(24, 20, 20), pairs="interleaved"
-    ): "cosmos3_edge_text qwen3_vl_text qwen3_vl_moe_text",
+    _QWEN3_VL: "cosmos3_edge_text qwen3_vl_text qwen3_vl_moe_text",
     replace(_PARTIAL, sections=(11, 11, 10), pairs="interleaved"): "qwen3_5_text qwen3_5_moe_text",
     replace(_ROTARY, rotates="use_rope"): "smollm3",
 }

@@ -136,7 +136,7 @@ def explain_unservable(model: Any) -> str | None:
     whole = getattr(model, "config", model)
     config = whole.get_text_config()
     if config is not whole and find_family(type(config)) is not None:
-        return "set those of its text model, as set_positions(model.model.language_model, ...)"
+        return "set those of a part: model.model.language_model, or model.encoder and model.decoder"
     if getattr(config, "kv_lora_rank", None):
         return "its latent attention (MLA) rotates a part of each head that its own code appends"
     parts = re.split("[_-]", str(config.model_type))  # so that `vl` is not found in `vlad`

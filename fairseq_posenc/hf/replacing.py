@@ -176,9 +176,12 @@ def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
         parts[stack.module].is_native = is_native
         stack.neutralize()  # removes the stack's own positions
     for owner, part in parts.items():
+        vars(owner)["config"]._attn_implementation = attention  # a copied layer has its own
         is_stack = isinstance(part, HFStackPositions)
         add_mixin(owner, StackWithPositions if is_stack else AttentionWithPositions)
         owner.add_module(POSITIONS, part.train(owner.training))
+        for module in part.modules():  # else a model that is built around this one redraws it
+            module._is_hf_initialized = True
     # Other attention, to an encoder's output or of another encoder, has no positions: our attention
     # function, which refuses modules without any, accepts those with this mark.
     for module in model.modules():

@@ -49,6 +49,8 @@ class StackArguments:
             raise UserError("document_ids: pass position_ids that begin at 0 in each document")
         of_tokens = "inputs_embeds" if named.get("input_ids") is None else "input_ids"
         self.inputs: Tensor = named[of_tokens]  # (B, T), or embeddings (B, T, C)
+        if self.inputs.dim() != 2 + (of_tokens == "inputs_embeds") or not self.inputs.size(1):
+            raise UserError(f"{of_tokens} {tuple(self.inputs.shape)} must be a batch of texts")
         mask = named.get("attention_mask")
         # `generate` makes a mask for each type of layer: our `make_mask` (attention.py) returns the
         # padding for all. Stock masks, of a model around this one, are None if they hide nothing.
@@ -186,8 +188,6 @@ class StackArguments:
                 counting does not give.
         """
         past, mask = self.cached, self._read_mask()  # an int: static caches were refused before
-        if not self.inputs.size(1):
-            raise UserError(f"the input has the shape {tuple(self.inputs.shape)}: no token")
         if boundary_id is not None and (self.inputs.dim() == 3 or past):
             raise UserError(
                 "boundary_id: the ends of sentences are found in input_ids, and a cache does "

@@ -317,7 +317,9 @@ def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | N
 
 def _refuse_offloaded(stack: Stack) -> None:
     """Refuse offloaded weights: accelerate loads them only when their module's forward runs."""
-    parts = [getattr(module, POSITIONS) for module in (stack.module, *stack.attentions)]
+    parts: list[Any] = [getattr(x, POSITIONS, None) for x in (stack.module, *stack.attentions)]
+    if None in parts:
+        raise UserError("a layer without positions was put into this model: set them again")
     if any(weight.is_meta for part in parts for weight in part.parameters()):
         raise UserError(
             "accelerate has offloaded trained positions: leave the modules named positions, and "

@@ -1,5 +1,6 @@
 """Trained weights of positions that a model keeps when its positions or its length change."""
 
+import copy
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -202,6 +203,16 @@ def test_layers_that_were_removed_are_noticed() -> None:
     for use in (plain.state_dict, lambda: set_positions(plain, "own,own")):
         with pytest.raises(UserError, match="layers of this model were removed or added"):
             use()
+
+
+@pytest.mark.parametrize("spec", ["rope(layout=half)", "alibi"])
+def test_layers_that_were_added_have_the_positions_that_are_set_next(spec: str) -> None:
+    stock, model = MODELS["llama"].build(), build("llama", "alibi")
+    model.model.layers[1] = copy.deepcopy(stock.model.layers[1])  # has its own configuration
+    for use in (lambda: read(model), model.state_dict, lambda: set_positions(model, "own")):
+        with pytest.raises(UserError, match="layer"):
+            use()
+    torch.testing.assert_close(*[read(set_positions(x, spec)) for x in (model, stock)])
 
 
 def test_unknown_rules_are_refused() -> None:

@@ -190,6 +190,8 @@ def test_inputs_of_a_pass_that_cannot_be_served_are_refused():
     ]:
         with pytest.raises(UserError, match=words):
             cell.model(input_ids=ids, **named)
+    with pytest.raises(UserError, match=r"input_ids \(2, 1, 12\) must be a batch of texts"):
+        Cell.build("gpt2", "alibi").model(ids[:, None])  # texts of several choices
     encoder = set_positions(MODELS["roberta"].build(pad_token_id=1), "alibi")
     with pytest.raises(UserError, match="position_ids of this model count from 2"):
         encoder(ids, position_ids=torch.arange(12)[None])

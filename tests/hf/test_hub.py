@@ -116,13 +116,9 @@ def hub() -> Iterator[str]:
 def run(program: str, hub: str, folder: Path, *arguments: object) -> None:
     """Run a program with the hub at an address, which is read when its package is imported."""
     settings = {"HF_ENDPOINT": hub, "HF_HOME": str(folder / "cache"), "HF_HUB_DISABLE_XET": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    environment = {**os.environ, **settings}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -41,39 +42,33 @@ def build_llava(text: Any = None) -> tuple[PreTrainedModel, PreTrainedModel]:
 def build_gemma3() -> tuple[PreTrainedModel, PreTrainedModel]:
     text = transformers.Gemma3TextConfig(**WORDS, head_dim=8, num_key_value_heads=4)
     vision = transformers.SiglipVisionConfig(**IMAGES)
-    config = transformers.Gemma3Config(
-        text_config=text, vision_config=vision, image_token_index=99, mm_tokens_per_image=4
-    )
+    images = {"image_token_index": 99, "mm_tokens_per_image": 4}
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, **images)
     model = transformers.Gemma3ForConditionalGeneration(config)
     return model, model.model.language_model
 
 
 def build_encoder_decoder() -> tuple[PreTrainedModel, PreTrainedModel]:
     encoder = transformers.GteModel(transformers.GteConfig(**WORDS))  # its files join weights
-    decoder = transformers.BertConfig(**WORDS, is_decoder=True, add_cross_attention=True)
-    model = transformers.EncoderDecoderModel(
-        encoder=encoder, decoder=transformers.BertLMHeadModel(decoder)
-    )
+    decoder = transformers.BertLMHeadModel(transformers.BertConfig(**DECODER, is_decoder=True))
+    model = transformers.EncoderDecoderModel(encoder=encoder, decoder=decoder)
     return model, model.encoder
 
 
 def build_speech_translator() -> tuple[PreTrainedModel, PreTrainedModel]:
     convolutions = {"conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 8)}
-    speech = transformers.Wav2Vec2Config(
-        **SIZES, **convolutions, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4
-    )
-    model = transformers.SpeechEncoderDecoderModel(
-        encoder=transformers.Wav2Vec2Model(speech),
-        decoder=transformers.GPT2LMHeadModel(transformers.GPT2Config(**DECODER)),
-    )
+    positions = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+    speech = transformers.Wav2Vec2Config(**SIZES, **convolutions, **positions)
+    encoder = transformers.Wav2Vec2Model(speech)
+    decoder = transformers.GPT2LMHeadModel(transformers.GPT2Config(**DECODER))
+    model = transformers.SpeechEncoderDecoderModel(encoder=encoder, decoder=decoder)
     return model, model.decoder
 
 
 def build_captioner() -> tuple[PreTrainedModel, PreTrainedModel]:
-    model = transformers.VisionEncoderDecoderModel(
-        encoder=transformers.ViTModel(transformers.ViTConfig(**IMAGES)),
-        decoder=transformers.GPT2LMHeadModel(transformers.GPT2Config(**DECODER)),
-    )
+    encoder = transformers.ViTModel(transformers.ViTConfig(**IMAGES))
+    decoder = transformers.GPT2LMHeadModel(transformers.GPT2Config(**DECODER))
+    model = transformers.VisionEncoderDecoderModel(encoder=encoder, decoder=decoder)
     return model, model.decoder
 
 
@@ -167,11 +162,12 @@ def test_the_decoder_of_speech_takes_positions() -> None:
 
 
 def test_parts_that_get_their_positions_before_are_guarded_too(tmp_path: Path) -> None:
-    encoder = set_positions(transformers.BertModel(transformers.BertConfig(**WORDS)), "alibi")
-    decoder = transformers.BertConfig(**WORDS, is_decoder=True, add_cross_attention=True)
-    model = transformers.EncoderDecoderModel(
-        encoder=encoder, decoder=transformers.BertLMHeadModel(decoder)
-    )
+    encoder = transformers.BertModel(transformers.BertConfig(**WORDS))
+    set_positions(encoder, "learned+alibi")
+    weights = copy.deepcopy(encoder.state_dict())
+    decoder = transformers.BertLMHeadModel(transformers.BertConfig(**DECODER, is_decoder=True))
+    model = transformers.EncoderDecoderModel(encoder=encoder, decoder=decoder)
+    assert all(torch.equal(weights[name], x) for name, x in encoder.state_dict().items())
     model.save_pretrained(tmp_path)
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         transformers.EncoderDecoderModel.from_pretrained(tmp_path)

@@ -66,9 +66,8 @@ def test_inkling(backend):
     captured: dict[str, Any] = {}
     with torch.no_grad():
         attention, x = attend_by_inkling(captured)
-    encoding = PositionEncoding(
-        f"inkling(rank={RANK},extent={EXTENT})", WIDTH, HEADS, LENGTH, causal=True
-    )
+    spec = f"inkling(rank={RANK},extent={EXTENT})"
+    encoding = PositionEncoding(spec, WIDTH, HEADS, LENGTH, causal=True)
     ours = encoding.encodings["inkling"]
     with torch.no_grad():
         ours.projection.weight.copy_(attention.r_proj.weight)
@@ -77,11 +76,8 @@ def test_inkling(backend):
     tau = 1 + 0.7 * (torch.arange(1, LENGTH + 1) / FLOOR).clamp(min=1).log()
     query = captured["query"] / tau[:, None]
     query = query * captured["scaling"] * (WIDTH // HEADS) ** 0.5  # they divide by d
-    with_logn = PositionEncoding(
-        f"inkling(rank={RANK},extent={EXTENT})+logn(factor=0.7,length={FLOOR})",
-        *(WIDTH, HEADS, LENGTH),
-        causal=True,
-    )
+    both = f"{spec}+logn(factor=0.7,length={FLOOR})"
+    with_logn = PositionEncoding(both, WIDTH, HEADS, LENGTH, causal=True)
     with_logn.load_state_dict(encoding.state_dict())
     with torch.no_grad():
         attended = with_logn.attend(

@@ -100,9 +100,8 @@ def test_other_heads_are_loaded_with_the_same_positions(tmp_path: Path) -> None:
 def test_half_precision_and_tied_weights_are_kept(tied: bool, tmp_path: Path) -> None:
     model = make_model(tie_word_embeddings=tied).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
-    loaded, info = AutoModelForCausalLM.from_pretrained(
-        tmp_path, dtype="auto", output_loading_info=True
-    )
+    settings = {"dtype": "auto", "output_loading_info": True}
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, **settings)
     assert loaded.dtype == torch.bfloat16
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -246,28 +245,22 @@ def test_a_folder_that_does_not_fit_is_refused_in_a_line(problem: str, tmp_path:
 def test_weights_of_other_positions_are_refused_without_strictness() -> None:
     """As transformers' Trainer loads a checkpoint into a model."""
     model = make_model("llama", "alibi")
-    stock = MODELS["llama"].build(seed=2)
     with pytest.raises(UserError, match=r"positions were not set, and the model has alibi"):
-        model.load_state_dict(stock.state_dict(), strict=False)
-    other = make_model("llama", "t5")
+        model.load_state_dict(MODELS["llama"].build(seed=2).state_dict(), strict=False)
     with pytest.raises(UserError, match="trained with t5, the model has alibi"):
-        model.load_state_dict(other.state_dict(), strict=False)
+        model.load_state_dict(make_model("llama", "t5").state_dict(), strict=False)
     part = {"model.norm.weight": torch.full((32,), 2.0)}  # such as an adapter
     model.load_state_dict(part, strict=False)
     assert bool(model.model.norm.weight.eq(2).all())
 
 
-@pytest.mark.parametrize(
-    ("kind", "others"),
-    [
-        ("linear", {}),
-        ("dynamic", {}),
-        ("yarn", TRAINED),
-        ("llama3", {**TRAINED, "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
-    ],
-)
-def test_scaled_rotations_give_the_logits_of_the_model(kind: str, others: dict[str, Any]) -> None:
-    stock = MODELS["llama"].build(rope_scaling={"rope_type": kind, "factor": 4.0, **others})
+LLAMA3 = {**TRAINED, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+SCALINGS: dict[str, Any] = {"linear": {}, "dynamic": {}, "yarn": TRAINED, "llama3": LLAMA3}
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_scaled_rotations_give_the_logits_of_the_model(kind: str) -> None:
+    stock = MODELS["llama"].build(rope_scaling={"rope_type": kind, "factor": 4.0, **SCALINGS[kind]})
     inputs = make_inputs(MODELS["llama"], length=40)
     logits = compute_logits(stock, inputs)
     for room in (64, 256):  # room for more tokens does not change what the model computes

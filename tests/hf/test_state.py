@@ -119,9 +119,8 @@ def test_with_prefill_generated_tokens_see_the_whole_prompt(options: str, settin
     tokens, size = torch.cat([TOKENS, TOKENS.flip(1)]), 12
     mask = torch.arange(size) >= torch.tensor([[0], [3]])
     named = {"attention_mask": mask.long(), "max_new_tokens": 8, "do_sample": False, **settings}
-    out = model.generate(
-        tokens, **named, return_dict_in_generate=True, output_logits=True, output_scores=True
-    )
+    more = dict.fromkeys(["return_dict_in_generate", "output_logits", "output_scores"], True)
+    out = model.generate(tokens, **named, **more)
     for row, left in enumerate((0, 3)):
         text = out.sequences[row, left:]
         i, j = torch.arange(len(text))[:, None], torch.arange(len(text))

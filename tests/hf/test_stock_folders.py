@@ -76,6 +76,13 @@ def test_a_longer_table_of_the_models_own_is_stock(name, tmp_path):
     assert distance(compute_logits(loaded, long), compute_logits(model, long)) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["BertForMultipleChoice", "T5ForSequenceClassification"])
+def test_heads_that_take_other_inputs_are_saved_as_stock(name, tmp_path):
+    model = MODELS[name.split("For")[0].lower()]._replace(model=name).build()
+    set_positions(model, "own").save_pretrained(tmp_path)
+    assert is_stock(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("kind", "spec", "words"),
     [
@@ -144,6 +151,7 @@ STRANGER = """
 import json, sys
 sys.modules["fairseq_posenc"] = None
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 ids = torch.tensor(json.loads(sys.argv[2]))
