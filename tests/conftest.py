@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import importlib.util
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import programs
-from tests.helpers.fork_server import hasten_hydra
+from tests.helpers.fork_server import hasten_hydra, interpret_triton
 from tests.helpers.products import WHOLE
 from tests.helpers.session_folder import use_session_folder
 
@@ -31,7 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def pytest_configure(config):
     """Have one server of programs for all workers, which alone import what the tests need."""
     if getattr(config.option, "numprocesses", None):
-        programs.share()
+        programs.share(config.option.tx)
         return
     gc.disable()  # until the tests are collected: what is imported stays
     import torch
@@ -42,11 +41,7 @@ def pytest_configure(config):
     register()
     hasten_hydra()
     torch.set_num_threads(1)
-    if importlib.util.find_spec("triton") and not torch.cuda.is_available():
-        # Triton's own functions, which some tests import, are for its interpreter only under this.
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TRITON_INTERPRET", "1")
-            importlib.import_module("triton.language")
+    interpret_triton()
     # The code that transformers copies out of exports; two workers would write into one file.
     os.environ["HF_MODULES_CACHE"] = str(new_directory())
 

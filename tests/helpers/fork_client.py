@@ -17,15 +17,10 @@ OPTIONS = {"-B": "PYTHONDONTWRITEBYTECODE", "-u": "PYTHONUNBUFFERED"}  # of Pyth
 PATIENCE = 120  # seconds: until the server has imported, on a busy machine
 
 
-def inherited() -> list:
-    """Return the numbers of the open files that a program would inherit."""
-    numbers = (n for n in range(256) if os.path.lexists(f"/proc/self/fd/{n}"))
-    return [number for number in numbers if os.get_inheritable(number)]
-
-
 def start(connection: socket.socket, python: str, words: list) -> int:
     """Ask the server for a program; return its number when it runs."""
-    files = inherited()
+    numbers = (n for n in range(256) if os.path.lexists(f"/proc/self/fd/{n}"))
+    files = [number for number in numbers if os.get_inheritable(number)]
     asked = {
         "words": words,
         "python": python,
@@ -64,9 +59,12 @@ def wait(connection: socket.socket, program: int) -> None:
 def main(program: str, words: list) -> None:
     """Run what is called like ``program`` beside this Python."""
     folder, name = os.path.split(program)
-    if name != "python":
-        words = [os.path.join(os.path.dirname(sys.executable), name), *words]
+    python = os.path.join(folder, "python")
     server = os.environ.get("FAIRSEQ_POSENC_TESTS_SERVER")
+    if name == "worker":  # of pytest-xdist, -u -c CODE; what it starts is as ever
+        python, server, words = sys.executable, os.path.join(folder, "socket"), words[1:]
+    elif name != "python":
+        words = [os.path.join(os.path.dirname(sys.executable), name), *words]
     end = next((n for n, word in enumerate(words) if word not in OPTIONS), len(words))
     # Python's other options are about its own start, or ask for a terminal's dialogue.
     is_option = words[end:] and words[end][:1] == "-" and words[end] not in ("-c", "-m")
@@ -79,7 +77,7 @@ def main(program: str, words: list) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server)
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until wait() can pass them on
-        wait(connection, start(connection, os.path.join(folder, "python"), words))
+        wait(connection, start(connection, python, words))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ so that what it does when it is imported is their own, as in a new process.
 
 ``python fork_server.py FOLDER NUMBER NUMBER`` answers ``fork_client.py`` on the listening sockets
 of these numbers, the second with the plugin, until its standard input ends, as it does with the
-tests. What programs import beyond that they compile once, into FOLDER, whatever the environment
-says.
+tests. What programs import beyond that they compile once, also where the environment says not to
+write bytecode: then into FOLDER.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import contextlib
 import copy
 import fcntl
 import gc
-import importlib
+import importlib.util
 import inspect
 import io
 import logging
@@ -40,9 +40,7 @@ from typing import Any, NamedTuple, cast
 
 THIRD_PARTY = [
     *("bitarray", "hydra", "matplotlib.figure", "numpy", "omegaconf", "sacrebleu", "scipy.stats"),
-    *("sklearn.metrics", "torch", "torch.distributed"),
-    "torch._dynamo",  # by optimizers at their first step
-    "fairseq",
+    *("sklearn.metrics", "torch", "torch.distributed", "fairseq"),
 ]
 PLUGIN = os.path.join(os.path.dirname(os.path.dirname(sys.path[0])), "fairseq_posenc")
 TASKS = {"masked_lm": "roberta_m4m_tiny", "language_modeling": "transformer_lm_rope_tiny"}
@@ -72,6 +70,14 @@ def hasten_hydra() -> None:
     vars(utils)["inspect"] = SimpleNamespace(**{**vars(inspect), "stack": list_frames})
     OverridesParser.parse_rule = parse_once  # type: ignore[assignment, method-assign]
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
+
+
+def interpret_triton() -> None:
+    """Without a GPU, import Triton's own functions for its interpreter, as some tests need."""
+    if importlib.util.find_spec("triton") and not sys.modules["torch"].cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+        importlib.import_module("triton.language")
+        del os.environ["TRITON_INTERPRET"]
 
 
 def list_frames() -> list[inspect.FrameInfo]:
@@ -234,11 +240,15 @@ def load_plugin() -> None:
 if __name__ == "__main__":
     logging.disable()  # of what the imports tell, which belongs to no program
     gc.disable()
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # forks cannot use CUDA after the other one
     for name in THIRD_PARTY:
         importlib.import_module(name)
+    interpret_triton()
+    importlib.import_module("torch._dynamo")  # by optimizers at their first step; imports Triton
     hasten_hydra()
     warm_up()
-    sys.pycache_prefix, sys.dont_write_bytecode = sys.argv[1], False
+    if sys.dont_write_bytecode:
+        sys.pycache_prefix, sys.dont_write_bytecode = sys.argv[1], False
     plain, plugin = (socket.socket(fileno=int(number)) for number in sys.argv[2:])
     listener = plain
     if os.fork() == 0:

@@ -35,7 +35,7 @@ def _server() -> tuple[Any, Any]:
     call = shlex.join([sys.executable, "-IS", str(HERE / "fork_client.py")])
     python.write_text(f'#!/bin/sh\nexec {call} "$0" "$@"\n', encoding="utf-8")
     python.chmod(0o755)
-    for name in (*(path.name for path in BIN.glob("fairseq-*")), "hf", "sacrebleu", "torchrun"):
+    for name in (*(x.name for x in BIN.glob("fairseq-*")), "hf", "sacrebleu", "torchrun", "worker"):
         python.with_name(name).symlink_to(python)
     with socket.socket(socket.AF_UNIX) as plain, socket.socket(socket.AF_UNIX) as plugin:
         for listener, name in ((plain, "socket"), (plugin, "socket.plugin")):
@@ -52,10 +52,12 @@ def _server() -> tuple[Any, Any]:
     return folder, server
 
 
-def share() -> None:
-    """Start the server for processes that this one begins, too."""
+def share(workers: list[str]) -> None:
+    """Start the server for workers of pytest-xdist, and have it start them, too."""
     if sys.platform == "linux" and SHARED not in os.environ:
-        os.environ[SHARED] = _server()[0].name
+        os.environ[SHARED] = folder = _server()[0].name
+        if not os.path.exists("/dev/nvidiactl"):  # their tests use CUDA, which can break in forks
+            workers[:] = [f"popen//python={shlex.quote(folder)}/worker"] * len(workers)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from fairseq_posenc.workbench.convert import comparison, stock_classes
 from fairseq_posenc.workbench.finetuning.glue.worker import predict
 from fairseq_posenc.workbench.hf.folders import is_stock
 from fairseq_posenc.workbench.loading.checkpoints import load_state
+from tests.helpers import tiny_models
 from tests.helpers.commands import new_directory, refused
 from tests.helpers.exchanged import (
     WORDS,
@@ -46,14 +47,7 @@ from tests.helpers.exchanged import (
 from tests.helpers.hf_models import MODELS, POSITIONS, SYMBOLS, edit_config, save_llama
 from tests.helpers.preprocess import DATA, bpe_options, start
 from tests.helpers.products import product_of, some_of
-from tests.helpers.tiny_models import (
-    COMPANIONS,
-    COMPOSITIONS,
-    NAMES,
-    PATTERNS,
-    make_model,
-    needs_causal,
-)
+from tests.helpers.tiny_models import COMPANIONS, COMPOSITIONS, NAMES, PATTERNS, needs_causal
 from tests.workbench.finetuning.test_glue_commands import data as glue_data
 from tests.workbench.finetuning.test_squad_commands import files as squad_files
 
@@ -473,7 +467,7 @@ def test_an_error_on_either_side_of_the_padding_is_seen_and_none_in_it(side, err
         scores[attention_mask == 0] = torch.nan
         return SimpleNamespace(logits=scores)
 
-    model = make_model("masked_lm", position_encoding="rope")
+    model = tiny_models.make_model("masked_lm", position_encoding="rope")
     difference = comparison.compare_with_transformers(model, "masked_lm", theirs)
     if not error:
         assert difference == 0
