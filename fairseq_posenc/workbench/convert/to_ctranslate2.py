@@ -62,7 +62,7 @@ def export_to_ctranslate2(
         specs = " and ".join(sorted(set(map(str, trained.positions.values()))))
         lacks = f"--to ctranslate2: CTranslate2 lacks an option of the model, perhaps of {specs}"
         comparison.refuse_difference(f"{lacks}: log probabilities differ", difference)
-        notes = [f"log probabilities in float32 equal to {difference:.1e} of the largest one"]
+        notes = [f"log probabilities in float32 differ by {difference:.1e} of the largest one"]
         if quantization != "float32":
             build_specification(trained, vocabularies, quantization).save(str(folder))
         write_card(folder, trained, "ctranslate2", format_serving_usage(trained, folders), notes)

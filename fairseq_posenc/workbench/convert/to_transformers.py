@@ -68,7 +68,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
         difference = compare_with_transformers(trained.model, trained.head, written)
         refuse_difference(f"{name} differs from the model", difference)
         notes = [] if tokenizers else ["no tokenizer"]
-        notes.append(f"scores equal to {difference:.1e} of the largest one, on padded sentences")
+        notes.append(f"scores differ by {difference:.1e} of the largest one, on padded sentences")
         write_card(folder, trained, "transformers", format_usage(trained, is_plain, folders), notes)
     positions = "its own positions" if is_plain else "positions of fairseq-posenc"
     return [f"wrote {out}: {name} with {positions}", *notes]

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         drawn = _draw_pictures(trainings, args.out, *args.updates)
         text += "".join(f"\n![{title}]({file})\n" for file, title in drawn.items())
         write_whole(args.out / "curves.md", text)
-        say(f"tables and {len(drawn)} pictures: {args.out}")
+        say(f"wrote {args.out}; pictures: {len(drawn)}")
 
 
 def collect_figures(trainings: Trainings) -> Tables:

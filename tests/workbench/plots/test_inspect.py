@@ -229,7 +229,7 @@ def test_two_checkpoints_share_a_page(capsys):
     given = [part for path in paths for part in ("--checkpoint", path)]
     assert main(["inspect", *given, "--text", TEXT, "--out", str(out)]) == 0
     html = out.read_text(encoding="utf-8")
-    assert f"{out}: {len(html) / 1e6:.2f} MB" in capsys.readouterr().err
+    assert f"wrote {out}, {len(html) / 1e6:.2f} MB" in capsys.readouterr().err
     for number, (family, kind) in enumerate((("masked_lm", "encoder"), ("causal_lm", "decoder"))):
         alone = numbers_of(inspected(family), kind, "weight")
         np.testing.assert_array_equal(numbers_of(html, kind, "weight", number), alone)
