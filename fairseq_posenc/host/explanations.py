@@ -52,7 +52,7 @@ _ADVICE = {
     r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip": r"sample \1 "
     r"has \2 tokens, and \3 is the limit of the model or of --max-tokens: give more, or leave such "
     "samples out by --skip-invalid-size-inputs-valid-test (the log then counts them)",
-    r"world size is \d+ but": "--distributed-world-size is more than the GPUs that torch sees: "
+    r"world size is \d+ but|.* device_ids and": "fewer GPUs than --distributed-world-size: "
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
     ".*(torch_xla|xla_device)'": "--tpu needs torch_xla, which is not installed: leave it out",
     "--activation-fn .* not supported|AdaptiveLoss is not .*|Cannot find FullyShard.*": r"\g<0>",

@@ -56,6 +56,7 @@ def test_checkpoints_that_no_training_resumes_from_are_refused():
         (AssertionError("Sentences lengths should not exceed max_tokens=30"), "more than 30 tok"),
         (ValueError("optimizer is required!"), "no optimizer is chosen"),
         (ValueError("MultilingualTask requires a FairseqMultiModel architecture"), "does not fit"),
+        (ValueError("DistributedDataParallel device_ids and x"), "for processes without GPUs"),
         (AssertionError("Torch not compiled with CUDA enabled"), "an option needs a GPU"),
         (
             Exception("Size of sample #9 is invalid (=np.int32(8)) since max_positions=6, skip"),
@@ -98,15 +99,11 @@ def test_it_goes_on_with_the_option_that_the_line_names(options):
 
 
 def _copied(family):
-    folder = new_directory() / "run"
-    shutil.copytree(trained(family).save_dir, folder)
-    return folder
+    return shutil.copytree(trained(family).save_dir, new_directory() / "run")
 
 
 def _shard(name):
-    folder = new_directory() / name
-    shutil.copytree(sentences(), folder)
-    return folder
+    return shutil.copytree(sentences(), new_directory() / name)
 
 
 def _damaged(kind):

@@ -207,7 +207,7 @@ def test_a_model_of_the_users_own_is_accepted():
     ("name", "setting", "message"),
     [
         ("b_small", "distributed_training.distributed_world_size=3", "divided among 3 GPUs"),
-        ("laptop", "distributed_training.distributed_world_size=2", "more than the GPUs that"),
+        ("laptop", "distributed_training.distributed_world_size=2", "fewer GPUs than --distrib"),
         ("laptop", "model.position_encodin=rope", "mean position_encoding or position_en"),
         ("laptop", "max_update=3", "did you mean optimization.max_update? Key"),
         ("laptop", "model.init_positions=true", "init_positions: Key 'init_positions' is not in"),
