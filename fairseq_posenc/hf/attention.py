@@ -66,7 +66,8 @@ class AttentionPositions(AttentionCore, nn.Module):
         # The width of the cosines that the model's attention is called with; 0 for none.
         self.cosine_width = stack.find_cosine_width(stack.attentions[index])
         self.encodings = build_layer(positions.spec, positions.dims, index)
-        self.kind, self.family = positions.spec.layer_kind(index), stack.family
+        self.spec, self.family = positions.spec, stack.family  # of all layers of the stack
+        self.kind = self.spec.layer_kind(index)
         first = dict(enumerate(positions.directions.split(",")))  # those of the first layers
         self.direction = first.get(index) or ("lr" if self.dims.causal else "both")
         self.is_rotated = positions.is_rotated[index]  # whether the model's own code rotates

@@ -180,6 +180,8 @@ class HFStackPositions(StackPositions):
         if "logits_to_keep" in named:  # Gemma 4's layers without keys would leave out tokens
             named["logits_to_keep"] = None
         self._check_attention(stack, arguments)
+        if not arguments.cached:  # once for a text, not in each step of decoding
+            _refuse_layers(stack)
         self._fit_scalings(arguments)
         # FlashAttention keeps packed texts apart by their ids. Other layers of hybrids read none.
         has_flash = self.is_native and "flash" in stack.config._attn_implementation
@@ -204,8 +206,6 @@ class HFStackPositions(StackPositions):
             raise UserError(
                 f"offloaded caches cannot keep the forget gates of {self.spec}: take other ones"
             )
-        if not arguments.cached:  # once for a text, not in each step of decoding
-            _refuse_offloaded(stack)
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
         if not arguments.has_documents or self.boundary_id is not None:
             self._refuse_gaps(positions)  # of padding, which may lie between documents alone
@@ -315,12 +315,12 @@ def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | N
     return has_cosines and stack.family.applies_cosines(attention)
 
 
-def _refuse_offloaded(stack: Stack) -> None:
-    """Refuse offloaded weights: accelerate loads them only when their module's forward runs."""
-    parts: list[Any] = [getattr(x, POSITIONS, None) for x in (stack.module, *stack.attentions)]
-    if None in parts:
-        raise UserError("a layer without positions was put into this model: set them again")
-    if any(weight.is_meta for part in parts for weight in part.parameters()):
+def _refuse_layers(stack: Stack) -> None:
+    """Refuse layers of other models, and weights that accelerate loads only in their forward."""
+    positions, *parts = [getattr(x, POSITIONS, None) for x in (stack.module, *stack.attentions)]
+    if any(getattr(part, "spec", None) != positions.spec for part in parts):
+        raise UserError("a layer with other positions was put into this model: set them again")
+    if any(weight.is_meta for part in (positions, *parts) for weight in part.parameters()):
         raise UserError(
             "accelerate has offloaded trained positions: leave the modules named positions, and "
             "the layers that have them, on a device (device_map)"

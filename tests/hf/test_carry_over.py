@@ -215,6 +215,15 @@ def test_layers_that_were_added_have_the_positions_that_are_set_next(spec: str) 
     torch.testing.assert_close(*[read(set_positions(x, spec)) for x in (model, stock)])
 
 
+@pytest.mark.parametrize("ours", ["alibi", "own,none"])
+@pytest.mark.parametrize("theirs", ["t5", "own", "2*none,alibi"])
+def test_a_layer_of_a_model_with_other_positions_is_refused(ours: str, theirs: str) -> None:
+    model, other = build("llama", ours), build("llama", theirs)
+    model.model.layers[1] = other.model.layers[1]
+    with pytest.raises(UserError, match="a layer with other positions was put into this model"):
+        read(model)
+
+
 def test_unknown_rules_are_refused() -> None:
     with pytest.raises(UserError, match="extend must be copy or interpolate, not 'twice'"):
         set_positions(MODELS["llama"].build(), "learned", extend="twice")  # type: ignore[arg-type]

@@ -1,10 +1,11 @@
-"""Where commands write: full disks and the terminal.
+"""Where commands write: odd names, full disks and the terminal.
 
 What a full disk leaves, and what a terminal would obey, are found nowhere else.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -12,9 +13,18 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.running.progress import say
 from tests.helpers.commands import EPOCHS, refused, train, trained
 from tests.workbench.reports.test_curves import write
+
+
+@pytest.mark.parametrize("words", ["--out=-a.png", "--out ./-a.png"])
+def test_a_name_that_begins_with_a_dash_can_be_written(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plot", "table", "--encoding", "learned", *words.split()]) == 0
+    assert os.listdir() == ["-a.png"]
+
 
 FULL = {  # commands and what they write
     "plot png": ("plot table --encoding learned", "out.png"),
