@@ -317,10 +317,10 @@ def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | N
 
 def _refuse_layers(stack: Stack) -> None:
     """Refuse layers of other models, and weights that accelerate loads only in their forward."""
-    positions, *parts = [getattr(x, POSITIONS, None) for x in (stack.module, *stack.attentions)]
-    if any(getattr(part, "spec", None) != positions.spec for part in parts):
+    parts: list[Any] = [getattr(x, POSITIONS, None) for x in (stack.module, *stack.attentions)]
+    if any(getattr(part, "spec", None) != parts[0].spec for part in parts):
         raise UserError("a layer with other positions was put into this model: set them again")
-    if any(weight.is_meta for part in (positions, *parts) for weight in part.parameters()):
+    if any(weight.is_meta for part in parts for weight in part.parameters()):
         raise UserError(
             "accelerate has offloaded trained positions: leave the modules named positions, and "
             "the layers that have them, on a device (device_map)"
