@@ -113,7 +113,7 @@ class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
         # samples with it, and fairseq-eval-lm takes this option from its own command line.
         adds_bos = getattr(read_task_options(task), "add_bos_token", args.add_bos_token)
         decoder.record(add_bos_token="on" if adds_bos else "off")
-        prepare_command(model, task, decoder=decoder)  # checks its options and data
+        prepare_command(model, task, decoder=decoder)  # checks the command's options and data
         return model
 
     def forward(
@@ -178,7 +178,7 @@ def _register(name: str, **defaults: Any) -> None:
     config = make_dataclass(f"Config_{name}", options, bases=(PositionalLMConfig,))
     model = type(name, (PositionalLM,), {"__doc__": PositionalLM.__doc__, "__module__": __name__})
     globals()[name] = register_model(name, dataclass=config)(model)  # where pickle looks for it
-    ARCH_CONFIG_REGISTRY[name] = use_gpu_for_bf16  # fairseq's function does nothing
+    ARCH_CONFIG_REGISTRY[name] = use_gpu_for_bf16  # called on the options; fairseq's does nothing
 
 
 for _encoding in registry.names():

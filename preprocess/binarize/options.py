@@ -127,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) 
         "maximum tokens of an item, </s> included: --tokens-per-sample for a causal LM, one less "
         "for a masked LM; longer ones are split (default: no limit)"
     )
-    # Four at least, so that parts of a split line have two tokens or more.
+    # With such limits, each part of a line has two tokens or more (`split_long_sizes`).
     add("--longest-line", type=integer(4), metavar="N", help=text)
     add_invalid_lines(lines)
     add_workers(parser)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from fairseq_posenc.errors import RunError
 
 Key = TypeVar("Key")
-PENDING_PER_WORKER = 3  # chunks that are processed, or wait for it or to be yielded
+PENDING_PER_WORKER = 3  # chunks that were submitted and not yet yielded
 
 
 def map_chunks(

@@ -28,7 +28,7 @@ def load_state(path: Path, option: str) -> State:
 
     Args:
         path: the checkpoint.
-        option: the option that named it; begins messages.
+        option: the option that named it, or ""; begins messages.
 
     Raises:
         UserError: the path is not a file, or not a whole checkpoint of fairseq.
@@ -39,9 +39,9 @@ def load_state(path: Path, option: str) -> State:
             why = "a folder of transformers, and this command reads a checkpoint of fairseq"
         elif checkpoints := sorted(path.glob("*.pt")):
             why = f"a folder; name a checkpoint in it, such as {checkpoints[0]}"
-        raise UserError(f"{option} {path}: {why}")
+        raise UserError(f"{option} {path}: {why}".lstrip())
     if not path.is_file():
-        raise UserError(f"{option} {path}: no such file")
+        raise UserError(f"{option} {path}: no such file".lstrip())
     with (
         open_checkpoint(path, option) as state,  # errors in this block name the file
         tempfile.TemporaryFile() as file,  # which a kill does not leave behind

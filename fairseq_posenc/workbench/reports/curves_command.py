@@ -5,7 +5,6 @@ bits; those in nats are ``ln 2`` times as large.
 """
 
 import argparse
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -177,8 +176,7 @@ def _read_log(name: str, log: Path) -> Curve:
     """Read a log of a training; refuse one without a validation."""
     if not log.is_file():
         raise UserError(f"{name}: there is no log file {log}")
-    curve = read_curve_file(log)
-    if curve.entries:
+    if (curve := read_curve_file(log)).entries:
         return curve
     raise UserError(f"{name}: {log} has no validation; fairseq-train logs one per epoch")
 
@@ -186,7 +184,7 @@ def _read_log(name: str, log: Path) -> Curve:
 def _parse_updates(text: str) -> tuple[float, float]:
     """Parse the first and the last update to draw."""
     if match := re.fullmatch(r"(\d*):(\d*)", text):
-        first, last = float(match[1] or 0), float(match[2] or math.inf)
+        first, last = float(match[1] or 0), float(match[2] or "inf")
         if first <= last:
             return first, last
     raise argparse.ArgumentTypeError(f"write FIRST:LAST, ascending, as in 0:16000, not '{text}'")

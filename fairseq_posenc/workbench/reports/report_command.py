@@ -5,13 +5,16 @@ It reads the records of ``glue``, ``squad predict`` and ``bleu``, and folders wi
 
 import argparse
 import glob
+import hashlib
 import json
 import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fairseq_posenc.checkpoints.recovery import LAST
+from omegaconf import OmegaConf
+
+from fairseq_posenc.checkpoints.recovery import LAST, flatten
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.finetuning.glue_figures import STATISTIC_TITLES, select_figures
@@ -37,6 +40,7 @@ class Result(NamedTuple):
     encoding: str  # its positions; `-` if they are not known
     figures: Figures
     path: str  # file or folder of the results
+    fingerprint: str = ""  # of a training's settings, without the seed, and updates
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,8 +58,7 @@ def run(args: argparse.Namespace) -> None:
     """
     results: dict[tuple[str, str, str], Result] = {}  # a path may be given twice
     for path in args.results:
-        found = list(_find_results(path))
-        if not found:
+        if not (found := list(_find_results(path))):
             raise UserError(f"{path}: no results of glue, squad predict, bleu or a training yet")
         results |= {(result.table, result.path, result.model): result for result in found}
     rows = results.values()
@@ -103,9 +106,8 @@ def _read_squad(record: Record, path: Path) -> Iterator[Result]:
 
 def _read_bleu(record: Record, path: Path) -> Iterator[Result]:
     """Read the means over the trainings of a system, by search, and the best of them."""
-    # The rows are those of the first table, `scores`: one for each training.
     groups = group_by(record.rows, lambda row: f"{row['system']}, beam {row['beam']}")
-    for name, rows in groups.items():
+    for name, rows in groups.items():  # rows of the first table, one for each training
         figures: Figures = {"BLEU": statistics.fmean(row["BLEU"] for row in rows)}
         if len(rows) > 1:
             figures[f"best of {len(rows)}"] = max(row["BLEU"] for row in rows)
@@ -130,19 +132,23 @@ def _read_training(folder: Path) -> Iterator[Result]:
     metric = settings.checkpoint.best_checkpoint_metric  # that of `best`, such as bleu
     loss = float(best) if metric == "loss" and best is not None else None  # in bits
     if task in ("masked_lm", "language_modeling"):
-        figures["perplexity"] = best if metric == "ppl" else None if loss is None else 2.0**loss
+        perplexity = None if loss is None else 2.0**loss
+        figures["perplexity"] = best if metric == "ppl" else perplexity
         title = f"Perplexity, validation text of {data}"
     elif task == "translation":
         if (log := folder / TRAIN_LOG).is_file():
             curve = read_curve_file(log)
             figures["train loss"] = last_loss(curve)  # in nats
-            if curve.entries and curve.best.accuracy is not None:
-                figures["valid accuracy"] = curve.best.accuracy / 100  # from percent
+            if metric == "loss" and curve.entries and curve.best.accuracy is not None:
+                figures["valid accuracy"] = curve.best.accuracy / 100  # of the lowest loss
         figures["valid loss"] = None if loss is None else loss * NATS_PER_BIT
         title = f"Translation, losses in nats, {data}"
     else:  # the task of a fine-tuning
         return
-    yield Result(title, folder.name, encoding, figures, str(folder))
+    container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
+    shared = flatten(container) | {"seed": None, "updates": updates}
+    fingerprint = hashlib.sha256(str(sorted(shared.items())).encode()).hexdigest()[:8]
+    yield Result(title, folder.name, encoding, figures, str(folder), fingerprint)
 
 
 def format_report(results: Iterable[Result]) -> str:
@@ -150,28 +156,24 @@ def format_report(results: Iterable[Result]) -> str:
     parts = []
     for title, rows in group_by(results, lambda result: result.table).items():
         found = dict.fromkeys(name for row in rows for name in row.figures)
-        # GLUE's in the papers' order, whatever tasks a model lacks.
-        columns = [name for name in _GLUE_NAMES if name in found] or list(found)  # not GLUE
+        columns = [x for x in _GLUE_NAMES if x in found] or list(found)  # GLUE's in papers' order
         cells = []
         for row in [*rows, *_average_seeds(rows)]:  # a mean over seeds has no path
             figures = [format_number(row.figures.get(x), _DIGITS.get(x, 2)) for x in columns]
             model = code(row.model) if row.path else row.model
-            path = code(row.path) if row.path else ""
-            cells.append([model, code(row.encoding), *figures, path])
+            cells.append([model, code(row.encoding), *figures, code(row.path)])
         align = "ll" + "r" * len(columns) + "l"
         parts += [f"## {title}", table(["", "positions", *columns, "path"], cells, align)]
     return "\n\n".join(parts)
 
 
 def _average_seeds(rows: Iterable[Result]) -> Iterator[Result]:
-    """Yield the means of trainings with the same encoding and updates, and other seeds."""
-    seeded = [row for row in rows if row.figures.get("seed") is not None]
-    groups = group_by(seeded, lambda row: (row.encoding, row.figures["updates"]))
-    for (encoding, updates), group in groups.items():
-        seeds = {row.figures["seed"] for row in group}
+    """Yield the means of trainings that differ in their seeds alone."""
+    for group in group_by(rows, lambda row: row.fingerprint).values():
+        seeds = {row.figures.get("seed") for row in group}  # of other results only None
         if 1 < len(seeds) == len(group):  # several, and each seed once
-            figures: Figures = {"updates": updates}
-            for name in group[0].figures.keys() - {"seed", "updates"}:
+            figures: Figures = {}
+            for name in group[0].figures.keys() - {"seed"}:
                 known = [x for row in group if (x := row.figures.get(name)) is not None]
                 figures[name] = statistics.fmean(known) if len(known) == len(group) else None
-            yield Result(group[0].table, f"mean of {len(group)} seeds", encoding, figures, "")
+            yield group[0]._replace(model=f"mean of {len(group)} seeds", figures=figures, path="")

@@ -15,9 +15,9 @@ _TICKS = re.compile("`+")
 
 
 def code(text: str) -> str:
-    """Format foreign text as code, even if it contains backquotes."""
+    """Format foreign text as code, even if it contains backquotes; an empty one stays empty."""
     longest = max(map(len, _TICKS.findall(text)), default=0)
-    ticks = "`" * (longest + 1)
+    ticks = "`" * (longest + 1) if text else ""
     space = " " if longest else ""
     return f"{ticks}{space}{printable(text)}{space}{ticks}"
 

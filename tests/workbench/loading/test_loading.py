@@ -75,8 +75,9 @@ def test_a_kill_while_a_checkpoint_is_loaded_leaves_no_file(tmp_path, monkeypatc
 
 def test_a_missing_file_is_named_with_its_option(tmp_path):
     path = tmp_path / "a.pt"
-    with pytest.raises(UserError, match=f"^--checkpoint {path}: no such file$"):
-        checkpoints.load_state(path, "--checkpoint")
+    for option, label in (("--checkpoint", f"--checkpoint {path}"), ("", path)):
+        with pytest.raises(UserError, match=f"^{label}: no such file$"):
+            checkpoints.load_state(path, option)
 
 
 @pytest.mark.parametrize(

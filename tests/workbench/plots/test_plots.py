@@ -138,9 +138,8 @@ class TestMap:
         plane = torch.stack([angles.cos(), angles.sin()], 1).double()
         turned = plane @ torch.linalg.qr(torch.randn(5, 5).double())[0][:2]
         points = figures.place_rows(turned)
-        torch.testing.assert_close(
-            torch.cdist(points, points), torch.cdist(plane, plane), rtol=0.01, atol=0.01
-        )
+        distances, expected = torch.cdist(points, points), torch.cdist(plane, plane)
+        torch.testing.assert_close(distances, expected, rtol=0.01, atol=0.01)
 
     def test_points_are_coloured_by_position(self):
         (axes,) = panels(figures.draw_map(spec_subject("learned")))
@@ -218,9 +217,8 @@ class TestCurves:
             table = next(stack.encodings[0].shared.parameters())
             table.data += 1
             after, *_ = figures.compute_curves(stack, reach=6)
-            assert_same(
-                after.values - before.values, torch.ones_like(after.values), atol=1e-5, rtol=0
-            )
+            difference = after.values - before.values
+            assert_same(difference, torch.ones_like(difference), atol=1e-5, rtol=0)
 
 
 def seen_by(family: str, tokens: torch.Tensor, **options):
@@ -249,8 +247,7 @@ class TestAttention:
     def test_crosswise_keys_are_the_sources(self):
         tokens = make_tokens()
         cross = [each for each in seen_by("translation", tokens) if each.cross]
-        words = list("abcdefghi")
-        keys = [word.upper() for word in words]
+        words, keys = list("abcdefghi"), list("ABCDEFGHI")
         (axes,) = panels(figures.draw_attention(cross[:1], [0], words, keys, "title"))
         assert [text.get_text() for text in axes.get_xticklabels()] == list("ABCDEFGHI")
         assert_same(image(axes), cross[0].weights[0, 0])
@@ -292,10 +289,7 @@ class TestCommand:
             ("table --encoding m4 --stack decoder", "--stack decoder: --encoding has encoder only"),
             ("table --checkpoint missing.pt", "missing.pt: no such file"),
             ("table --encoding m4 --heads 3", "3"),
-            (
-                "table --checkpoint x.pt --heads 4",
-                "--heads is for --encoding, not for --checkpoint",
-            ),
+            ("table --checkpoint x --heads 4", "--heads is for --encoding, not for --checkpoint"),
             ("table --encoding m4 --data bin", "--data is for --checkpoint, not for --encoding"),
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
             ("map --encoding raffel", "a map needs a table of vectors"),

@@ -69,10 +69,11 @@ def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory
 def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_path, capsys):
     state = torch.load(trained("masked_lm").save_dir / "checkpoint_last.pt", weights_only=False)
     checkpoint = state["cfg"]["checkpoint"]
-    for seed, loss, spec in ((1, 2.0, "m4m"), (2, 3.0, "m4m"), (3, 5.0, None)):
+    for seed, loss, spec in ((1, 2.0, "m4m"), (2, 3.0, "m4m"), (4, 9.0, "m4m"), (3, 5.0, None)):
         # By another metric, the best figure is not a loss.
         checkpoint["best_checkpoint_metric"] = "loss" if spec else "accuracy"
         state["cfg"]["common"]["seed"] = seed
+        state["cfg"]["model"].lr = [0.2 if seed == 4 else 0.1]  # so that 4 is not in the mean
         state["cfg"]["model"].position_encoding = spec
         state["extra_state"]["best"] = loss  # in bits
         (tmp_path / str(seed)).mkdir()
@@ -91,6 +92,10 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
     assert row(text, "mean of 2 seeds")[-2] == "6.00"
     best = translation.checkpoint()["extra_state"]["best"] * math.log(2)
     assert row(text, "`a`")[4:-1] == ["1.386", "0.2500", f"{best:.3f}"]
+    state = translation.checkpoint()  # by BLEU, another validation may be the best
+    state["cfg"]["checkpoint"]["best_checkpoint_metric"] = "bleu"
+    torch.save(state, tmp_path / "a" / "checkpoint_last.pt")
+    assert row(report(capsys, tmp_path / "a"), "`a`")[4:-1] == ["1.386", "-"]
 
 
 def test_nothing_to_report_is_one_line(tmp_path, capsys):

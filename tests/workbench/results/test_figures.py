@@ -128,7 +128,7 @@ def test_marks_of_markdown_in_a_text_stay_text():
         "| --- | ---: | ---: |",
         r"| x\|y | 2 | 3 |",
     ]
-    assert markdown.code("a") == "`a`"
+    assert [markdown.code("a"), markdown.code("")] == ["`a`", ""]
     assert markdown.code("a``b`") == "``` a``b` ```"
 
 
