@@ -58,8 +58,8 @@ def regression(predictions: Tensor, scores: Tensor) -> dict[str, float]:
 
 
 def has_no_ranking(predictions: Tensor) -> bool:
-    """Check whether scores, (N,), are all equal, or not all finite."""
-    return not predictions.isfinite().all() or bool((predictions == predictions[0]).all())
+    """Check whether scores, (N,), are none, all equal, or not all finite."""
+    return not predictions.isfinite().all() or len(predictions.unique()) < 2
 
 
 def _divide(part: float, whole: float) -> float:

@@ -78,7 +78,7 @@ def find_stock_family(trained: OpenModel) -> StockFamily:
     """Find the classes of transformers that compute a model; refuse a model that has none."""
     stock_classes.refuse_unsupported_parts(trained, "transformers")
     candidates = [stock for stock in stock_classes.STOCK_FAMILIES if stock.family == trained.family]
-    for stock in candidates:  # `computes`: the same options in all, with the values that it needs
+    for stock in candidates:  # which differ in the values of the same options, `computes`
         if all(_read_option(trained, option) == value for option, value in stock.computes.items()):
             return stock
     values = ", ".join(f"{x}={_read_option(trained, x)}" for x in candidates[0].computes)
@@ -106,9 +106,9 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
         model.generation_config = _build_generation_config(trained, config)
     weights = _select_weights(trained)
     learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table"
-    if is_plain and f"{learned}.weight" in weights:  # the class's table begins with unused rows
+    if is_plain and f"{learned}.weight" in weights:  # for its table, which begins with unused rows
         own_table = f"{model.base_model_prefix}.embeddings.position_embeddings"
-        stock = stock._replace(parts={learned: own_table, **stock.parts})  # the first part counts
+        stock = stock._replace(parts={learned: own_table, **stock.parts})  # the first name counts
         weights[f"{learned}.weight"] = F.pad(weights[f"{learned}.weight"], (0, 0, UNUSED_ROWS, 0))
     for weight, parameter in stock.pair_weights(weights, model, trained.path):
         parameter.copy_(weight)
@@ -210,7 +210,7 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily, is_plain: bool) 
         if stock.classes["translation"] == "MarianMTModel":
             fields["decoder_vocab_size"] = target.num_embeddings
             fields["share_encoder_decoder_embeddings"] = ties_all
-        else:  # this field ties all three tables or none; two alone are copied
+        else:  # the field ties all three tables or none; two tied ones become copies
             fields["tie_word_embeddings"] = ties_all
         # fairseq's decoders begin with </s>. The field `langs` is ours, for `import`.
         fields["decoder_start_token_id"] = stacks[1].eos_idx

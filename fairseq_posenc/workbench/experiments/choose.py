@@ -1,8 +1,8 @@
 """``fairseq-posenc choose``: which encoding to use, looked up in the project's measurements.
 
 ``choose.json`` has an answer for each family of models and each length that was measured, from the
-records in ``docs/results``; ``docs/choose.md`` shows all figures. The list of encodings that are
-not significantly worse than the best ends before the first that is.
+records in ``docs/results``; ``docs/choose.md`` shows all figures. An answer lists the encodings in
+the order of their figures, from the best to the last before one that is significantly worse.
 """
 
 import argparse
@@ -72,15 +72,15 @@ def find_answers(key: str, family: str, wanted: float) -> list[Advice]:
 def describe(answer: Advice, wanted: float, from_trained: bool) -> str:
     """Describe which encoding to use for new models, or which positions to give trained ones."""
     best, others, fast = map(_join, (answer.best, answer.others, answer.fast))
-    parts = [f"Use {best}: the best {answer.figure} of {answer.encodings} encodings."]
+    use = f"Use {best}: the best {answer.figure} of {answer.encodings} encodings."
     if from_trained and others:
         parts = [f"Change {best} to {others}: significantly better ({answer.figure})."]
     elif from_trained:
         parts = [f"Keep {best}: none of {answer.encodings} others is better ({answer.figure})."]
     elif others:
-        parts.append(f"Not significantly worse: {others}.")
+        parts = [use, f"Not significantly worse: {others}."]
     else:
-        parts.append("The next is significantly worse (paired by seed; intervals may overlap).")
+        parts = [use, "The next is significantly worse (paired by seed; intervals may overlap)."]
     if fast:
         parts.append(f"If speed matters, use {fast}.")
     if wanted > answer.up_to:

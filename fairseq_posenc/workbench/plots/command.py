@@ -65,8 +65,7 @@ def run_plot(args: argparse.Namespace) -> None:
         raise UserError(f"--out {args.out}: name a file that ends in .png or .svg")
     refuse_bad_place(args.out, "--out")
     draw, _ = KINDS[args.kind]
-    figure = draw(_find_subject(args)) if draw else _draw_attention(args)
-    pictures.save(figure, args.out)
+    pictures.save(draw(_find_subject(args)) if draw else _draw_attention(args), args.out)
     say(f"wrote {args.out}")
 
 
@@ -75,7 +74,7 @@ def _find_subject(args: argparse.Namespace) -> Subject:
     if args.checkpoint:
         from fairseq_posenc.workbench.loading.open_model import open_model
 
-        for name in filter(vars(args).get, ("embed_dim", "heads", "decoder")):  # if given
+        for name in filter(vars(args).get, ("embed_dim", "heads", "decoder")):  # the given ones
             raise UserError(f"--{name.replace('_', '-')} is for --encoding, not for --checkpoint")
         subjects = collect_subjects(open_model(args.checkpoint, args.data).model)
         if not subjects:  # its stacks are not ours

@@ -163,11 +163,11 @@ def draw_map(subject: Subject) -> Any:
     """Draw a map of each table, a line joining its rows in order; return matplotlib's Figure.
 
     Raises:
-        UserError: no table has enough rows.
+        UserError: no table has enough rows and columns.
     """
     tables = [table for table in collect_tables(subject) if min(table.values.shape) >= _MIN_SIZE]
     if not tables:
-        raise UserError("a map needs a table of vectors; the encodings have tables of numbers only")
+        raise UserError(f"a map needs {_MIN_SIZE} rows and columns; {subject.title} has fewer")
     title = f"{subject.title}: nearby points are similar rows"
     figure, panels = new_page(len(tables), title, columns=2, height=3.4)
     for axes, table in zip(panels, tables):
@@ -218,7 +218,7 @@ def _title_heads(title: str, heads: Sequence[int] | None) -> dict[int, str]:
 
 
 def _merge_equal_ends(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Reduce the equal rows at each end of a table to one row."""
+    """Reduce the equal rows at each end of a table to one row; keep all if all are equal."""
     changes = (values[1:] != values[:-1]).any(1).nonzero().flatten().tolist()
     kept = slice(changes[0], changes[-1] + 2) if changes else slice(None)  # rows i, i + 1 differ
     return values[kept], rows[kept]
@@ -305,16 +305,17 @@ def draw_decay(subject: Subject, reach: int = 256) -> Any:
     the next (Su et al. 2021, "RoFormer", arXiv:2104.09864, 3.4.3).
 
     Raises:
-        UserError: the encoding is not rope.
+        UserError: no layer has rope.
     """
-    distances = torch.arange(reach + 1)
-    shared = subject.encodings[0].shared  # the encodings that all layers share
-    rotation = shared.rotation(make_positions(len(distances)).ids)
-    if not isinstance(rotation, PairRotation) or rotation.decay is not None:  # decay: xpos
+    curves = []  # one for each spec of a layer
+    for spec, shared in {str(layer.spec): layer.shared for layer in subject.encodings}.items():
+        rotation = shared.rotation(make_positions(reach + 1).ids)
+        if isinstance(rotation, PairRotation) and rotation.decay is None:  # decay: xpos
+            phases = rotation.phases[0].to(torch.complex128)  # [1, R, d/2]
+            bound = phases.cumsum(-1).abs().mean(-1)  # [1, R]
+            curves.append(Curves(f"bound on the score, {spec}", torch.arange(reach + 1), bound))
+    if not curves:
         raise UserError(f"{subject.title} has no bound on its decay; only rope has one")
-    phases = rotation.phases[0].to(torch.complex128)  # [1, R, d/2]
-    bound = phases.cumsum(-1).abs().mean(-1)  # [1, R]
-    curves = [Curves("bound on the score", distances, bound)]
     title = f"{subject.title}: decay with the distance"
     return draw_curves(curves, [], title, height=3.0, x="distance", y="mean of |S_j|")
 

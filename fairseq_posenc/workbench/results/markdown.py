@@ -37,7 +37,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
 
 
-def align(rows: Sequence[Sequence[str]], left: int) -> str:
+def align_columns(rows: Sequence[Sequence[str]], left: int) -> str:
     """Align the columns of a table: the first ``left`` columns to the left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     marks = "<" * left + ">" * len(widths)  # of Python's format specifications

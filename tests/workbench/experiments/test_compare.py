@@ -190,7 +190,7 @@ def test_the_screen_shows_the_best_first_and_the_record_has_differences_and_trai
         (["--lrs", "0.1,fast"], "argument --lrs: must be a finite number, not 'fast'"),
         (["--", "--lr", "5"], "-- --lr: this option cannot be set here; use --lrs"),
         (["--", "--save-dir=x"], "cannot be set here; use --out"),
-        (["demo"], "'demo' is not an option: --encodings rope,alibi --out"),
+        (["demo"], "'demo' is not an option: give --encodings rope,alibi --out"),
         (["--", "demo"], "'demo' is not an option"),
         (["--encodings", "none;3*rope,none"], "is a list of 4 layers, but the stack has 2"),
         (["--family", "causal-lm", "--encodings", "decbert_same"], "attends from left to right"),

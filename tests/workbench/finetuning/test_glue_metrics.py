@@ -47,6 +47,7 @@ def test_correlations_equal_scipy(ties, seed):
     if ties:
         first, second = first.round(), (2 * second).round()
     ours = metrics.regression(first, second)
+    assert set(metrics.regression(first[:0], second[:0]).values()) == {0.0}  # no scores
     assert ours["pearson"] == pytest.approx(100 * stats.pearsonr(first, second)[0])
     assert ours["spearman"] == pytest.approx(100 * stats.spearmanr(first, second)[0])
 

@@ -153,8 +153,7 @@ class TestProducts:
         model = make_model("masked_lm", position_encoding="learned")
         stack = model.encoder.sentence_encoder
         subject = replace(collect_subjects(model)["encoder"], layers=[1])
-        figure = figures.draw_products(subject, reach=5)
-        own, random, projected = panels(figure)
+        own, random, projected = panels(figures.draw_products(subject, reach=5))
         vectors = stack.embed_positions.encodings["learned"].table.weight.detach().double()
         around = range(12 - 5, 12 + 6)
         assert_same(drawn_lines(own), (vectors[7:18] @ vectors[12])[None])
@@ -166,8 +165,7 @@ class TestProducts:
         assert drawn_lines(random).shape == (4, 11)
 
     def test_sinusoids_products_fall_with_the_distance_alone_until_they_are_projected(self):
-        subject = build_subject("sinusoidal", 256, 4, 128)
-        own, random = panels(figures.draw_products(subject, reach=40))
+        own, random = panels(figures.draw_products(build_subject("sinusoidal", 256, 4, 128), 40))
         (line,) = drawn_lines(own)
         np.testing.assert_allclose(line, line[::-1], atol=1e-3)  # distance-aware, not directed
         assert line[40] == line.max()
@@ -179,7 +177,9 @@ class TestProducts:
 class TestDecay:
     def test_the_bound_is_roformers(self):
         """Of section 3.4.3, at head size 64 and reach 256, by plain loops."""
-        (axes,) = panels(figures.draw_decay(build_subject("rope", 256, 4, 128)))
+        spec = "none,rope,rope(base=500)"  # a panel for each kind of layer that rotates
+        axes, other = panels(figures.draw_decay(build_subject(spec, 256, 4, 128)))
+        assert [x.get_title()[-5:] for x in (axes, other)] == [" rope", "=500)"]
         (line,) = drawn_lines(axes)
         frequencies = [10000 ** (-2 * t / 64) for t in range(32)]
         for distance in range(257):
@@ -193,9 +193,8 @@ class TestDecay:
 class TestCurves:
     def test_biases_and_gains_are_the_tables(self):
         subject = spec_subject("m2+t5")
-        _, *found = figures.compute_curves(subject, reach=9)
-        assert [each.title for each in found] == ["bias, layer 1", "gain, layer 1"]
-        bias, gain = found
+        _, bias, gain = figures.compute_curves(subject, reach=9)
+        assert [bias.title, gain.title] == ["bias, layer 1", "gain, layer 1"]
         assert_same(gain.values, subject.encodings[0].encodings["m2"].table.weight[:, 14:33])
         assert bias.values.shape == (4, 19)
         table = subject.encodings[0].shared["t5"].table
@@ -292,7 +291,7 @@ class TestCommand:
             ("table --checkpoint x --heads 4", "--heads is for --encoding, not for --checkpoint"),
             ("table --encoding m4 --data bin", "--data is for --checkpoint, not for --encoding"),
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
-            ("map --encoding raffel", "a map needs a table of vectors"),
+            ("map --encoding raffel", "a map needs 3 rows and columns; raffel has fewer"),
             ("products --encoding alibi", "alibi adds no vectors at the input"),
             ("decay --encoding t5", "t5 has no bound on its decay"),
             ("attention --text a", "the following arguments are required: --checkpoint"),

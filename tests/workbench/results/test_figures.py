@@ -133,7 +133,7 @@ def test_marks_of_markdown_in_a_text_stay_text():
 
 
 def test_a_table_for_a_terminal_is_aligned():
-    shown = markdown.align([("encoding", "size"), ("m4m", "8,128"), ("a|b", "1")], left=1)
+    shown = markdown.align_columns([("encoding", "size"), ("m4m", "8,128"), ("a|b", "1")], left=1)
     assert shown.splitlines() == ["encoding   size", "m4m       8,128", "a|b           1"]
 
 

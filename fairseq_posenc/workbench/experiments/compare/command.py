@@ -1,7 +1,7 @@
 """``fairseq-posenc compare``: trains models that differ only in their positions.
 
-Read top to bottom: make the data once, train every model with every rate and seed, write the page
-after each training, and print the outcome. The same command continues where it stopped.
+It makes the data once, trains every model with every rate and seed, writes the page after each
+training, and prints the outcome. The same command continues where it stopped.
 """
 
 import argparse
@@ -144,7 +144,7 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
             raise UserError(f"-- {word}: this option cannot be set here; {advice}")
     # A first word without a dash is not an option; it may be meant as fairseq's data folder.
     if passed and not passed[0].startswith("-"):
-        raise UserError(f"{passed[0]!r} is not an option: --encodings rope,alibi --out FOLDER")
+        raise UserError(f"{passed[0]!r} is not an option: give --encodings rope,alibi --out FOLDER")
     models = variants.parse_variants(args.encodings)
     train_parser = options.Parser(prog="fairseq-train", add_help=False)  # the last value wins
     train_parser.add_argument(f"--{STACKS[args.family]}-layers", type=int, dest="layers")

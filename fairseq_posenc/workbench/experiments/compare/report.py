@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.experiments.data_bin import DataFacts
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.markdown import align
+from fairseq_posenc.workbench.results.markdown import align_columns
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 
 RECORD, PAGE = "compare.json", "report.html"
@@ -78,7 +78,7 @@ def format_screen(models: Sequence[outcomes.ModelOutcome], unigram: float) -> st
     rows = [_format_row(model) for model in models]
     lines = [_SCREEN_COLUMNS, *([row[name] for name in _SCREEN_COLUMNS] for row in rows)]
     sentences = [f"- {sentence}" for sentence in outcomes.conclude(models, unigram)]
-    return "\n".join([align(lines, left=len(_SCREEN_COLUMNS)), "", *sentences])
+    return "\n".join([align_columns(lines, left=len(_SCREEN_COLUMNS)), "", *sentences])
 
 
 def _format_row(model: outcomes.ModelOutcome) -> dict[str, str]:

@@ -11,7 +11,7 @@ from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length.scoring import Score
 from fairseq_posenc.workbench.results import intervals, pictures
 from fairseq_posenc.workbench.results.intervals import LEVEL, interval
-from fairseq_posenc.workbench.results.markdown import align
+from fairseq_posenc.workbench.results.markdown import align_columns
 from fairseq_posenc.workbench.results.record import Record, Row, group_by, own_command
 
 
@@ -49,7 +49,7 @@ def format_results(record: Record) -> str:
         if reasons := [row["refusal"] for row in scores if row["refusal"]]:
             notes.append(f"- {model}: no figure, because {reasons[0]}")
     notes += _compare_with_first(groups)
-    return "\n".join([align(lines, left=1), *([""] if notes else []), *notes])
+    return "\n".join([align_columns(lines, left=1), *([""] if notes else []), *notes])
 
 
 def _compare_with_first(groups: Mapping[str, Sequence[Row]]) -> list[str]:

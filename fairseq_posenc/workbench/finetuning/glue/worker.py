@@ -37,7 +37,7 @@ def fine_tune(run: GlueRun, out: Path, environment: programs.Environment) -> Non
     """Train a run, or continue, and evaluate it in a process of its own; skip a finished one.
 
     Args:
-        run: the run, whose folder is bound to it.
+        run: the run; its folder was claimed for it (:func:`.runs.claim`).
         out: folder of all runs.
         environment: variables that select its GPU.
     """
@@ -102,7 +102,7 @@ def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
         dataset, max_sentences=_BATCH_SIZE, max_positions=task.max_positions()
     ).next_epoch_itr(shuffle=False)
     outputs = [torch.empty(0)] * len(dataset)  # all replaced below
-    labels = torch.zeros(len(dataset), dtype=torch.float64)  # so that STS-B's scores are exact
+    labels = torch.zeros(len(dataset), dtype=torch.float64)  # float32 would round STS-B's scores
     on_gpu = next(model.parameters()).is_cuda
     for sample in batches:
         batch = utils.move_to_cuda(sample) if on_gpu else sample
