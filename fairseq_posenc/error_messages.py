@@ -12,11 +12,11 @@ _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 # Libraries in C++ and Rust (torch, safetensors, tokenizers) raise errors with these texts, but
 # without an errno.
 _ERRNO_TEXTS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILES)}
-# In the stack trace of a rank, a process of a distributed training run; it ends at an empty line.
+# Our error in the stack trace of a rank, a process of distributed training, up to an empty line.
 _ERROR_OF_RANK = re.compile(
     r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+(\n.+)*)", re.MULTILINE
 )
-_OF_FAIRSEQ = ("fairseq_cli", "hydra", "omegaconf")  # installed with fairseq: messages name that
+_OF_FAIRSEQ = ("fairseq_cli", "hydra", "omegaconf")  # messages name fairseq, which brings them
 # Optional modules -> the extra in pyproject.toml that installs them.
 _OPTIONAL = {
     **dict.fromkeys(("argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown"), "fairseq"),

@@ -48,12 +48,12 @@ def shortened(text: str) -> str:
     """Shorten a quoted text to its beginning if it is long."""
     if len(text) <= _MAX_QUOTED:
         return text
-    return f"{text[: _MAX_QUOTED - 50]}... ({len(text):,} characters)"  # 50: room for the end
+    return f"{text[: _MAX_QUOTED - 50]}... ({len(text):,} characters)"  # 50 for these words
 
 
 def how_to_install(extra: str) -> str:
     """Say how to install an extra of this package, of which no index has a release yet."""
-    # The other extras bring fairseq, which must be built with the torch that is installed.
+    # The others install fairseq, which must be built with the torch that is already there.
     how = "" if extra in ("hf", "submitit") else ", without build isolation: see docs/start.md"
     return f"pip install '.[{extra}]' in a checkout of fairseq-posenc{how}"
 

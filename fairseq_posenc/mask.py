@@ -239,8 +239,8 @@ class Mask(NamedTuple):
                 last ones in ``first_keys`` and ``segments``.
 
         Returns:
-            The number of last keys, None for all; and the indices of further keys, int64 ``(n,)``
-            on the CPU, None for no others.
+            The number of last keys, None for all; and the indices of the first keys, int64
+            ``(n,)`` on the CPU, some of which may be among the last; None for none.
         """
         if self.prefill:  # the next tokens are generated, and have no window
             return Mask(segments=self.segments, longest=self.longest).needed_keys()

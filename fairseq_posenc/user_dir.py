@@ -49,8 +49,9 @@ def register() -> None:
         if message := describe_mistake(error):  # for packages that a user may lack
             raise UserError(message) from error
         raise
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 @cache  # once per process
@@ -75,7 +76,7 @@ def import_user_dir(folder: Path) -> None:
     sys.path.insert(0, str(folder.parent))
     found = import_module(folder.name).__file__  # Python may have another module of this name
     is_found = found is not None and Path(found).parent.resolve() == folder
-    if not is_found and folder.name != USER_DIR.name:  # this package has perhaps a second copy
+    if not is_found and folder.name != USER_DIR.name:  # of this package, any copy will do
         raise UserError(f"--user-dir {folder}: Python has another module {folder.name}; rename it")
 
 

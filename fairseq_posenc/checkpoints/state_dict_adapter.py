@@ -78,10 +78,10 @@ class PositionCheckpoints(nn.Module):
         _refuse_other_dictionary(state_dict, model_state)
         stacks = {name: x for name, x in self.named_modules() if isinstance(x, IdentifiedStack)}
         changes = _match_identities(stacks, state_dict, prefix)
-        # Both change the state dict, and describe it. Tables by distance are extended first, else
-        # they would be replaced; they keep all of their rows.
+        # Both change the state dict, and say how. A table that is extended first is not replaced.
         extended_tables = extend_tables(self, state_dict, prefix)
-        changes += (replaced_parameters := fit_positions(state_dict, model_state))
+        replaced_parameters = fit_positions(state_dict, model_state)
+        changes += replaced_parameters
         theirs = sum(".fc1.weight" in name for name in state_dict)  # one in each layer
         ours = sum(".fc1.weight" in name for name in model_state)
         if changes and theirs != ours:  # without changes, torch lists the layers that differ

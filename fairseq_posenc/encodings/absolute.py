@@ -77,9 +77,9 @@ class Learned(Encoding):
         ids = ids if ids.dim() == 3 else ids[..., None]  # a token's only id is for all axes
         end = self.table.num_embeddings
         first_rows = torch.arange(0, end, self.max_positions, device=ids.device)  # of each axis
-        # An id beyond its axis must not read the next axis: at the row `end` the lookup fails.
-        index = torch.where(ids < self.max_positions, ids + first_rows, end)  # [B or 1, T, axes]
-        return F.embedding(index, self.table.weight).sum(2)
+        # Other ids must not read the rows of another axis: at the row `end` the lookup fails.
+        index = torch.where((ids >= 0) & (ids < self.max_positions), ids + first_rows, end)
+        return F.embedding(index, self.table.weight).sum(2)  # of `(B or 1, T, axes, C)`
 
 
 @register("sentence_learned")

@@ -95,7 +95,7 @@ class DebertaV2(Encoding):
         index, runs = self.bucket_rule.select(positions)  # rows `(R,)`, and the distances of each
         norm = self.norm_weight, self.norm_bias, 1e-7  # epsilon as in DebertaV2
         normed = F.layer_norm(self.table, self.table.shape[1:], *norm)
-        return [RowsByDistance(normed[None, index], runs, of="layer")]  # which each layer projects
+        return [RowsByDistance(normed[None, index], runs, of="layer")]
 
     def compute_constants(self) -> None:
         """Find the buckets; also called when lengths change.
@@ -104,7 +104,7 @@ class DebertaV2(Encoding):
         which falls in the last bucket but one.
         """
         exact = self.buckets // 2
-        # At least `exact` + 1, or the logarithm would run over no distance.
+        # At least `exact` + 1: below, it divides by the logarithm of longest / exact.
         longest = max(self.dims.trained_length, exact + 2) - 1
 
         def find_bucket(distance: int) -> int:
@@ -114,8 +114,8 @@ class DebertaV2(Encoding):
             return exact + math.ceil(share * (exact - 1))
 
         starts = find_starts(find_bucket, last=self.buckets)  # of j - i: the earliest keys first
-        # Buckets of i - j, as far as inputs reach, with the rows buckets + bucket of DebertaV2's
-        # table. It has no row 2 * buckets, so the row before serves that bucket, too.
+        # The buckets that `find_starts` kept, by i - j; each has the row buckets + bucket of the
+        # table. As in DebertaV2's, row 2 * buckets is missing: the row before serves that bucket.
         farthest = len(starts) // 2
         rows = (self.buckets + bucket for bucket in range(farthest, -farthest - 1, -1))
         self.bucket_rule = Buckets(starts, tuple(min(x, 2 * self.buckets - 1) for x in rows))

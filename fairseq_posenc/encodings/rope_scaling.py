@@ -1,8 +1,8 @@
 """Scalings of rotary positions, for inputs that are longer than in training.
 
 Each kind of scaling is a dataclass whose fields are its settings; :data:`KINDS` lists them by name.
-The text ``yarn:4:beta_fast=16`` of specs and checkpoints is read by :meth:`Scaling.parse` and
-written by ``str()``. F is the factor; a frequency is the angle by which a pair turns per position.
+The text ``yarn:4:beta_fast=16`` is written by ``str()``, and read by :meth:`Scaling.parse`, which
+refuses 0 and less. F is the factor; a frequency is the angle by which a pair turns per position.
 """
 
 import math
@@ -118,7 +118,7 @@ class Scaling(ABC):
         return {setting.name: setting.metadata.get("hf", setting.name) for setting in fields(cls)}
 
     def to_hf(self, dims: Dims) -> HFParameters:
-        """Describe the scaling as ``rope_parameters``."""
+        """Describe the scaling as ``rope_parameters``; ``write_rope`` replaces ``ntk`` before."""
         parameters: HFParameters = {"rope_type": self.kind}
         for name, hf_name in self.hf_names().items():
             value = getattr(self, name)
@@ -159,7 +159,7 @@ class Ntk(Scaling):
         if width == 2:
             raise UserError(
                 f"scaling={self.kind}:{self.factor:g} slows all pairs of coordinates but the "
-                "first, and here a head has one: rotate at least 4 coordinates"
+                "first, and here a head has one pair: rotate at least 4 coordinates"
             )
         slowdown = self._slowdown(dims)
         return base if slowdown == 1 else base * slowdown ** (width / (width - 2))
@@ -210,7 +210,7 @@ class Yarn(Scaling):
         length = self.length or dims.trained_length
 
         def find_pair(turns: float) -> float:
-            """Find the index, in general not whole, of the pair that turns so often."""
+            """Find the pair with so many turns in the trained length; in general not whole."""
             return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = find_pair(self.beta_fast), find_pair(self.beta_slow)
@@ -259,7 +259,7 @@ class Llama3(Scaling):
 
 @dataclass(frozen=True)
 class LongRope(Scaling):
-    """Each pair is divided by another number (Ding et al., 2024).
+    """Each pair's frequency is divided by a number of its own (Ding et al., 2024).
 
     The numbers are ``long`` in a model with room for more than the trained length, else ``short``.
     The gain is ``attention_factor``, or else sqrt(1 + ln F / ln L).

@@ -33,7 +33,7 @@ class Runs(NamedTuple):
         high: the highest distance; with ids, above all others.
         device: device of the table.
         ids: positions of the keys, ``(B or 1, S)`` or on several axes ``(B or 1, S, axes)``, if
-            distances are differences of these, which may be any numbers; None if they are
+            distances are differences of these, whole numbers in any order; None if they are
             differences of the tokens' indices.
         tgt_len: T, if there are ids; the queries are the last T tokens.
     """
@@ -92,11 +92,11 @@ class Runs(NamedTuple):
     def find_pairs(self, first: Tensor | None) -> Tensor:
         """Find the row of each pair of query and key by the ids, ``(B or 1, T, S)``.
 
-        Ids on several axes give rows for each axis, ``(B or 1, T, S, axes)``.
+        Several axes, which have no reset, give rows for each axis, ``(B or 1, T, S, axes)``.
 
         Args:
-            first: ``(B or 1, S)`` of bool, the first real token of each row, whose pairs have two
-                rows after all others (a *reset*): as the query, and as the key. None: no reset.
+            first: ``(B or 1, S)`` of bool, a sentence's first real token. Its pairs have the two
+                last rows of the table (a *reset*): as the query, and as the key. None: no reset.
         """
         assert self.ids is not None
         rows = self.find(subtract_ids(self.ids, self.tgt_len))
@@ -107,9 +107,9 @@ class Runs(NamedTuple):
         return torch.where(query_is_first, self.num_rows, rows)
 
     def expand(self, table: Tensor) -> Tensor:
-        """Repeat rows of ``(G, R, ...)`` along their runs, so that each distance has a row.
+        """Repeat the rows of G tables, ``(G, R, ...)``, so that each distance has a row.
 
-        The rows of a reset (:meth:`find_pairs`) stay last.
+        The rows of a reset (:meth:`find_pairs`) stay last. Not for ids: they bound no distances.
         """
         starts, compiles = self.starts, torch.compiler.is_compiling()
         is_clipped = not compiles and isinstance(starts, range) and len(starts) > 0

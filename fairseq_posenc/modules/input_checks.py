@@ -1,4 +1,4 @@
-"""Checks the arguments of the library's modules where they enter: errors are one line.
+"""Checks what callers pass to the library's modules, with errors of one line.
 
 B batch, T new tokens, S all tokens.
 """
@@ -33,7 +33,7 @@ def check_self_cache(cache: Cache, shared: Shared, heads: int, head_dim: int) ->
     positions = shared.positions
     past = positions.src_len - positions.tgt_len
     kept, tokens = cache.kept, cache.tokens
-    if kept is not None and not tokens:  # it holds keys, but of a source, whose tokens do not count
+    if kept is not None and not tokens:  # a CrossAttention stored keys, and counts no tokens
         raise UserError("the cache is not of a SelfAttention")
     if tokens != past:
         raise UserError(
@@ -46,12 +46,11 @@ def check_self_cache(cache: Cache, shared: Shared, heads: int, head_dim: int) ->
     if cache.ids is not None and positions.counted:  # no caller gave this call's positions
         raise UserError("the tokens in the cache had position_ids: give those of the new ones")
     held = (*kept.key.shape[:3], kept.value.size(3))  # rotated keys may be wider
-    # The new queries need the last keys, as of a window, and perhaps the text's first ones.
+    # The new queries need the last keys, as of a window, and perhaps first keys besides.
     last, first = shared.mask.needed_keys(queries=positions.tgt_len)
     needed_length = tokens if last is None else min(tokens, last)
     if first is not None:
-        lacking = int((~torch.isin(first, kept.list_places(tokens))).sum())
-        if lacking:
+        if lacking := int((~torch.isin(first, kept.list_places(tokens))).sum()):
             raise UserError(
                 f"the cache lacks {lacking} of the first keys that these positions need: give "
                 "each layer its own cache"

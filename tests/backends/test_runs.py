@@ -150,7 +150,7 @@ def test_limits_of_the_keys(name, starts, form, window, left):
 )
 def test_gradients_at_the_ends_of_runs_are_finite_differences(starts, form, monkeypatch):
     """At both ends of each run a pair moves from one row to the next, here in several blocks."""
-    monkeypatch.setattr(geometry, "MAX_QUERIES", 4)
+    monkeypatch.setattr(geometry, "FEW_QUERIES", 4)
     length = 9
     runs = Runs(STARTS[starts], 1 - length, length - 1)
     terms, _ = make_terms(form, STARTS[starts], T, reset=False)

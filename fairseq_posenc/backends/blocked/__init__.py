@@ -24,7 +24,6 @@ from fairseq_posenc.torch_modes import is_saving_hooked
 # again. With every encoding, RoBERTa-base saves 11 sentences of 512 tokens (396 MiB for a product
 # of three terms), and its 12 layers never save more than 4.7 GiB.
 SAVED_BYTES = 400 * 2**20
-INDEXED = ("query_table", "key_table")  # names of terms whose tables may be shorter than distances
 
 
 def unavailable() -> str:
@@ -34,19 +33,19 @@ def unavailable() -> str:
 
 def refuses(call: AttentionCall) -> str:
     """Explain why this backend cannot compute such terms; empty if it can."""
-    terms, has_several = call.terms, call.query.size(2) > 1  # queries
+    terms, has_several_queries = call.terms, call.query.size(2) > 1
     if call.need_weights:
         return "it does not keep the attention weights"
     # Reset: other rows for pairs with the first token
     if terms.has(Reset) and call.mask.documents:
         return "it resets a single first token of each row, but each document has one"
-    if terms.has(Reset) and terms.rows("value") is not None and has_several:
+    if terms.has(Reset) and terms.rows("value") is not None and has_several_queries:
         return "it does not reset rows of values"
     if terms.by_ids:  # tables by differences of position ids, not of token indices
         return NEEDS_CONSECUTIVE_IDS
     if terms.has(CountedRows):
         return "counted positions depend on all scores of a query"
-    if terms.rows("channel") is not None and has_several:  # 1: the reference computes it
+    if terms.rows("channel") is not None and has_several_queries:
         return "no matrix product computes a gain for each channel"
     return ""
 
@@ -60,10 +59,11 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def _attend_blocks(call: AttentionCall) -> Tensor:
-    # Repeats rows that distances share, but those of queries and keys: an index finds products.
-    call = call._replace(terms=call.terms.expanded(lambda term: term.name not in INDEXED))
+    # Other tables get a row for each distance: only products with these are looked up by an index.
+    kept = ("query_table", "key_table")
+    call = call._replace(terms=call.terms.expanded(lambda term: term.name not in kept))
     blocks = split(call)
-    operands = lay_out(call, has_far=any(block.far != (0, 0) for block in blocks))
+    operands = lay_out(call, has_far=any(any(block.far) for block in blocks))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     # Under hooks on saved tensors no block is saved: hooks would not see that a graph is dropped,
     # or would offload each block alone.
@@ -85,7 +85,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     sums: Tensor = Blocks.apply(work, *operands)
     attended = sums.flip(2)  # the last query was stored first
     if call.dropout:
-        attended.mul_(1 / (1 - call.dropout))  # which blocks leave out
+        attended.mul_(1 / (1 - call.dropout))  # which blocks leave out; a rate of 1 was refused
     if call.mask.may_hide_all:  # padding or pairs may leave a query without any key: zeros
         visible = call.mask.count_visible(sums.size(2), call.key.size(2), sums.device)
         attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]
@@ -98,11 +98,13 @@ def _count_saved_bytes(call: AttentionCall) -> int:
     Hidden pairs count: a call with a window saves blocks only where one without does.
     """
     terms, temperature = call.terms, call.temperature()
-    numbers = 1 + int(terms.gain is not None)  # of each pair: the weight, and the content
-    if terms.product:  # of tables whose rows serve runs, products are saved alone
-        tables = filter(None, (terms.rows("query"), terms.rows("key")))
-        numbers += sum(table.runs is None for table in tables)
-    numbers += temperature is not None and temperature.requires_grad  # the score
-    numbers += terms.has(ScoreCap) + (terms.rows("value") is not None and call.dropout > 0)
+    numbers = 1  # of each pair: the weight
+    numbers += int(terms.gain is not None)  # the content
+    if terms.product:  # a product for each pair; with runs, only one for each token and row
+        tables = [x for x in (terms.rows("query"), terms.rows("key")) if x is not None]
+        numbers += len([x for x in tables if x.runs is None])
+    numbers += int(temperature is not None and temperature.requires_grad)  # the score without it
+    numbers += int(terms.has(ScoreCap))  # the tangent
+    numbers += int(terms.rows("value") is not None and call.dropout > 0)  # the kept weights
     pairs = math.prod(call.query.shape[:3]) * call.key.size(2)
     return numbers * pairs * at_least_fp32(call.query[:0]).element_size()

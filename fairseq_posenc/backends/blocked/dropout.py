@@ -6,7 +6,7 @@ dropped. Without r, it would depend on ``q ^ k`` alone, and two queries whose se
 bits would drop related keys. The backward pass computes the hash again in place of storing a number
 for each pair. torch's own generator takes some ten times as long on a CPU.
 
-Shapes: a block has M queries, W keys and c = k * h pairs of sentence and head; D head size.
+Shapes: a block has k sentences, h heads, M queries and W keys; D head size.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ def compute_keep_threshold(rate: float) -> int:
 
 
 def mark_dropped(weights: Tensor, rate: float, query_seeds: Tensor, key_seeds: Tensor) -> Tensor:
-    """Negate the dropped weights of ``(c, M, W)``, so that one tensor holds both sets.
+    """Negate the dropped weights of ``(..., M, W)``, so that one tensor holds both sets.
 
     With the second of ``.2 .3 .5`` dropped, the result is ``.2 -.3 .5``: its clamp at 0,
     ``.2 0 .5``, multiplies the values, and its absolute value is the softmax. The factor
@@ -43,11 +43,11 @@ def mark_dropped(weights: Tensor, rate: float, query_seeds: Tensor, key_seeds: T
     Args:
         weights: float32 or float64, none below 0.
         rate: probability of dropping a weight.
-        query_seeds: two for each query, ``(2, c, M)``.
-        key_seeds: one for each key, ``(c, W)``.
+        query_seeds: two for each query, ``(2, ..., M)``.
+        key_seeds: one for each key, ``(..., W)``.
     """
-    first_seed, second_seed = query_seeds.unsqueeze(-1)  # each [c, M, 1]
-    bits = first_seed ^ key_seeds.unsqueeze(-2)  # [c, M, W]
+    first_seed, second_seed = query_seeds.unsqueeze(-1)  # each [..., M, 1]
+    bits = first_seed ^ key_seeds.unsqueeze(-2)  # [..., M, W]
     bits.mul_(MURMUR_MULTIPLIER).bitwise_xor_(second_seed).mul_(XXHASH_MULTIPLIER)
     threshold = compute_keep_threshold(rate)
     if weights.dtype == torch.float64:  # an int32 holds the sign bit of a float32 only
@@ -76,7 +76,7 @@ class Weigh(torch.autograd.Function):
         """Compute the sums ``(k, h, M, D)`` and the weights ``(k, h, M, W)``, 0 where dropped.
 
         Args:
-            ctx: torch's context of this call; k is the number of sentences, h of heads.
+            ctx: torch's context of this call.
             scores: ``(k, h, M, W)``, or with a column more for sinks, whose weights are cut off.
             flushes: whether tiny weights, as ALiBi gives far keys, become 0: some processors
                 multiply denormal numbers ten times slower.
@@ -104,7 +104,7 @@ class Weigh(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, kept_grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Compute the gradients of scores and values, given those of both results."""
+        """Compute the gradients of scores and values; ``grad``, of the sums, is never None."""
         weights, sums, value = ctx.saved_tensors
         kept = weights.clamp(min=0) if ctx.rate else weights
         # The mean of the gradients of a query's weights, by weight (FlashAttention's delta).

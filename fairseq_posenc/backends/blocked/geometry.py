@@ -10,7 +10,7 @@ Shapes: B batch, H heads, T queries, S keys.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 
 import torch
@@ -27,7 +27,8 @@ PAIRS_PER_THREAD = 2**19  # pairs of a block on a CPU, for each thread of torch
 PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
 MIN_QUERIES = 64  # the fewest queries of a block where a window or segments hide most keys
 KEYS_PER_QUERY = 8  # there, a block has a query for every 8 keys that a query sees on average
-# The most queries of a block where a direction hides keys, or keys are far: with fewer, more are.
+# The same where a direction hides keys, or where keys are far (`Block.far`): the fewer queries a
+# block has, the more of its pairs can be left out as hidden, or treated as far.
 FEW_QUERIES = 256
 MAX_NEAR = 0.75  # the largest share of near keys: with more, all keys are treated as near
 
@@ -58,11 +59,9 @@ class Block:
         first, last = self.queries.start, self.queries.stop - 1
         begin, end = self.keys.start, self.keys.stop
         low, high = begin + self.far[0], end - self.far[1]  # of near keys
-        return {
-            **{"B": self.sentences, "H": self.heads, "T": self.queries, "S": self.keys},
-            **{"R": slice(first + begin, last + end), "r": slice(first + low, last + high)},
-            **{"b": slice(begin, low), "n": slice(low, high), "a": slice(high, end)},
-        }
+        places = {"B": self.sentences, "H": self.heads, "T": self.queries, "S": self.keys}
+        places |= {"R": slice(first + begin, last + end), "r": slice(first + low, last + high)}
+        return places | {"b": slice(begin, low), "n": slice(low, high), "a": slice(high, end)}
 
     def list_places(self, src_len: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """List the indices of queries, ``(M, 1)``, and of keys, ``(1, W)``, among all tokens."""
@@ -87,15 +86,14 @@ def split(call: AttentionCall) -> list[Block]:
     """List the blocks that hold all visible pairs of a call."""
     batch, heads, tgt_len, _ = call.query.shape
     src_len, device, mask = call.key.size(2), call.query.device, call.mask
-    # With a table for each head, a block has one sentence: a view of its pairs (``bands.Band``) has
-    # heads and sentences as one dimension.
+    # With a table for each head, a block has one sentence: the views of pairs in `bands` have heads
+    # and sentences as one dimension.
     per_head = any(term.per_head for term in call.terms if isinstance(term, ByDistance))
     # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs work
     # for all of its processors at once.
     pairs = PAIRS_PER_THREAD * torch.get_num_threads() if device.type == "cpu" else PAIRS_ON_GPU
-    deps = (*mask.cache_deps, tgt_len, src_len, device)
-    find = partial(_find_ranges, mask, tgt_len, src_len, device)
-    groups = mask.cached("ranges", deps, find)  # once for all layers
+    deps = (*mask.cache_deps, tgt_len, src_len, device)  # the ranges are found once for all layers
+    groups = mask.cached("ranges", deps, lambda: _find_ranges(mask, tgt_len, src_len, device))
     near = _find_near(call.terms, src_len)
     blocks = []
     for index, ranges in enumerate(groups):  # one for all sentences, or one for each of them
@@ -125,7 +123,7 @@ def split(call: AttentionCall) -> list[Block]:
 
 def _choose_queries(ranges: Ranges, mask: Mask, has_far: bool) -> int:
     """Choose how many queries a block has, given the keys that they see."""
-    most = min(FEW_QUERIES if has_far or mask.direction != "both" else MAX_QUERIES, MAX_QUERIES)
+    most = FEW_QUERIES if has_far or mask.direction != "both" else MAX_QUERIES
     if mask.limits and mask.first_keys is None:  # a window or segments
         # A block has the keys of all its queries: the fewer queries, the fewer hidden pairs.
         widths = [last - first + 1 for first, last in zip(*ranges)]
@@ -137,8 +135,9 @@ def _choose_queries(ranges: Ranges, mask: Mask, has_far: bool) -> int:
 def _find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
     """Find the distances between which tables have different rows, if there are many others.
 
-    Keys are *near* a query at these distances. Far keys share a row in every table, the first or
-    the last one, and so need no other number by distance (a gain, or the rows of a reset).
+    Keys are *near* a query at these distances. For all far keys before it, every table of vectors
+    has its first row, and for all after it, its last one. The result is None with a gain or a
+    reset, which change the products of far pairs one by one; a bias is added to all scores later.
 
     Returns:
         The first distance of the second row, and that of the last row, of all tables together.

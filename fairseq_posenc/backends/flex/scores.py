@@ -37,11 +37,12 @@ class _Numbers(NamedTuple):
 
         ``distance`` is counted from the lowest visible one.
         """
-        row = j
-        if self.rows is not None:
-            is_by_pair = self.rows.dim() == 3
-            pair = index_or_zero(self.rows, 0, b), i, j
-            row = self.rows[pair] if is_by_pair else self.rows[distance]
+        if self.rows is None:
+            row = j
+        elif self.rows.dim() == 3:
+            row = self.rows[index_or_zero(self.rows, 0, b), i, j]
+        else:
+            row = self.rows[distance]
         x, token = self.numbers, j if self.of_keys else i
         return x[
             index_or_zero(x, 0, b),
@@ -68,7 +69,7 @@ def build_score_mod(
         tgt_len: T.
         src_len: S.
         device: of the terms.
-        mask: the keys that a query may see; rows of hidden distances are left out.
+        mask: leaves out rows of hidden distances; its cache keeps indices for all layers.
         query: ``(B, H, T, D)``, padded to the kernel's length; None if no term has a table.
         key: ``(B, H, S, D)``, padded in the same way.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
@@ -94,7 +95,7 @@ def build_score_mod(
             mark_batch_dynamic(rows)
         elif term.runs is not None:
             rows = _pad_rows(term.runs.find(distances), 0)
-        else:  # the tables of the terms begin at the distance 1 - S
+        else:  # a row for each distance from 1 - S on, of which the visible ones are kept
             table = table.narrow(1, low + src_len - 1, high - low + 1)
             rows = _pad_rows(distances - low, 0)
         table = _pad_rows(table, 1)

@@ -1,8 +1,7 @@
 """Flash attention with tables by distance, forward and backward, as Triton kernels for a GPU.
 
 Scores exist for one tile at a time; the backward pass keeps their gradients for some heads at a
-time. The kernels serve terms with a vector or a number for each distance. Importing this module
-does not import triton.
+time. Importing this module does not import triton.
 """
 
 import importlib.util
@@ -20,10 +19,11 @@ from fairseq_posenc.precision import no_autocast
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 128  # tiles were chosen, and are tested, up to it; other backends take wider heads
 OF_SOFTMAX = "these kernels have no temperature, cap or sink"
-UNSERVED = {  # why, by the name of a term (`Term.name`)
+SERVED = ("query_table", "key_table", "gain", "bias", "scale_factor")  # `Term.name`
+UNSERVED = {  # why the others are not
     **dict.fromkeys(("temperature", "count_temperature", "softcap", "sink"), OF_SOFTMAX),
     "decay": "these kernels do not forget",
-    "state_table": "these kernels do not read states of tokens",
+    **dict.fromkeys(("states", "state_table"), "these kernels do not read states of tokens"),
     "reset": "these kernels do not reset the first token",
     "value_table": "these kernels add no rows to the values",
     "counted_table": "counted positions depend on all scores of a query",
@@ -63,7 +63,7 @@ def refuses(call: AttentionCall) -> str:
         f"it computes in float32 at most, not in {dtype}": dtype not in DTYPES,
         NEEDS_CONSECUTIVE_IDS: call.terms.by_ids,
         "a window with first keys is not one range of keys": call.mask.first_keys is not None,
-        **{UNSERVED[term.name]: True for term in call.terms if term.name in UNSERVED},
+        **{UNSERVED[term.name]: True for term in call.terms if term.name not in SERVED},
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

@@ -22,12 +22,9 @@ from fairseq_posenc.mask import Mask
 
 
 class Visible(NamedTuple):
-    """The keys that each query may see, or the queries that may see each key.
+    """The keys that each query may see, or the queries that may see each key."""
 
-    Neither number falls from one token to the next one.
-    """
-
-    first: Tensor  # `(B or 1, tokens)` of int32
+    first: Tensor  # `(B or 1, tokens)` of int32; never lower than for the token before
     last: Tensor  # the same; below the first if there is none
     stride: int  # from one sentence's tokens to the next one's; 0 if all sentences share them
 
@@ -211,4 +208,4 @@ def find_visible(
             Visible(of_keys[0].int(), of_keys[1].int(), 0 if shared else src_len),
         )
 
-    return mask.cached("ranges", (*mask.cache_deps, tgt_len, src_len, device), compute)
+    return mask.cached("visible keys", (*mask.cache_deps, tgt_len, src_len, device), compute)
