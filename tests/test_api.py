@@ -75,8 +75,7 @@ def test_a_bias_alone_shows_in_its_curve():
 def test_attended_values_are_means_of_what_a_causal_query_sees():
     zeros, values = torch.zeros(1, 2, 4, 8), torch.randn(1, 2, 4, 8)
     attended = PositionEncoding("none", 16, 2, causal=True).attend(zeros, zeros, values)
-    means = values.cumsum(2) / torch.arange(1, 5)[:, None]
-    torch.testing.assert_close(attended, means)
+    torch.testing.assert_close(attended, values.cumsum(2) / torch.arange(1, 5)[:, None])
 
 
 def test_shapes_that_do_not_fit_are_refused():

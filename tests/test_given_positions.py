@@ -177,8 +177,7 @@ def test_the_order_of_tokens_changes_nothing(spec):
     positions, layer = build(spec)
     x, order = torch.randn(2, 6, 16, dtype=torch.float64), torch.randperm(6)
     given = layer(*positions(x, position_ids=IDS))[0]
-    moved = layer(*positions(x[:, order], position_ids=IDS[:, order]))[0]
-    close(moved, given[:, order])
+    close(layer(*positions(x[:, order], position_ids=IDS[:, order]))[0], given[:, order])
 
 
 @pytest.mark.parametrize(
@@ -378,17 +377,14 @@ def test_parts_of_a_layer_take_ids(spec):
     positions, layer = build(spec, torch.float32)
     parts = awake(LayerPositions(positions))
     parts.encodings.load_state_dict(layer.encodings.state_dict())
-    x = torch.randn(2, 6, 16)
-    shared = positions(x, position_ids=IDS)[1]
+    shared = positions(torch.randn(2, 6, 16), position_ids=IDS)[1]
     query, key, value = torch.randn(3, 2, 2, 6, 8)
-    call = whole_call(layer, shared[0], query, key, value)
-    expected = reference.attend(call)[0]
+    expected = reference.attend(whole_call(layer, shared[0], query, key, value))[0]
     query, key = parts.rotate(query, key, shared)
     attention = torch.nn.functional.scaled_dot_product_attention
     ours = attention(query, key, value, parts.bias(shared), scale=parts.scale)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
-    modify = parts.score_mod(shared)
-    ours = attend_uncompiled(query, key, value, modify, scale=parts.scale)
+    ours = attend_uncompiled(query, key, value, parts.score_mod(shared), scale=parts.scale)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -223,8 +223,7 @@ def test_attention_made_of_the_parts_is_the_layers(spec, padded):
     x, shared = positions(embeddings, padding)
     value = x.unflatten(-1, (2, 8)).transpose(1, 2)
     query, key = layer.rotate(value, value, shared)
-    direction = "lr" if causal else "both"
-    hidden = layer.hidden(shared, direction)
+    hidden = layer.hidden(shared, "lr" if causal else "both")
     hidden = torch.zeros(1, 1, 7, 7, dtype=torch.bool) if hidden is None else hidden
     hidden = hidden.expand(2, 1, 7, 7) & ~torch.eye(7, dtype=torch.bool)  # no row of nothing
     expected, real = whole(x, shared)[0], ~padding

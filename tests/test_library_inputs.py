@@ -367,8 +367,7 @@ def test_padding_on_the_left_of_a_source_shifts_no_position():
         layer(x, source, positions(x[:, :1])[1])
     padding = torch.tensor([[True, True, False, False, False]])
     padded = layer(x, source, shared, padding)[0]
-    alone = layer(x, source[:, 2:], shared)[0]
-    torch.testing.assert_close(padded, alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(padded, layer(x, source[:, 2:], shared)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_caches_of_other_layers_are_refused():

@@ -20,6 +20,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions
 from tests.helpers import oracles
 from tests.test_given_positions import build, close
 
@@ -89,8 +90,7 @@ def test_axial_rotations_equal_those_of_sam2():
     config.memory_attention_downsample_rate = 1
     config.memory_attention_num_attention_heads = 2
     x = torch.randn(1, 2, 12, 32)
-    rotary = modeling_sam2_video.Sam2VideoVisionRotaryEmbedding(config)
-    cosines, sines = rotary(x, GRID[:, 0].t())
+    cosines, sines = modeling_sam2_video.Sam2VideoVisionRotaryEmbedding(config)(x, GRID[:, 0].t())
     theirs, _ = modeling_sam2_video.apply_rotary_pos_emb_2d(x, x, cosines, sines)
     torch.testing.assert_close(rotate({"axes": 2}, GRID, x), theirs, rtol=1e-5, atol=1e-5)
 
@@ -199,6 +199,10 @@ def test_vectors_of_the_axes():
     torch.testing.assert_close(vectors, table[IDS[0, 0]] + table[24 + IDS[1, 0]])
     with pytest.raises(UserError, match="25 tokens is longer than the 24 positions"):
         positions(x, position_ids=torch.full((2, 1, 6), 24))
+    unread = Positions.from_padding(torch.zeros(1, 1, dtype=torch.bool))  # as decoding on a GPU
+    for ids in ([0, -1], [24, 0]):
+        with pytest.raises(IndexError):
+            positions.input["learned"].embed(unread._replace(ids=torch.tensor([[ids]])))
 
 
 def test_text_before_an_image_is_on_both_axes():

@@ -68,8 +68,21 @@ root = logging.getLogger()
 assert (root.handlers, root.level) == ([], logging.WARNING), root.handlers
 """
 
+FAILING = """
+import logging, sys
+from fairseq_posenc.user_dir import register
+sys.modules["fairseq_posenc.models.translation"] = None  # importing it fails
+try:
+    register()
+except ModuleNotFoundError:
+    root = logging.getLogger()
+    sys.exit((root.handlers, root.level) != ([], logging.WARNING))
+raise AssertionError
+"""
+PROGRAMS = {"registers later": BEFORE, "keeps its logging": QUIET, "also after a failure": FAILING}
 
-@pytest.mark.parametrize("program", [BEFORE, QUIET], ids=["registers later", "keeps its logging"])
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_a_program_that_imports_the_package_itself(program):
     done = subprocess.run(
         [sys.executable, "-c", program, BY_NAME],
@@ -220,8 +233,7 @@ def test_hydra_train_a_causal_lm_by_relative_path():
     words += ["task.tokens_per_sample=16", "dataset.batch_size=16", "dataset.num_workers=0"]
     words += ["optimizer=adam", "optimization.lr=[0.001]", "optimization.max_epoch=1"]
     words += [f"checkpoint.save_dir={new_directory()}", "+model._name=transformer_lm_rope_tiny"]
-    done = run("fairseq-hydra-train", *words, cwd=here)
-    (line,) = done.positions()
+    (line,) = run("fairseq-hydra-train", *words, cwd=here).positions()
     assert line.startswith("rope | directions: lr x2 |")
 
 

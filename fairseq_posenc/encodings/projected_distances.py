@@ -104,7 +104,7 @@ class DebertaV2(Encoding):
         which falls in the last bucket but one.
         """
         exact = self.buckets // 2
-        # At least `exact` + 1: below, it divides by the logarithm of longest / exact.
+        # At least `exact` + 1, as `find_bucket` divides by the logarithm of longest / exact.
         longest = max(self.dims.trained_length, exact + 2) - 1
 
         def find_bucket(distance: int) -> int:

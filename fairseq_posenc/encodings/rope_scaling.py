@@ -210,7 +210,7 @@ class Yarn(Scaling):
         length = self.length or dims.trained_length
 
         def find_pair(turns: float) -> float:
-            """Find the pair with so many turns in the trained length; in general not whole."""
+            """Find the index, rarely whole, of the pair that turns so many times within L."""
             return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = find_pair(self.beta_fast), find_pair(self.beta_slow)

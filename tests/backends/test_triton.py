@@ -9,13 +9,13 @@ import torch
 
 from fairseq_posenc import registry
 from fairseq_posenc.api import SelfAttention, StackPositions
-from fairseq_posenc.backends import equation, reference
+from fairseq_posenc.backends import blocked, equation, reference
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.mask import DIRECTIONS, Mask
+from fairseq_posenc.mask import DIRECTIONS, Mask, PassCache
 from tests.helpers.products import WHOLE, product_of, some_of
 from tests.helpers.terms import leaves_of, terms_of, terms_of_groups
 from tests.helpers.triton_kernels import DEVICE, import_kernels, interpret
@@ -182,6 +182,14 @@ def test_far_tiles_read_the_rows_at_the_ends(form, starts, direction):
 def test_limits_hide_keys_and_skip_tiles(limits):
     terms = make_terms({**EVERYTHING, "product": True}, 18, 18, CLIPPED)
     assert_equals_the_equation(inputs(2, 18, 18), terms, LIMITS[limits])
+
+
+def test_layers_of_a_pass_may_have_different_backends():
+    """Both keep the ranges of visible keys in the pass's cache."""
+    call = AttentionCall(*inputs(2, 18, 18), Terms(), Mask(window=8, cache=PassCache()))
+    exact, *others = (x.attend(call)[0] for x in (reference, blocked, backend, blocked))
+    for found in others:
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
 
 
 def test_documents_out_of_order_are_refused():

@@ -235,7 +235,9 @@ def test_t5_buckets_equal_theirs_at_every_distance(both_sides, buckets, reach):
     assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize(("buckets", "positions"), [(256, 512), (32, 128), (8, 24), (4, 2000)])
+@pytest.mark.parametrize(
+    ("buckets", "positions"), [(256, 512), (32, 128), (8, 24), (4, 2000), (3, 24), (2, 24)]
+)
 def test_deberta_v2_buckets_equal_theirs_at_every_distance(buckets, positions):
     distances = torch.arange(-2000, 2001)
     starts, rows = DebertaV2(Dims(8, 2, positions), buckets=buckets).bucket_rule

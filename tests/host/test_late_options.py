@@ -133,8 +133,7 @@ def _damaged(kind):
 )
 def test_all_shards_are_looked_at(family, kind, said):
     folder = _damaged(kind)
-    data = f"{sentences()}:{folder}"
-    assert said.format(folder=folder) in _train_on(data, family).error()
+    assert said.format(folder=folder) in _train_on(f"{sentences()}:{folder}", family).error()
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,7 @@ def test_every_program_does_what_it_says(tmp_path, name, monkeypatch):
     (tmp_path / "text").write_text(text, encoding="utf-8")
     tokens = [] if name == "chinese" else ["--words"]
     files = ["--train", tmp_path / "text", "--out", tmp_path / "bin"]
-    given = [*files, *tokens, *more, "--sentences", "--workers", "1"]
-    start(name, *given)
+    start(name, *files, *tokens, *more, "--sentences", "--workers", "1")
     dictionary = Dictionary.load(str(tmp_path / "bin" / "dict.txt"))
     items = MMapIndexedDataset(str(tmp_path / "bin" / "train"))
     expected = expected or CORPORA["plain_text"][2]

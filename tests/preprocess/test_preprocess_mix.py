@@ -147,8 +147,7 @@ def test_corpora_of_several_kinds_are_mixed_as_stated(tmp_path, monkeypatch):
     pile = tmp_path / "pile"
     pile.mkdir()
     for number in range(2):
-        packed = gzip.compress(b"".join(lines[number::2]))
-        (pile / f"0{number}.jsonl.gz").write_bytes(packed)
+        (pile / f"0{number}.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[number::2])))
     (tmp_path / "wiki").write_text("<doc id=1>\nwiki 1\n</doc>\n<doc id=2>\nwiki 2\n</doc>\n")
     given = [
         *("--corpus", "json", pile, "where=meta.pile_set_name=Pile-CC", "size=640B"),

@@ -283,8 +283,7 @@ def test_translation_as_fairseq_tests_it(arch, decoder, tmp_path, capsys):
         assert len(generates(capsys, pairs(), checkpoint, *words)) == 5 * nbest, words
     with pytest.raises(UserError, match="--left-pad-target: fairseq reads"):
         generates(capsys, pairs(), checkpoint, "--left-pad-target", "--score-reference")
-    ensemble = f"{checkpoint}:{checkpoint}"
-    assert len(generates(capsys, pairs(), ensemble)) == 5
+    assert len(generates(capsys, pairs(), f"{checkpoint}:{checkpoint}")) == 5
 
 
 CAUSAL: list[tuple[str, list[str]]] = [

@@ -196,8 +196,7 @@ def test_what_layers_share_is_made_once_a_forward_pass(
     owner, _, name = made.rpartition(".")
     real = attrgetter(name)(locate(owner))
     monkeypatch.setattr(made, lambda *args, **more: calls.append(1) or real(*args, **more))
-    options = {"position_encoding": spec, "position_backend": backend}
-    model = make_model(family, **options)
+    model = make_model(family, position_encoding=spec, position_backend=backend)
     tokens = make_tokens()
     tokens[1, -3:] = 1
     for training in (False, True):

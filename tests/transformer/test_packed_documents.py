@@ -106,8 +106,7 @@ def test_documents_hold_for_the_whole_stack():
     stack = model.encoder.sentence_encoder
     assert str(stack.identity.positions) == "rope+documents,none"
     for kind in (0, 1):
-        tokens = torch.tensor([list(chain(*DOCUMENTS))])
-        assert stack.compute_states(tokens)[kind].mask.documents
+        assert stack.compute_states(torch.tensor([list(chain(*DOCUMENTS))]))[kind].mask.documents
 
 
 @pytest.mark.parametrize("backend", ["blocked", "triton"])
@@ -136,8 +135,7 @@ def test_missing_and_needless_document_ids_are_one_line():
 def test_fairseq_trains_and_resumes_on_blocks(family, mode, more, tmp_path):
     spec = "rope+window(size=4)+documents,t5"
     options = ["--position-encoding", spec, "--sample-break-mode", mode, *more]
-    done = train(family, *options, "--max-update", 2, save_dir=tmp_path)
-    (line,) = done.run.positions()
+    (line,) = train(family, *options, "--max-update", 2, save_dir=tmp_path).run.positions()
     assert line.startswith("rope+window(size=4)+documents,t5 | directions")
     again = train(family, *options, "--max-update", 4, save_dir=tmp_path)
     assert "Loaded checkpoint" in again.run.log

@@ -35,8 +35,7 @@ def test_the_package_does_not_need_what_writes_its_documentation():
 
 
 def test_an_outdated_file_is_noticed(tmp_path, monkeypatch, capsys):
-    texts = {tmp_path / "README.md": "new\n"}
-    monkeypatch.setattr(generate, "format_files", lambda root: texts)
+    monkeypatch.setattr(generate, "format_files", lambda root: {tmp_path / "README.md": "new\n"})
     for change in (lambda path: None, lambda path: path.write_text("old\n")):
         change(tmp_path / "README.md")
         assert main(["--check", "--root", str(tmp_path)]) == 2
@@ -53,8 +52,7 @@ def test_an_outdated_file_is_mended(tmp_path):
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "[`m4m`](m4m.md)" in text
-    pages_there = {path.stem for path in overview.parent.glob("*.md")}
-    assert pages_there == {"README", *registry.names()}
+    assert {path.stem for path in overview.parent.glob("*.md")} == {"README", *registry.names()}
 
 
 @pytest.mark.parametrize("name", registry.names())

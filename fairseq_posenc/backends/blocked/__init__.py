@@ -59,7 +59,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def _attend_blocks(call: AttentionCall) -> Tensor:
-    # Other tables get a row for each distance: only products with these are looked up by an index.
+    # All other tables get a row for each distance: an index looks up products with these alone.
     kept = ("query_table", "key_table")
     call = call._replace(terms=call.terms.expanded(lambda term: term.name not in kept))
     blocks = split(call)
@@ -99,12 +99,12 @@ def _count_saved_bytes(call: AttentionCall) -> int:
     """
     terms, temperature = call.terms, call.temperature()
     numbers = 1  # of each pair: the weight
-    numbers += int(terms.gain is not None)  # the content
+    numbers += int(terms.gain is not None)  # the content, for the gain's gradient
     if terms.product:  # a product for each pair; with runs, only one for each token and row
         tables = [x for x in (terms.rows("query"), terms.rows("key")) if x is not None]
         numbers += len([x for x in tables if x.runs is None])
     numbers += int(temperature is not None and temperature.requires_grad)  # the score without it
-    numbers += int(terms.has(ScoreCap))  # the tangent
+    numbers += int(terms.has(ScoreCap))  # the limited score
     numbers += int(terms.rows("value") is not None and call.dropout > 0)  # the kept weights
     pairs = math.prod(call.query.shape[:3]) * call.key.size(2)
     return numbers * pairs * at_least_fp32(call.query[:0]).element_size()

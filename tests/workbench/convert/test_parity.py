@@ -447,8 +447,7 @@ def test_what_fairseq_does_not_have_is_refused(change, message, capsys):
 )
 def test_what_cannot_be_exported_is_refused_by_name(words, family, spec, more, message, capsys):
     trained = checkpoint(family, spec, **more)
-    given = words.format(data=trained.data).split()
-    assert message in refuse_export(capsys, trained, *given)
+    assert message in refuse_export(capsys, trained, *words.format(data=trained.data).split())
 
 
 def test_a_model_that_differs_is_not_written(monkeypatch, capsys):

@@ -270,14 +270,12 @@ def test_a_page_of_six_layers_eight_heads_and_64_tokens_is_small(spec, limit):
     )
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)  # bytes that hardly repeat
-    read = read_by("translation", model, ["a word"] * 64)
-    assert len(render_page([read], "")) < limit
+    assert len(render_page([read_by("translation", model, ["a word"] * 64)], "")) < limit
 
 
 def test_no_text_ends_the_script_that_holds_it():
     labels = ["</script>", "<!--", "<script>", "{{codes}}", "{{data}}"]
-    model = make_model("masked_lm")
-    html = render_page([read_by("masked_lm", model, labels)], "")
+    html = render_page([read_by("masked_lm", make_model("masked_lm"), labels)], "")
     assert content_of(html)[0]["models"][0]["kinds"][0]["queries"] == labels
 
 
@@ -315,8 +313,7 @@ def test_the_models_own_translation_is_read_where_none_is_given():
     generated = run("fairseq-interactive", *words, given=TEXT + "\n")
     (line,) = (line for line in generated.out.splitlines() if line.startswith("H-0"))
     assert tokens == line.split("\t")[2].split()
-    given = read_with_checkpoint(opened, TEXT, " ".join(tokens))
-    assert given.labels == own.labels
+    assert read_with_checkpoint(opened, TEXT, " ".join(tokens)).labels == own.labels
 
 
 def refusal(capsys, checkpoint: Path, *more: object) -> str:

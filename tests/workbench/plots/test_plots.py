@@ -244,8 +244,7 @@ class TestAttention:
         assert [text.get_text() for text in drawn[2].get_yticklabels()] == words
 
     def test_crosswise_keys_are_the_sources(self):
-        tokens = make_tokens()
-        cross = [each for each in seen_by("translation", tokens) if each.cross]
+        cross = [each for each in seen_by("translation", make_tokens()) if each.cross]
         words, keys = list("abcdefghi"), list("ABCDEFGHI")
         (axes,) = panels(figures.draw_attention(cross[:1], [0], words, keys, "title"))
         assert [text.get_text() for text in axes.get_xticklabels()] == list("ABCDEFGHI")

@@ -140,8 +140,7 @@ def test_the_command_tells_figures_and_stages_and_draws_the_training(tmp_path, c
     """With a name in which matplotlib would look for TeX."""
     trainings = {"bert": BERT, "diff": DECBERT, r"$\nope$": BAG_OF_WORDS}
     logs = [write(tmp_path / x, 7, 5, 6, training=losses(y)) for x, y in trainings.items()]
-    words = [f"{log.name}={log}" for log in logs]
-    text = curves(tmp_path / "out", *words, "--updates", "0:16000")
+    text = curves(tmp_path / "out", *[f"{log.name}={log}" for log in logs], "--updates", "0:16000")
     assert "| loss (bits) | loss (nats) |" in text  # the papers' are in nats
     assert "| `bert` | 300 | 200 | 5.000 | 3.466 | 32.00 | 1,234 | 2.195 |" in text
     assert "accuracy" not in text

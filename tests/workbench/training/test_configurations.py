@@ -239,8 +239,7 @@ def test_slurm_starts_the_script_once_on_each_node(tmp_path):
     variables["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     variables["SLURM_CPUS_PER_TASK"] = "32"
     words = ("a.sh", "model.position_encoding=m4m")
-    process = start(tmp_path, *words, program="slurm.sh", **variables)
-    said, _ = process.communicate(timeout=60)
+    said, _ = start(tmp_path, *words, program="slurm.sh", **variables).communicate(timeout=60)
     assert said == (
         "--ntasks-per-node=1|--kill-on-bad-exit=1|--cpus-per-task=32|a.sh|"
         "model.position_encoding=m4m|distributed_training.distributed_port=23456|"

@@ -202,8 +202,7 @@ def test_a_causal_lm_continues_a_batch_as_each_text_alone_without_a_cache():
 @pytest.mark.parametrize("spec", some_of(["rope", "m4m"], ["rope", "alibi", "m4m", "sinusoidal"]))
 def test_a_source_longer_than_any_in_training(spec, tmp_path):
     translator = Translator.load(untrained(spec, tmp_path / "model.pt"))
-    long = " ".join(["chat"] * 2 * LONGEST)
-    ((found,),) = translator.translate([long], beam=1)
+    ((found,),) = translator.translate([" ".join(["chat"] * 2 * LONGEST)], beam=1)
     assert found.text
     assert math.isfinite(found.score)
 
