@@ -140,8 +140,8 @@ class Stack(NamedTuple):
 
         Layers of a spec, and all lists "for each layer", are in the order of this list.
         """
-        first, *_ = (path := self.family.attention).split(".")
-        return [layer.get_submodule(path) for layer in self.layers if hasattr(layer, first)]
+        path = self.family.attention
+        return [x.get_submodule(path) for x in self.layers if hasattr(x, path.split(".")[0])]
 
     @property
     def is_hybrid(self) -> bool:
@@ -196,10 +196,10 @@ class Stack(NamedTuple):
         if hasattr(self.module, POSITIONS):
             kinds = [getattr(getattr(x, POSITIONS, None), "kind", None) for x in self.attentions]
             fits = kinds == [spec.layer_kind(index) for index in range(len(kinds))]
-        else:  # if the layers of its family do not differ, all rotate
+        else:  # EXAONE 4 without a window rotates in all layers, although `is_sliding` is false
             rotates = [self.family.applies_cosines(attention) for attention in self.attentions]
-            differ = self.family.rotates and any(rotates)
-            fits = not differ or rotates == spec.list_rotated(len(rotates))
+            layers_differ = self.family.rotates and any(rotates)
+            fits = not layers_differ or rotates == spec.list_rotated(len(rotates))
         if not fits:
             raise UserError(
                 "layers of this model were removed or added, so its spec no longer describes them: "
@@ -228,12 +228,12 @@ class Stack(NamedTuple):
         for name, stock_name in self.weight_names.items():
             if (weight := present.get(stock_name)) is not None:
                 first_row = self.first_row if "learned" in name else 0
-                weights[name] = weight.t() if "t5" in name else weight[first_row:]  # (buckets, H)
+                weights[name] = weight.t() if "t5" in name else weight[first_row:]  # [H, buckets]
         return weights
 
     @property
     def first_row(self) -> int:
-        """The row of position 0 in the model's table."""
+        """The row of position 0 in the model's table: the family's, or the first after padding."""
         return max(self.family.first_row, self.family.first_id(self.config))  # AFTER_PADDING is -1
 
     def neutralize(self) -> None:
@@ -241,7 +241,7 @@ class Stack(NamedTuple):
         family = self.family
         if getattr(self.module, family.rotary, None) is not None:
             self.module.set_submodule(family.rotary, NoRotation())
-        if hasattr(self.config, "layer_rope_theta"):  # granite_swa: bases of layers, 0: no rotation
+        if hasattr(self.config, "layer_rope_theta"):  # granite_swa: bases of layers, 0 for none
             self.config.layer_rope_theta = [0] * self.config.num_hidden_layers  # ours is passed on
         if family.temperature:
             self.config.rope_parameters[family.temperature] = 0.0

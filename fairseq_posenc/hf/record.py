@@ -16,13 +16,12 @@ from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.identity import STATE_KEY
 
 RECORD = f"{POSITIONS}.{STATE_KEY}"  # a stack's record of its positions
-# Added to the names of weights whose own names the records have: see `exchange_names`.
-SUFFIX = ".fairseq_posenc_set_positions_first"  # what to do, for whoever reads such an error
+SUFFIX = ".fairseq_posenc_set_positions_first"  # see `exchange_names`; errors quote this advice
 RECORDS = f"{POSITIONS}_record"  # a model's part by which its adapters get records
 
 
-def stock_name_of_record(config_class: Any) -> str:
-    """Write a pattern of the stock weight whose name a stack's record has in files.
+def stock_name_pattern(config_class: Any) -> str:
+    """Write a pattern of the stock weight's name that a stack's record has in files.
 
     It is a projection in the first layer. The first group of the pattern is the stack's name.
     """
@@ -34,10 +33,11 @@ def stock_name_of_record(config_class: Any) -> str:
 def exchange_names(weights: dict[str, Any], config_class: type, *, saving: bool) -> None:
     """Give the record of each stack the name of a stock weight and this a suffix, or undo it.
 
-    State dicts and saved files have these names, so that a stock class fails on the record's shape
-    and does not ignore the positions; loading undoes it. In place: modules share a dictionary.
+    In state dicts and files, ``q_proj.weight`` is then the record, and ``q_proj.weight`` + SUFFIX
+    the weight, so that a stock class fails on the record's shape and does not ignore the positions;
+    loading undoes it. In place: modules share a dictionary.
     """
-    pattern = re.compile(stock_name_of_record(config_class))
+    pattern = re.compile(stock_name_pattern(config_class))
     for name in list(weights):
         if match := pattern.fullmatch(name):
             record, suffixed = match[1] + RECORD, name + SUFFIX
@@ -68,5 +68,5 @@ def list_positions(model: PreTrainedModel) -> dict[str, Any]:
     stacks = find_family(type(model.config)).find_stacks(model)  # type: ignore[union-attr]
     parts = [getattr(stack.module, POSITIONS) for stack in stacks]
     plain = [getattr(part, "original_module", part) for part in parts]  # of PEFT's wrappers
-    # A number alone might be an adapter's name, which PEFT removes from keys.
+    # PEFT might take a key that is a number for an adapter's name, and remove it.
     return {f"stack_{number}.{STATE_KEY}": part for number, part in enumerate(plain)}

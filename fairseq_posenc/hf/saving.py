@@ -151,7 +151,7 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
 class ModelWithPositions(Derived):
     """The part of a model with positions that its stock class, here ``super()``, lacks."""
 
-    is_first = True  # so it undoes the renaming of weights by `StackWithPositions.state_dict`
+    is_first = True  # of the mixins, so it undoes what `StackWithPositions.state_dict` renames
     config: PretrainedConfig
     is_saved = True  # as it is in a folder; False from `set_positions` until it is saved
 
@@ -163,7 +163,7 @@ class ModelWithPositions(Derived):
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         model = cast(PreTrainedModel, self)
-        replace_positions(model, PositionSettings.read(config), extend=None)  # weights follow
+        replace_positions(model, PositionSettings.read(config), extend=None)  # weights come later
 
     def save_pretrained(
         self,
@@ -213,8 +213,8 @@ class ModelWithPositions(Derived):
         may_resize = kwargs.pop("ignore_mismatched_sizes", False)
         if kwargs.get(_ATTENTION) == OUR_ATTENTION:  # another model's, as TRL passes it on
             del kwargs[_ATTENTION]
-        pattern = record.stock_name_of_record(cls.config_class)  # type: ignore[attr-defined]
-        # Names in the file -> in the model (`exchange_names`); group 1 is the name of the stack.
+        pattern = record.stock_name_pattern(cls.config_class)  # type: ignore[attr-defined]
+        # Names in the file -> in the model (`exchange_names`); \1 is the stack's, or the weight's.
         ours = {f"^{pattern}$": rf"\1{record.RECORD}", rf"^(.+){re.escape(record.SUFFIX)}$": r"\1"}
         model, info = super().from_pretrained(  # type: ignore[misc]
             source,
@@ -234,8 +234,8 @@ class ModelWithPositions(Derived):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the weights as torch does; PEFT makes a state dict before it saves adapters.
 
-        torch passes a ``prefix`` if this model is a part of another one. Then the records stay
-        guarded, as the stack has guarded them, unless the other one is only a wrapper.
+        torch passes a ``prefix`` if this model is a part of another one. Then the names stay as the
+        stack has exchanged them (``exchange_names``), unless the other one is only a wrapper.
         """
         model = cast(PreTrainedModel, self)
         if sys.modules.get("peft") and not hasattr(model, record.RECORDS):
@@ -266,7 +266,7 @@ class ModelWithPositions(Derived):
             logger.warning("nothing shows which positions these weights were trained with; %s", has)
         for key, positions in record.list_positions(cast(PreTrainedModel, self)).items():
             if (of_adapter := state_dict.pop(f"{prefix}{record.RECORDS}.{key}", None)) is not None:
-                positions.set_extra_state(of_adapter)
+                positions.set_extra_state(of_adapter)  # which refuses a record of others
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def _validate_generation_mode(self, mode: str, config: Any, *args: Any) -> None:
@@ -281,7 +281,7 @@ class ModelWithPositions(Derived):
         super()._validate_generation_mode(mode, config, *args)  # type: ignore[misc]
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse paged caches in a line, as transformers would only log what a pass refuses."""
+        """Refuse paged caches here: transformers would only log that a pass refuses them."""
         raise UserError("continuous batching (paged caches) is not supported here: use generate")
 
     def load_adapter(self, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
 """Reads the arguments with which a transformers model calls a stack of layers.
 
-By default tokens are counted from 0, and padding is left out. Whatever else callers say of tokens
-holds for a single pass: a cache does not keep it, and is not continued.
+By default tokens are counted from 0, without padding. A caller's other ids and documents hold for
+a single pass: a cache does not keep them, and a pass that would continue it is refused.
 Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 """
 
@@ -49,7 +49,7 @@ class StackArguments:
             raise UserError("document_ids: pass position_ids that begin at 0 in each document")
         of_tokens = "inputs_embeds" if named.get("input_ids") is None else "input_ids"
         self.inputs: Tensor = named[of_tokens]  # (B, T), or embeddings (B, T, C)
-        if self.inputs.dim() != 2 + (of_tokens == "inputs_embeds") or not self.inputs.size(1):
+        if self.inputs.dim() != (2 if of_tokens == "input_ids" else 3) or not self.inputs.size(1):
             raise UserError(f"{of_tokens} {tuple(self.inputs.shape)} must be a batch of texts")
         mask = named.get("attention_mask")
         # `generate` makes a mask for each type of layer: our `make_mask` (attention.py) returns the
@@ -128,7 +128,7 @@ class StackArguments:
         """Refuse several documents in a row, unless the spec, attention or a mask separates them.
 
         Args:
-            separates_by_ids: whether attention does so by their ids.
+            separates_by_ids: whether attention does so by the caller's ids, as FlashAttention.
         """
         if self.has_documents or not self.may_mix:
             return
@@ -144,10 +144,10 @@ class StackArguments:
             )
 
     def _list_numbers(self) -> list[Tensor]:
-        """List the numbers of the new tokens' documents, ``(B, T)``, in each way that is used."""
+        """List the numbers of new tokens' documents, ``(B or 1, T)``, for each argument given."""
         numbers, batch, tgt_len = self.named.get("seq_idx"), *self.inputs.shape[:2]
         if numbers is not None and numbers.shape not in ((batch, tgt_len), (1, tgt_len)):
-            raise UserError(f"seq_idx {tuple(numbers.shape)} must be {(batch, tgt_len)}")
+            raise UserError(f"seq_idx {tuple(numbers.shape)} must be {(batch, tgt_len)} or one row")
         listed = [] if numbers is None else [numbers]
         if (offsets := self.named.get("cu_seq_lens_q")) is not None:  # 0, ends in the whole batch
             places = torch.arange(batch * tgt_len, device=offsets.device, dtype=offsets.dtype)

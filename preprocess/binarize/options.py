@@ -50,7 +50,7 @@ class BinarizeSettings:
             line_format=line_format,
             inputs={split: paths for split in SPLITS if (paths := getattr(args, split))},
             vocabulary=Vocabulary.from_args(
-                args,
+                args,  # options that a program lacks count as not given
                 is_by_rule=args.words or args.characters,
                 alternatives=", or --words",  # ends the message if no tokens were chosen
             ),
