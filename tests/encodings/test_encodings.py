@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from fairseq.modules import MultiheadAttention
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import catalogue
@@ -22,7 +21,6 @@ from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, ScaleFactor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import Mask
 from fairseq_posenc.positions import Positions
-from fairseq_posenc.transformer.layers import rotate_projections
 from tests.helpers import oracles
 from tests.helpers.formulas import (
     DIMS,
@@ -390,9 +388,9 @@ def test_gradients_of_values_by_distance_equal_those_of_the_formula():
 
 
 def test_rotary_cross_attention_refuses_what_would_pass_by_the_rotation():
-    attention = MultiheadAttention(16, 2, kdim=16, vdim=16, encoder_decoder_attention=True)
-    rotate_projections(attention, kind=0)
-    query, key = torch.randn(3, 2, 16), torch.randn(5, 2, 16)
+    model = make_model("translation", position_encoding="rope(cross_attention=true)")
+    attention = model.decoder.layers[0].encoder_attn
+    query, key = torch.randn(2, 3, 2, attention.embed_dim)
     for static_kv in (False, True):
         with pytest.raises(UserError, match="outside its stack"):
             attention(query, key, key, static_kv=static_kv)
