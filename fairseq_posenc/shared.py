@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Encoding, Encodings, find_first
+from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, find_first
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import NO_MASK, Mask, PassCache
 from fairseq_posenc.positions import Positions
+from fairseq_posenc.specs import Spec
 from fairseq_posenc.torch_modes import is_reentrant_recomputation
 
 
@@ -31,8 +32,8 @@ class Shared(NamedTuple):
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
         source_rotation: rotation of the keys of an encoder's output, for rotary attention to it.
-        stack: spec and sizes of the stack (of fairseq's stacks, all settings), which their layers
-            compare with their own, to refuse the state of another stack.
+        stack: spec and sizes of the stack as it was built, which its layers compare with their own,
+            to refuse the state of another stack.
     """
 
     positions: Positions
@@ -41,7 +42,7 @@ class Shared(NamedTuple):
     terms: Terms = Terms()
     rotation: Rotation | None = None
     source_rotation: Rotation | None = None
-    stack: object = None
+    stack: tuple[Spec, Dims] | None = None
 
     def layer_terms(self) -> Terms:
         """Select the terms for a layer.
@@ -69,9 +70,8 @@ class Shared(NamedTuple):
             compute = partial(self.rotation_at, positions.last_ids(count))
             return self.mask.cached("last", (positions.ids, positions.drawn, count), compute)
         rotating = (x for x in self.encodings if x.acts_on == "rotation")
-        if is_reentrant_recomputation() and any(
-            p.requires_grad for x in rotating for p in x.parameters()
-        ):
+        trains = (p.requires_grad for x in rotating for p in x.parameters())
+        if is_reentrant_recomputation() and any(trains):
             return self.rotation_at(positions.query_ids)
         return self.rotation
 

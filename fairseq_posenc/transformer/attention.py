@@ -8,9 +8,10 @@ from torch import Tensor
 
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.projected_rows import ProjectedRows
-from fairseq_posenc.encodings.base import Encodings
+from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore, Kept, append_to_kept, make_call
+from fairseq_posenc.specs import Spec
 from fairseq_posenc.transformer.forward_context import state_of_kind
 
 _NO_TORCHSCRIPT = "TorchScript is not supported: encodings and backends are chosen in Python"
@@ -41,7 +42,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         encodings: the encodings of this layer, without those of the input.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         backend: ``auto`` or the name of a backend.
-        stack: settings of its stack (:attr:`Shared.stack`): states of other stacks are refused.
+        stack: spec and sizes of its stack (:attr:`Shared.stack`); states of others are refused.
         kind: number of this layer's kind in the stack, as in ``Spec.layer_kinds``.
         **kwargs: passed on to fairseq's class.
     """
@@ -55,11 +56,12 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         encodings: Encodings,
         direction: str = "both",
         backend: str = "auto",
-        stack: object = None,
+        stack: tuple[Spec, Dims] | None = None,
         kind: int = 0,
         **kwargs: Any,
     ) -> None:
-        if any(map(kwargs.get, ("xformers_att_config", "add_bias_kv", "add_zero_attn"))):
+        has_xformers = kwargs.get("xformers_att_config") is not None  # {}: with its defaults
+        if has_xformers or kwargs.get("add_bias_kv") or kwargs.get("add_zero_attn"):
             raise UserError("position encodings do not work with xformers or added key biases")
         super().__init__(embed_dim, num_heads, self_attention=True, **kwargs)
         self.encodings = encodings
@@ -74,8 +76,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
     def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
         """Refuse fairseq's pruning of heads, which leaves the encodings' tables by head as is."""
         raise UserError(
-            "heads with position encodings cannot be pruned: fairseq cuts the projections, but "
-            "not the tables, slopes and buckets of the heads"
+            "heads cannot be pruned: fairseq would leave the encodings' tables by head as they are"
         )
 
     def forward(

@@ -22,10 +22,7 @@ from fairseq_posenc.transformer.forward_context import state_of_kind
 from fairseq_posenc.transformer.layers import RotatedProjection
 
 # For example decoder.layers.3.encoder_attn or encoder.sentence_encoder.layers.0.self_attn.
-_NAME = re.compile(
-    r"(?P<stack>encoder|decoder)\.(?:.+\.)?layers\.(?P<layer>\d+)\."
-    r"(?P<attention>self_attn|encoder_attn)$"
-)
+_NAME = re.compile(r"(encoder|decoder)\.(?:.+\.)?layers\.(\d+)\.(self_attn|encoder_attn)$")
 
 
 @torch.no_grad()
@@ -42,25 +39,21 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
         for name, module in model.named_modules():
             match = _NAME.search(name)
             if isinstance(module, TransformerEncoderLayerBase):
-                # torch's fused layer returns no weights.
-                changes.append((module, "can_use_fastpath", False))
+                changes.append((module, "can_use_fastpath", False))  # which returns no weights
             elif match and isinstance(module, MultiheadAttention):
                 # torch's function returns only the mean over heads. With this attribute, fairseq
                 # computes attention itself.
                 changes.append((module, "skip_embed_dim_check", True))
                 before = module.register_forward_pre_hook(_request_weights, with_kwargs=True)
                 hook = partial(_capture, match, captured)
-                after = module.register_forward_hook(hook, with_kwargs=True)
+                cleanup.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
                 cleanup.callback(before.remove)
-                cleanup.callback(after.remove)
         cleanup.enter_context(with_attributes(changes))  # sets them, and restores them at the end
         run()
     return sorted(captured, key=lambda x: (x.stack == "decoder", x.cross, x.layer))
 
 
-def _request_weights(
-    module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
-) -> tuple[tuple[object, ...], dict[str, object]]:
+def _request_weights(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Let fairseq return the weights of each head, as a hook before the forward pass."""
     return args, {**kwargs, "need_weights": True, "need_head_weights": True}
 
@@ -74,12 +67,13 @@ def _capture(
     out: Any,
 ) -> None:
     """Capture the attention of a module, as a forward hook; fairseq's layers pass keywords."""
+    stack, layer, attention = match.groups()
     _, weights = out  # of each head, which `_request_weights` requested
     captured.append(
         CapturedAttention(
-            stack=match["stack"],
-            cross=match["attention"] == "encoder_attn",  # of a decoder to the encoder's output
-            layer=int(match["layer"]),
+            stack=stack,
+            cross=attention == "encoder_attn",  # of a decoder to the encoder's output
+            layer=int(layer),
             weights=weights.transpose(0, 1),  # [H, B, T, S] -> [B, H, T, S]
             split=_split_scores(module, kwargs["query"], kwargs["key"]),
         )
@@ -94,19 +88,16 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
     """
 
     def project(x: Tensor, projection: Any) -> Tensor:
-        # Not projection(x), which also rotates in rotary cross-attention.
-        projected = F.linear(x, projection.weight, projection.bias)
+        projected = F.linear(x, projection.weight, projection.bias)  # projection(x) may rotate
         return projected.unflatten(-1, (attention.num_heads, -1)).permute(1, 2, 0, 3)
 
     query = project(queries, attention.q_proj)  # [B, H, T, D]
     key = project(keys, attention.k_proj)  # [B, H, S, D]
     if isinstance(attention, PositionalAttention):
-        # Still set: hooks run in the stack's forward.
-        context = state_of_kind(attention.stack, attention.kind)
+        context = state_of_kind(attention.stack, attention.kind)  # still set when hooks run
         terms = attention.compute_terms(context, queries.transpose(0, 1))
         rotation = attention.rotation(context)  # of the stack or of this layer; None without any
-        # Only encodings that count the visible keys, such as `cope`, use the mask.
-        mask = context.mask.with_direction(attention.direction)
+        mask = context.mask.with_direction(attention.direction)  # for `cope`, which counts keys
         return split(query, key, terms, rotation, mask=mask)
     if isinstance(attention.q_proj, RotatedProjection):
         context = state_of_kind(attention.q_proj.stack, attention.q_proj.kind)

@@ -9,8 +9,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.shared import Shared
+from fairseq_posenc.specs import Spec
 
 _context = threading.local()  # has `states` while a stack runs in this thread
 
@@ -20,7 +22,7 @@ def current_context() -> tuple[Shared, ...] | None:
     return getattr(_context, "states", None)
 
 
-def state_of_kind(stack: object, kind: int) -> Shared:
+def state_of_kind(stack: tuple[Spec, Dims] | None, kind: int) -> Shared:
     """Get the position state of a kind of layer; refuse a call outside its stack's forward."""
     states = current_context()
     if states is None or states[0].stack != stack:

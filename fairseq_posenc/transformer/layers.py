@@ -15,11 +15,12 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc.assembly import build_layer
 from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
+from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.specs import Spec
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import current_context, set_context, state_of_kind
-from fairseq_posenc.transformer.options import StackSettings
 
 
 class _PositionalLayer:
@@ -58,7 +59,7 @@ class _PositionalLayer:
             encodings=build_layer(stack.spec, stack.dims, self.index),
             direction=stack.directions[self.index],
             backend=stack.backend,
-            stack=stack,
+            stack=(stack.spec, stack.dims),
             kind=stack.spec.layer_kind(self.index),
             dropout=cfg.attention_dropout,
             q_noise=cfg.quant_noise.pq,
@@ -93,13 +94,14 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         """Build fairseq's cross-attention; let it rotate if rope(cross_attention=true) says so."""
         attention = super().build_encoder_attention(embed_dim, cfg)
-        if cfg.position.spec.select_layers([self.index]).rotates_source:
+        spec, dims = cfg.position.spec, cfg.position.dims
+        if spec.select_layers([self.index]).rotates_source:
             if cfg.quant_noise.pq > 0:
                 raise UserError(
                     "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
                     "projections would not rotate"
                 )
-            rotate_projections(attention, cfg.position, self.index)
+            rotate_projections(attention, (spec, dims), spec.layer_kind(self.index))
         return cast("nn.Module", attention)
 
 
@@ -110,13 +112,12 @@ def wrap_layer(layer: nn.Module, cfg: Any) -> nn.Module:
     )
 
 
-def rotate_projections(attention: Any, stack: StackSettings, index: int) -> None:
+def rotate_projections(attention: Any, stack: tuple[Spec, Dims], kind: int) -> None:
     """Let fairseq's encoder-decoder attention rotate by positions (``rope(cross_attention=true)``).
 
     Only the projections of queries and keys are replaced, by ones that rotate their output, so
     fairseq's forward, caches of keys and beam search stay as they are.
     """
-    kind = stack.spec.layer_kind(index)
     for name, is_key in {"q_proj": False, "k_proj": True}.items():
         plain = getattr(attention, name)
         setattr(attention, name, RotatedProjection(plain, attention.head_dim, stack, kind, is_key))
@@ -130,13 +131,13 @@ class RotatedProjection(nn.Linear):
     Args:
         plain: the projection that it replaces; its parameters are shared, under the same names.
         head_dim: D, the width of a head.
-        stack: settings of the layer's stack (:attr:`Shared.stack`).
+        stack: spec and sizes of the layer's stack (:attr:`Shared.stack`).
         kind: number of the layer's kind in the stack.
         is_key: whether it projects to the source's keys; otherwise to the target's queries.
     """
 
     def __init__(
-        self, plain: nn.Linear, head_dim: int, stack: object, kind: int, is_key: bool
+        self, plain: nn.Linear, head_dim: int, stack: tuple[Spec, Dims], kind: int, is_key: bool
     ) -> None:
         # On "meta" nothing is initialised; the parameters are replaced below.
         super().__init__(plain.in_features, plain.out_features, device="meta")

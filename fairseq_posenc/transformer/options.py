@@ -107,21 +107,28 @@ def list_settings(name: str | None) -> set[str]:
 
 
 def read_options(args: Any) -> PositionConfig:
-    """Read our options in fairseq's ``args``: a namespace, a DictConfig or a dataclass."""
+    """Read our options in fairseq's ``args``: a namespace, a DictConfig or a dataclass.
+
+    Raises:
+        UserError: an option of fairseq leaves out all positions.
+    """
     if safe_getattr(args, "no_token_positional_embeddings", False):
-        raise UserError(
-            "--no-token-positional-embeddings does not work here: write --position-encoding none"
-        )
+        raise UserError("--no-token-positional-embeddings: write --position-encoding none instead")
     return PositionConfig(
         **{x.name: safe_getattr(args, x.name, x.default) for x in fields(PositionConfig)}
     )
 
 
-def parse_specs(options: PositionConfig) -> tuple[Spec, Spec]:
-    """Parse the specs of the encoder and of the decoder."""
+def parse_options(options: PositionConfig) -> tuple[Spec, Spec, tuple[str, ...]]:
+    """Parse the specs of encoder and decoder, and the directions of the first encoder layers.
+
+    Raises:
+        UserError: a spec or a direction cannot be read.
+    """
     # hydra also accepts null, numbers and lists instead of a text; `parse` refuses them as texts.
     encoder, decoder = parse(str(options.position_encoding)), options.position_encoding_decoder
-    return encoder, parse(str(decoder)) if decoder else encoder
+    directions = parse_directions(str(options.attention_directions or ""), "--attention-directions")
+    return encoder, parse(str(decoder)) if decoder else encoder, tuple(directions)
 
 
 def as_namespace(args: Any) -> Any:
@@ -142,10 +149,9 @@ def configure_stack(args: Any, side: Literal["encoder", "decoder"]) -> Transform
     given = read_options(cfg)
     causal = side == "decoder"
     stack = getattr(cfg, side)
-    encoder_spec, decoder_spec = parse_specs(given)
+    encoder_spec, decoder_spec, first = parse_options(given)
     spec = decoder_spec if causal else encoder_spec
-    first = parse_directions(str(given.attention_directions or ""), "--attention-directions")
-    directions = ("lr",) * stack.layers if causal else tuple(first)  # of the first layers
+    directions = ("lr",) * stack.layers if causal else first
     kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
     if kept is None:
         spec.check_length(stack.layers)
@@ -162,8 +168,7 @@ def configure_stack(args: Any, side: Literal["encoder", "decoder"]) -> Transform
     directions += ("both",) * (stack.layers - len(directions))  # of encoder layers without one
     if causal and cfg.cross_self_attention:
         raise UserError(
-            "--cross-self-attention mixes two sequences, so positions have no meaning: train "
-            "without it"
+            "--cross-self-attention mixes two sequences: positions have no meaning; leave it out"
         )
     if causal and any(dict(item.options).get("prefill") for item in spec.items):
         raise UserError("window(prefill=true) is for models of transformers: export this one first")

@@ -83,13 +83,13 @@ class _PositionalStack(nn.Module):
         self.init_positions = self.settings.init_positions
         self.spec, self.dims = spec, dims = self.settings.spec, self.settings.dims
         self.id_readers = assembly.find_id_readers(spec, dims)  # which a caller's ids must fit
-        self.directions = self.settings.directions
-        self.backend = self.settings.backend
         self.eos_idx = dictionary.eos()
         at_input = assembly.build_input(spec, dims)
         self.embed_positions = None if at_input is None else InputPositions(at_input)
         self.encodings = assembly.build_shared(spec, dims)  # those that layers share
-        drafts = assembly.draft_terms(spec, dims, self.backend)  # checked; of each kind of layer
+        drafts = assembly.draft_terms(
+            spec, dims, self.settings.backend
+        )  # checked; of each kind of layer
         self.has_reset = any(terms.has(Reset) for terms in drafts)  # of first tokens
 
     def _next_index(self) -> int:
@@ -99,11 +99,11 @@ class _PositionalStack(nn.Module):
 
     def describe(self) -> str:
         """Describe positions, directions and backend, for the log."""
-        runs = [f"{direction} x{len(list(run))}" for direction, run in groupby(self.directions)]
+        runs = [f"{name} x{len(list(run))}" for name, run in groupby(self.settings.directions)]
         named = self.named_parameters("model")  # with a prefix, as in a whole model
         count = sum(x.numel() for name, x in named if is_position_parameter(name))
         return (
-            f"{self.spec} | directions: {' '.join(runs)} | backend: {self.backend} | "
+            f"{self.spec} | directions: {' '.join(runs)} | backend: {self.settings.backend} | "
             f"position parameters: {count:,}"
         )
 
@@ -114,7 +114,7 @@ class _PositionalStack(nn.Module):
     @property
     def identity(self) -> Identity:
         """Positions and settings that the weights of this stack belong to."""
-        directions = () if self.dims.causal else self.directions  # in a decoder always lr
+        directions = () if self.dims.causal else self.settings.directions  # in a decoder always lr
         length, settings = self.dims.trained_length, self.weight_settings
         return Identity(self.spec, format_directions(directions), length, settings)
 
@@ -166,8 +166,8 @@ class _PositionalStack(nn.Module):
             positions = positions.replace_ids(ids)
         if self.has_reset:
             positions = positions._replace(first=positions.is_first())  # once for all layers
-        states = compute_shared(self.encodings, positions)
-        return tuple(state._replace(stack=self.settings) for state in states)
+        built = self.settings.spec, self.settings.dims  # loading changes `self.dims`
+        return tuple(x._replace(stack=built) for x in compute_shared(self.encodings, positions))
 
 
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):

@@ -135,7 +135,7 @@ def test_directions_are_a_list_of_their_own():
     """Both lists begin with the first layer; that of directions ends with ``both``."""
     model = make_model("masked_lm", position_encoding="rope,none", attention_directions="lr")
     stack = model.encoder.sentence_encoder
-    assert stack.directions == ("lr", "both", "both")
+    assert stack.settings.directions == ("lr", "both", "both")
     assert stack.identity.describe().startswith("trained with rope,none, attention directions lr")
     tokens = make_tokens()
     moved = torch.cat([torch.full((3, 2), 1), tokens], 1)

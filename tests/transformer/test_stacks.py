@@ -154,7 +154,7 @@ def test_rotary_cross_attention_equals_the_formula():
     query, key = torch.randn(3, 1, 32).double(), torch.randn(5, 1, 32).double()
     (rope,) = model.decoder.encodings.as_list()
     at_target, at_source = (rope.rotation(torch.arange(length)[None]) for length in (3, 5))
-    state = Shared(None, stack=model.decoder.settings)
+    state = Shared(None, stack=model.decoder.settings[:2])
     with set_context((state._replace(rotation=at_target, source_rotation=at_source),)):
         ours, _ = attention(query, key, key, need_weights=False)
 
@@ -368,24 +368,31 @@ def test_a_causal_lms_inner_sizes_follow_its_width():
     assert model.decoder.project_out_dim is None
 
 
+NO_SDPA = "position backend sdpa cannot compute this"
+ODD_HEAD = "head of size 9 is 9 coordinates: the number must be even"
 BAD_OPTIONS = [
     ("masked_lm", {"max_positions": 10**12}, "128,000 GB, and this machine"),
     ("translation", {"position_encoding_decoder": "m4+m4m"}, "two encodings both have a"),
-    ("causal_lm", {"position_encoding": "rope+window(prefill=true)"}, "is for models of transf"),
+    (
+        "causal_lm",
+        {"position_encoding": "rope+window(prefill=true)"},
+        "is for models of transformers: export",
+    ),
     ("masked_lm", {"position_encoding": "m4(max=3)"}, "m4 has no option 'max=3': its options: max"),
     ("masked_lm", {"position_encoding": "3*rope,none"}, "a list of 4 layers, but the stack has 3"),
     ("causal_lm", {"position_encoding": "2*rope,none"}, "a list of 3 layers, but the stack has 2"),
     ("masked_lm", {"position_encoding": "rope,xpos"}, "xpos is for causal models"),
-    ("masked_lm", {"position_encoding": "rope,m4m", "position_backend": "sdpa"}, "sdpa cannot"),
+    ("masked_lm", {"position_encoding": "rope,m4m", "position_backend": "sdpa"}, NO_SDPA),
     ("masked_lm", {"position_encoding": "m4+m4m"}, "query table"),
     ("masked_lm", {"attention_directions": "lr,up"}, "unknown direction 'up': choose both"),
     ("masked_lm", {"attention_directions": "lr,lr,lr,rl"}, "names 4 layers, but the encoder has 3"),
     ("causal_lm", {"attention_directions": "lr"}, "for encoders"),
     ("causal_lm", {"decoder_attention_heads": 5}, "width 32 cannot be divided among 5"),
     ("translation", {"encoder_attention_heads": 5}, "width 32 cannot be divided among 5"),
-    ("masked_lm", {"position_encoding": "rope", "encoder_embed_dim": 36}, "9 is 9 coordinates"),
-    ("masked_lm", {"position_encoding": "m4m", "position_backend": "sdpa"}, "sdpa cannot compute"),
+    ("masked_lm", {"position_encoding": "rope", "encoder_embed_dim": 36}, ODD_HEAD),
+    ("masked_lm", {"position_encoding": "m4m", "position_backend": "sdpa"}, NO_SDPA),
     ("translation", {"encoder_xformers_att_config": "{}"}, "do not work with xformers"),
+    ("translation", {"encoder_xformers_att_config": {}}, "do not work with xformers"),
     ("translation", {"cross_self_attention": True}, "cross-self-attention"),
     ("translation", {"no_token_positional_embeddings": True}, "--position-encoding none"),
     ("causal_lm", {"base_layers": 1}, "base-layers"),

@@ -16,7 +16,7 @@ from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_SP
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.specs import Spec
-from fairseq_posenc.transformer.options import as_namespace, parse_specs, read_options
+from fairseq_posenc.transformer.options import as_namespace, parse_options, read_options
 from fairseq_posenc.workbench.loading import open_model
 from fairseq_posenc.workbench.loading.checkpoints import load_state, refuse_unusable_settings
 
@@ -68,7 +68,7 @@ def read_pretrained(path: Path) -> Pretrained:
                 args.position_encoding = "none"
                 args.no_token_positional_embeddings = False  # our RoBERTa refuses True
             args._name = f"roberta_{args.position_encoding.partition('(')[0]}"
-        spec, _ = parse_specs(read_options(args))  # of the encoder
+        spec, *_ = parse_options(read_options(args))  # of the encoder
         # The table of fairseq's learned positions wins over the options; its first 2 rows are for
         # no position. A weight without dimensions is damaged: loading refuses it.
         tables = [x for name, x in weights.items() if name.endswith(STOCK_TABLE) and x.dim()]

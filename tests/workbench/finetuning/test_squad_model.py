@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.tasks.squad.criterion import SquadCriterion
 from fairseq_posenc.tasks.squad.databin import Limits
@@ -145,3 +146,6 @@ def test_a_model_and_fairseqs_own_are_built_again_from_a_checkpoint(arch, option
     rebuilt = make_model("masked_lm", **pretrained.roberta_section)
     rebuilt.load_state_dict(torch.load(pretrained.path)["model"], strict=True)
     torch.testing.assert_close(rebuilt(TOKENS)[0], model(TOKENS)[0])
+    args.attention_directions = "lr,up"
+    with pytest.raises(UserError, match="unknown direction 'up'"):
+        read_pretrained(write_release(args, model.state_dict()))
