@@ -90,10 +90,8 @@ def check_shards(data: str, split: str) -> None:
             raise UserError(f"{folder}, one of {len(shards) + 1} shards, does not exist")
         splits = {path.name.partition(".")[0] for path in folder.glob("*.idx")}
         if split not in splits:
-            raise UserError(
-                f"{folder} has no split {split!r} (--train-subset), but "
-                f"{', '.join(sorted(splits)) or 'none at all'}"
-            )
+            found = ", ".join(sorted(splits)) or "none at all"
+            raise UserError(f"{folder} has no split {split!r} (--train-subset), but {found}")
         for path in sorted(folder.glob("dict*.txt")):
             other = first / path.name
             if not other.exists() or path.read_bytes() != other.read_bytes():

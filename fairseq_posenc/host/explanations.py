@@ -118,7 +118,9 @@ def _explain(error: BaseException, settings: Any) -> str | None:
         return None
     path = Path(error.filename)
     if not path.parent.is_dir():  # a file, or nothing
-        return f"there is no folder {path.parent}: correct it, or run fairseq-posenc preprocess"
+        data = str(getattr(getattr(settings, "task", None), "data", "")).split(":")  # shards
+        advice = "run fairseq-posenc preprocess, or " if path.parent in map(Path, data) else ""
+        return f"there is no folder {path.parent}: {advice}correct its name"
     if not path.match("dict*.txt"):
         return f"there is no file or folder {path}: correct its name"
     files = [*path.parent.glob("dict*.txt"), *path.parent.glob("*/dict*.txt")]

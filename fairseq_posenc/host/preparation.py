@@ -65,8 +65,7 @@ def prepare_evaluation(settings: DictConfig, max_positions: int) -> None:
     so a batch could have thousands of blocks.
     """
     window = settings.eval_lm.context_window
-    # fairseq-eval-lm has subtracted the window from --tokens-per-sample.
-    new_tokens = settings.task.tokens_per_sample
+    new_tokens = settings.task.tokens_per_sample  # fairseq-eval-lm has subtracted the window
     block = new_tokens + max(window, 0)
     if not 0 <= window < block:
         raise UserError(
@@ -224,7 +223,8 @@ def _find_counter() -> Any:
     """
     # `python -m fairseq_cli.train` has the module under another name.
     modules = [sys.modules.get(name) for name in ("__main__", "fairseq_cli.train")]
-    return next(filter(None, (getattr(x, "should_stop_early", None) for x in modules)), None)
+    functions = [getattr(module, "should_stop_early", None) for module in modules]
+    return next(filter(None, functions), None)
 
 
 def keep_batches(task: Any) -> None:

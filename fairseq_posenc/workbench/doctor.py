@@ -61,7 +61,8 @@ def collect_findings() -> Iterator[Finding]:
 
 def _check_fairseq() -> Iterator[Finding]:
     """Import fairseq; report the path for ``--user-dir``."""
-    remedy, spec = how_to_install("fairseq"), importlib.util.find_spec("fairseq")
+    remedy = how_to_install("fairseq")
+    spec = importlib.util.find_spec("fairseq")
     if spec is None or spec.origin is None:  # nothing, or only a folder
         yield Finding("fairseq", None, f"not installed: {remedy}")
         return

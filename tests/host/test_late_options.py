@@ -55,6 +55,7 @@ def test_checkpoints_that_no_training_resumes_from_are_refused():
         (ModuleNotFoundError("No module named 'tensorboardX'"), "None"),
         (AssertionError("Sentences lengths should not exceed max_tokens=30"), "more than 30 tok"),
         (ValueError("optimizer is required!"), "no optimizer is chosen"),
+        (FileNotFoundError(2, "", "runs/x.pt"), "there is no folder runs: correct its name"),
         (ValueError("MultilingualTask requires a FairseqMultiModel architecture"), "does not fit"),
         (ValueError("DistributedDataParallel device_ids and x"), "for processes without GPUs"),
         (AssertionError("Torch not compiled with CUDA enabled"), "an option needs a GPU"),
@@ -142,7 +143,7 @@ def test_all_shards_are_looked_at(family, kind, said):
         ("masked_lm", pairs, "has no dict.txt, which tasks of running text read"),
         ("translation", sentences, "has no pairs, as train.de-en.de.idx; its splits: test."),
         ("causal_lm", lambda: _damaged("without a dictionary"), "found: no dictionary"),
-        ("causal_lm", lambda: _damaged("absent"), "there is no folder"),
+        ("causal_lm", lambda: _damaged("absent"), "run fairseq-posenc preprocess, or correct"),
         ("other model", sentences, "transformer_lm_* with --task language_modeling"),
     ],
 )

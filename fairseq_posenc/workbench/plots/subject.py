@@ -123,13 +123,12 @@ def _build_trained_subject(stack: Any) -> Subject:
         encoding = PositionEncoding(str(stack.spec.select_layers([index])), *sizes)
         # Only its methods are needed: its new modules are all replaced by the trained ones.
         encoding.dims = dims
-        encoding.input = getattr(stack.embed_positions, "encodings", None)  # of the input, if any
+        at_input = stack.embed_positions  # None if nothing is added at the input
+        encoding.input = None if at_input is None else at_input.encodings
         encoding.shared = stack.encodings.select(attention.kind)  # of its kind of layer
         encoding.encodings = attention.encodings  # those of this layer alone
         encodings.append(encoding.eval())
-        query, key = (
-            projection.weight.detach().unflatten(0, (dims.num_heads, -1))
-            for projection in (attention.q_proj, attention.k_proj)
-        )
+        weights = (x.weight.detach() for x in (attention.q_proj, attention.k_proj))
+        query, key = (weight.unflatten(0, (dims.num_heads, -1)) for weight in weights)
         projections.append((query, key))
     return Subject(encodings, [*range(len(encodings))], [*range(dims.num_heads)], projections)

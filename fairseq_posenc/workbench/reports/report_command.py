@@ -26,8 +26,8 @@ from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, TRAIN_LOG, read_
 from fairseq_posenc.workbench.running.progress import say
 
 _GLUE_NAMES = ("MNLI-m", "MNLI-mm", *(x for x in TASKS if x != "MNLI"), "average", "collapsed runs")
-# Decimals of columns; all others have two.
-_DIGITS = {"updates": 0, "seed": 0, "train loss": 3, "valid loss": 3, "valid accuracy": 4}
+_DIGITS = {"updates": 0, "seed": 0, "collapsed runs": 0}  # decimals; other columns have two
+_DIGITS |= {"train loss": 3, "valid loss": 3, "valid accuracy": 4}
 
 Figures = dict[str, float | None]  # by column; None if unknown
 

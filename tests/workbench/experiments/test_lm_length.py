@@ -1,7 +1,4 @@
-"""Perplexity by length: each token is scored once, with the context that the row says.
-
-A window or a context off by one gives a plausible figure: only passes by hand find it.
-"""
+"""Perplexity by length: each token is scored once, with the context that the row says."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from transformers import LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as Fast
 
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.workbench.experiments.length import hf_model
+from fairseq_posenc.workbench.experiments.length import hf_model, scoring
 from fairseq_posenc.workbench.experiments.length.hf_model import parse_models
 from fairseq_posenc.workbench.experiments.length.scoring import batch_windows, cut_windows
 from fairseq_posenc.workbench.results.record import read
@@ -79,6 +76,17 @@ def by_hand(model, tokens: list[int], starts: dict[int, int]) -> float:
         logits = model(torch.tensor([inputs[start : index + 1]])).logits[0, -1]
         loss -= float(F.log_softmax(logits.double(), -1)[tokens[index]])
     return math.exp(loss / len(starts))
+
+
+def test_a_window_whose_perplexity_is_infinite_is_refused(llama):
+    model = LlamaForCausalLM.from_pretrained(llama).requires_grad_(False)
+    for name, weight in model.named_parameters():
+        weight.fill_("embed" in name or "norm" in name)  # 1 or 0: so all last states are 1
+    model.lm_head.weight[5] = -800 / model.config.hidden_size
+    text = torch.tensor([0] * 37 + [5] * 4)
+    score = scoring.score_windows(model, text, cut_windows(40, 4, 4), 4, 4, 16, lambda _: None)
+    assert score.windows[-1] == math.inf
+    assert (score.loss, score.refusal[:36]) == (None, "the perplexity, or that of a window,")
 
 
 def test_perplexities_are_those_of_single_passes(llama, measure, tmp_path):

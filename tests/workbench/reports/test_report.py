@@ -57,8 +57,8 @@ def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory
     (tmp_path / "other.json").write_text("no record")
     text = report(capsys, tmp_path)
     assert "MNLI-m | MNLI-mm | CoLA | average | collapsed runs" in text
-    assert row(text, "`m4m`")[2:-1] == ["80.00", "81.00", "0.00", "53.67", "1.00"]
-    assert row(text, "`decbert`")[2:-1] == ["70.00", "71.00", "40.00", "60.33", "1.00"]
+    assert row(text, "`m4m`")[2:-1] == ["80.00", "81.00", "0.00", "53.67", "1"]
+    assert row(text, "`decbert`")[2:-1] == ["70.00", "71.00", "40.00", "60.33", "1"]
     assert row(text, "`q`")[2:4] == ["85.00", "92.00"]
     assert row(text, "`rope, beam 1`")[2:5] == ["31.00", "32.00", "50.00"]  # mean, best of 2
     assert row(text, "`rope, beam 5`")[2] == "34.00"

@@ -128,7 +128,7 @@ def score_windows(
         refusal = str(error)
     loss = -log_likelihood / max(1, tokens) / math.log(2)  # no tokens after a refusal
     if not refusal and not (loss < _MAX_BITS and math.isfinite(sum(perplexities))):  # or NaN
-        refusal = "the model's probabilities are too small for a number"
+        refusal = "the perplexity, or that of a window, is not finite: JSON has no such numbers"
     seconds = time.monotonic() - began
     return Score(length, stride, tokens, None if refusal else loss, seconds, refusal, perplexities)
 
