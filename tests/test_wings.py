@@ -267,7 +267,7 @@ LINES = {
     "fairseq_posenc/workbench/training": (74, 400),
     "fairseq_posenc/workbench/finetuning": (1279, 1350),
     "fairseq_posenc/workbench/translation": (582, 650),
-    "fairseq_posenc/workbench/plots": (1030, 1100),
+    "fairseq_posenc/workbench/plots": (1029, 1100),
     "fairseq_posenc/workbench/convert": (1562, 1650),
     "fairseq_posenc/workbench/reports": (370, 400),
     "preprocess": (2584, 2600),

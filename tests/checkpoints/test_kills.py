@@ -1,7 +1,4 @@
-"""A training that is killed outright continues to the same weights.
-
-At whatever moment: other tests kill where a checkpoint is about to be written.
-"""
+"""A training that is killed outright continues to the same weights."""
 
 from __future__ import annotations
 

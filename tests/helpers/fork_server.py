@@ -37,6 +37,7 @@ import warnings
 import weakref
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, cast
+from unittest import mock
 
 THIRD_PARTY = [
     *("bitarray", "hydra", "matplotlib.figure", "numpy", "omegaconf", "sacrebleu", "scipy.stats"),
@@ -75,9 +76,8 @@ def hasten_hydra() -> None:
 def interpret_triton() -> None:
     """Without a GPU, import Triton's own functions for its interpreter, as some tests need."""
     if importlib.util.find_spec("triton") and not sys.modules["torch"].cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"
-        importlib.import_module("triton.language")
-        del os.environ["TRITON_INTERPRET"]
+        with mock.patch.dict(os.environ, TRITON_INTERPRET="1"):
+            importlib.import_module("triton.language")
 
 
 def list_frames() -> list[inspect.FrameInfo]:

@@ -27,6 +27,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from tests.helpers.hf_models import MODELS, Cell, compute_logits, distance, make_inputs
 
+START = "spawn" if torch.cuda.is_available() else "fork"  # faster, but CUDA does not work in forks
 # Layers without positions, tables of one stack and of each layer, and a table that was removed.
 CELLS = [("llama", "learned+m4m"), ("llama", "3*t5,none"), ("opt", "alibi"), ("opt", "learned")]
 
@@ -73,7 +74,7 @@ def run_rank(rank: int, file: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes_give_the_gradients_of_one(tmp_path: Path) -> None:
-    multiprocessing.start_processes(run_rank, (str(tmp_path / "ranks"),), 2, start_method="fork")
+    multiprocessing.start_processes(run_rank, (str(tmp_path / "ranks"),), 2, start_method=START)
 
 
 def run_tensor_parallel(rank: int, folders: dict[str, str], port: int) -> None:
@@ -105,7 +106,7 @@ def test_tensor_parallel_models_rotate_or_refuse(tmp_path: Path) -> None:
     with socket.socket() as listener:  # finds a port that is free
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    multiprocessing.start_processes(run_tensor_parallel, (folders, port), 2, start_method="fork")
+    multiprocessing.start_processes(run_tensor_parallel, (folders, port), 2, start_method=START)
 
 
 def shard(model: PreTrainedModel, shards_stack: bool) -> PreTrainedModel:

@@ -145,9 +145,13 @@ def test_a_full_disk_stops_fairseq_before_it_touches_a_checkpoint(tmp_path, monk
 def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch):
     monkeypatch.setattr("sys.excepthook", lambda *_: pytest.fail("a stack trace"))
     install_excepthook()
-    error = Exception("Cannot load model parameters from checkpoint")
-    error.__context__ = UserError("the mistake")  # which fairseq hides by `from None`
-    sys.excepthook(Exception, error, None)
+    try:
+        try:
+            raise UserError("the mistake")
+        except UserError:
+            raise Exception("Cannot load model parameters from checkpoint") from None
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     assert capsys.readouterr().err == "fairseq-posenc: error: the mistake\n"
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert "stopped; the same command continues" in capsys.readouterr().err

@@ -1,7 +1,4 @@
-"""The command line itself: stops, gone readers, odd words and mistakes end in a line.
-
-What happens before a command begins, or to its streams, is found nowhere else.
-"""
+"""The command line itself: stops, gone readers, odd words and mistakes end in a line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pages and helps: links lead somewhere, commands can be given, those of five pages run.
-
-A page that names an option, a file or a function that is no longer there is found nowhere else.
-"""
+"""Pages and helps: links lead somewhere, commands can be given, those of five pages run."""
 
 import importlib.util
 import json

@@ -1,7 +1,4 @@
-"""Where commands write: odd names, full disks and the terminal.
-
-What a full disk leaves, and what a terminal would obey, are found nowhere else.
-"""
+"""Where commands write: odd names, full disks and the terminal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What exported folders are besides weights: a card whose lines run, sizes, and no machine's name.
-
-Nothing else runs these lines, or reads what the hub shows.
-"""
+"""Exported folders besides weights: a card whose lines run, sizes, and no machine's name."""
 
 import importlib
 import re
@@ -89,8 +86,9 @@ def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machi
     dictionaries = trained.task.source_dictionary, trained.task.target_dictionary
     for place, dictionary, cut in zip((".", "target"), dictionaries, cuts):
         tokenizer = Tokenizer.from_file(f"{place}/tokenizer.json")
-        symbols = map(dictionary.index, cut.encode(TEXT[0], out_type=str))
-        assert tokenizer.encode(TEXT[0]).ids == [*before, *symbols, *after]
+        for text in (TEXT[0], "Un dort."):  # and one on which the pieces were not trained
+            symbols = map(dictionary.index, cut.encode(text, out_type=str))
+            assert tokenizer.encode(text).ids == [*before, *symbols, *after]
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len({path.stat().st_mode for path in files}) == 1  # all are for the same readers
     for secret in ("/private", str(trained.data), str(trained.path.parent)):

@@ -47,7 +47,6 @@ from tests.helpers.exchanged import (
 from tests.helpers.hf_models import MODELS, POSITIONS, SYMBOLS, edit_config, save_llama
 from tests.helpers.preprocess import DATA, bpe_options, start
 from tests.helpers.products import product_of, some_of
-from tests.helpers.tiny_models import COMPANIONS, COMPOSITIONS, NAMES, PATTERNS, needs_causal
 from tests.workbench.finetuning.test_glue_commands import data as glue_data
 from tests.workbench.finetuning.test_squad_commands import files as squad_files
 
@@ -66,14 +65,15 @@ CLASSES: dict[str, tuple[str, dict[str, bool], str]] = {
 ENGINES = {"Translator": "translation", "Generator": "causal_lm"}  # of CTranslate2
 VOCABULARY = ["<s>", "<pad>", "</s>", "<unk>", *WORDS]  # in the order of their numbers
 # One of each encoding, alone; each companion with rotations; compositions; layers that differ.
-SPECS = [*NAMES, *(f"rope+{name}" for name in COMPANIONS), *COMPOSITIONS, *PATTERNS]
+SPECS = [*tiny_models.NAMES, *(f"rope+{name}" for name in tiny_models.COMPANIONS)]
+SPECS += [*tiny_models.COMPOSITIONS, *tiny_models.PATTERNS]
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *(
         (name, spec, {})
         for name, spec in product_of(
             CLASSES, some_of(["none", "learned", "rope+m4(reset=true)", "t5", "m3"], SPECS)
         )
-        if name == "BioGptForCausalLM" or not needs_causal(spec)
+        if name == "BioGptForCausalLM" or not tiny_models.needs_causal(spec)
     ),
     ("RobertaForMaskedLM", "learned", {}),
     ("RobertaForMaskedLM", "m4m", {"untie_weights_roberta": True, "attention_directions": "lr,rl"}),
@@ -127,9 +127,13 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {  # options of the command -> model
         ("masked_lm", None, {"arch": "roberta", "encoder_layers": 1}, "not a model of fairseq_pos"),
     ],
     "--to ctranslate2": [
+        ("causal_lm", "rope", {**UNTIED, "adaptive_softmax_cutoff": "10,20"}, "adaptive softmax"),
+        ("causal_lm", "rope", {**UNTIED, "decoder_input_dim": 16}, "projections of embeddings"),
         ("causal_lm", "t5", {}, "t5 is not one of"),
+        ("causal_lm", "xpos", {}, "xpos is not one of"),
         ("causal_lm", "alibi,none", {}, "perhaps of alibi"),
         ("translation", "m4", {}, "m4 is not one of alibi, learned, "),
+        ("translation", "kerple", {}, "kerple is not one of"),
         ("translation", "rope(cross_attention=true)", {}, "with rope(cross_attention=true)"),
         ("translation", "rope+window(size=4)", {}, "window is not one of"),
         ("translation", "shaw(per_head=true)", {}, "perhaps of shaw"),

@@ -1,7 +1,4 @@
-"""A release of fairseq begins a training with our positions: old names, nothing of ours in it.
-
-Other tests start from checkpoints of this version of fairseq, or of ours.
-"""
+"""A release of fairseq begins a training with our positions: old names, nothing of ours in it."""
 
 from argparse import Namespace
 

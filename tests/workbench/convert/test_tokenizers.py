@@ -1,7 +1,4 @@
-"""Tokenizers of exported folders give the numbers that fairseq's dictionary gives.
-
-No other tests compare texts: a space, a merge or a number that differs is found nowhere else.
-"""
+"""Tokenizers of exported folders give the numbers that fairseq's dictionary gives."""
 
 import random
 from functools import partial

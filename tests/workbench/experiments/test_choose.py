@@ -1,7 +1,4 @@
-"""``choose``: its table has the figures of the page, and it says one thing.
-
-An answer that the measurements do not give is found nowhere else.
-"""
+"""``choose``: its table has the figures of the page, and it says one thing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The comparison says what its trainings show, and a stopped one goes on to the same bits.
-
-A rank, a test or a figure that is wrong, and an update that a stop loses, are found here alone.
-"""
+"""The comparison says what its trainings show, and a stopped one goes on to the same bits."""
 
 from __future__ import annotations
 

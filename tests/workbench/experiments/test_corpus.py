@@ -1,7 +1,4 @@
-"""The text of a comparison: its documents, what is held out, and the data-bin made of it.
-
-Trainings go on as well where validation text leaks, or is cut or counted wrongly: found here alone.
-"""
+"""The text of a comparison: its documents, what is held out, and the data-bin made of it."""
 
 from __future__ import annotations
 

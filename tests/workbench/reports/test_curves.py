@@ -176,6 +176,9 @@ def test_folders_that_train_names_are_read_alone_and_among_seeds(tmp_path):
         logs = [write(tmp_path / name / f"seed{seed}" / "train.log", 5, 4) for seed in (1, 2)]
         assert split_trainings(f"{logs[0]},{logs[1]}") == [*map(str, logs)]
         assert split_trainings(str(logs[1])) == [str(logs[1])]
+    data = {"both": f"{logs[0]},{logs[1]}", "one": str(logs[1])}  # of a name with a comma
+    curves(tmp_path / "out", *(f"{name}={paths}" for name, paths in data.items()))
+    assert read(tmp_path / "out" / "curves.json").data == data
 
 
 # Validation losses -> first update that is not a number, the table's best loss, the legend's end.

@@ -1,7 +1,4 @@
-"""Means, intervals and differences over seeds, by hand; records and tables.
-
-Commands print a wrong bound or p-value as calmly as a right one: only formulas by hand find it.
-"""
+"""Means, intervals and differences over seeds, by hand; records and tables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Programs that the fork server runs: words, streams, ends and signals as those of processes.
-
-What goes wrong here would show elsewhere as a fault of the package.
-"""
+"""Programs that the fork server runs: words, streams, ends and signals as those of processes."""
 
 from __future__ import annotations
 
