@@ -64,7 +64,7 @@ def get(name: str) -> type[Encoding]:
         near = _HINTS.get(name.partition(":")[0].lower()) or suggest(name, [*ENCODINGS, "own"])
         raise UserError(
             f"unknown position encoding {shortened(name)!r}: {near}`fairseq-posenc list` shows "
-            "all; import the package that defines your own (in commands: --user-dir)"
+            "all; to use one of your own, import its package (in commands: the option user-dir)"
         )
     return ENCODINGS[name]
 
