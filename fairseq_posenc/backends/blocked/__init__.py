@@ -63,10 +63,10 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     kept = ("query_table", "key_table")
     call = call._replace(terms=call.terms.expanded(lambda term: term.name not in kept))
     blocks = split(call)
-    operands = lay_out(call, has_far=any(any(block.far) for block in blocks))
+    before, after = zip(*(block.far for block in blocks))  # numbers of far keys
+    operands = lay_out(call, has_far=(any(before), any(after)))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
-    # Under hooks on saved tensors no block is saved: hooks would not see that a graph is dropped,
-    # or would offload each block alone.
+    # No block is saved under hooks on saved tensors: they miss dropped graphs, or offload blocks.
     saves = learns and not is_saving_hooked() and _count_saved_bytes(call) <= SAVED_BYTES
     # Fixed biases may make weights denormal, which `flushes` turns into 0; trained ones do not.
     terms, bias = call.terms, call.terms.bias

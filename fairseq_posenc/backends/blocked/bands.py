@@ -58,8 +58,7 @@ def look_up(products: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
     width = products.size(3) if of_keys else len(index) - products.size(2) + 1
     by_pair = index.unfold(0, width, 1).expand(*products.shape[:2], -1, -1)
     with saved_tensors_hooks(  # the gradient needs only the shape of the products
-        lambda x: x.new_empty(()).expand(x.shape) if x.is_floating_point() else x,
-        lambda x: x,
+        lambda x: x.new_empty(()).expand(x.shape) if x.is_floating_point() else x, lambda x: x
     ):
         return products.gather(2 if of_keys else 3, by_pair)
 

@@ -66,7 +66,7 @@ class Operands(NamedTuple):
 AXES = [x.__metadata__[0] for x in get_type_hints(Operands, include_extras=True).values()]
 
 
-def lay_out(call: AttentionCall, has_far: bool) -> Operands:
+def lay_out(call: AttentionCall, has_far: tuple[bool, bool]) -> Operands:
     """Lay out the tensors of a call; only rows of queries and of keys may serve runs."""
     device, terms = call.query.device, call.terms
     (batch, heads, tgt_len, head_dim), src_len = call.query.shape, call.key.size(2)
@@ -91,14 +91,15 @@ def lay_out(call: AttentionCall, has_far: bool) -> Operands:
         if term.runs is not None:
             found[name.replace("rows", "index")] = term.runs.find(distances)
         found[name] = rows.contiguous()
-    if has_far:
+    if any(has_far):  # before, or after, queries
         of_query, of_key = found["query_rows"], found["key_rows"]
-        for name, row in {"before_key": 0, "after_key": -1}.items():
-            far_key = key if of_query is None or terms.product else key + of_query[:, row, None]
+        for name, row, is_far in zip(("before_key", "after_key"), (0, -1), has_far):
+            keys = key if is_far else key[:, :, :0]
+            far_key = keys if of_query is None or terms.product else keys + of_query[:, row, None]
             if of_key is not None:
                 # k.K, not by a matrix product, whose gradient autocast would round.
-                numbers = (key * of_key[:, row, None]).sum(-1, keepdim=True)
-                far_key = key * numbers if terms.product else torch.cat([far_key, numbers], -1)
+                numbers = (keys * of_key[:, row, None]).sum(-1, keepdim=True)
+                far_key = keys * numbers if terms.product else torch.cat([far_key, numbers], -1)
             found[name] = far_key
     if (first := terms.first) is not None:  # [B or 1, S]
         found["first_query"] = first[:, None, src_len - tgt_len :, None].flip(2)
