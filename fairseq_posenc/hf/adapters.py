@@ -6,11 +6,14 @@ saves, of whatever kind. A wrapper of no module adds the records here.
 
 import copy
 import warnings
+import weakref
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import AuxiliaryTrainingWrapper
+from peft.utils import SAFETENSORS_WEIGHTS_NAME, AuxiliaryTrainingWrapper
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fairseq_posenc.hf import record
@@ -29,11 +32,14 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
 
     def __init__(self, model: Any) -> None:
         super().__init__(None, "")
-        self.model = (model,)  # in a tuple, because torch would make it a part of this part
+        self.model = weakref.ref(model)  # which contains this part
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return AdapterRecords, (self.model(),)  # a copy belongs to the copy of the model
 
     def adapter_state_dict(self, adapter_name: str, state_dict: Any = None) -> dict[str, Tensor]:
         """Return the records, which PEFT adds to an adapter; warn of parameters that it lacks."""
-        (model,) = self.model
+        model: Any = self.model()
         names = [name for name, _ in model.named_parameters() if record.is_of_positions(name)]
         if names and not (model.is_saved or any("modules_to_save" in name for name in names)):
             warnings.warn(
@@ -45,40 +51,41 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
         # PEFT saves the configuration next. That of prompts is not in the model.
         config: Any = (getattr(model, "peft_config", None) or {}).get(adapter_name)
         if not getattr(config, "exclude_modules", True):  # a field of most kinds
-            config.save_pretrained = partial(_save_configuration, config, id(config))
+            config.save_pretrained = partial(_save_configuration, config)
         return {key: part.get_extra_state() for key, part in record.list_positions(model).items()}
 
     def adapter_state_dict_load_map(self, adapter_name: str) -> dict[str, str]:
         """Return no keys to rename: the model itself takes the records from what it loads."""
         return {}
 
-    @property
-    def active_adapters(self) -> list[str]:
-        """Those of the other parts: PEFT's ``get_model_status`` reports where they differ."""
-        layers = (x for x in self.model[0].modules() if isinstance(x, BaseTunerLayer))
-        return next((layer.active_adapters for layer in layers), [])
+    def _read_layer(self, name: str, default: Any) -> Any:
+        """Answer as the layers with adapters: ``get_model_status`` reports where parts differ."""
+        model: Any = self.model()
+        layers = (x for x in model.modules() if isinstance(x, BaseTunerLayer))
+        return next((getattr(layer, name) for layer in layers), default)
+
+    active_adapters = property(lambda self: self._read_layer("active_adapters", []))
+    disable_adapters = property(lambda self: self._read_layer("disable_adapters", False))
 
     def unload_and_optionally_merge_module(self, *args: Any, **options: Any) -> "AdapterRecords":
         """Return what stays in the model without adapters."""
         return self
 
-    def init_modules(self, adapter_name: str, **options: Any) -> None: ...  # noqa: D102
+    def _ignore(self, *args: Any, **options: Any) -> None: ...
 
-    def check_set_adapter(self, adapter_name: Any) -> None: ...  # noqa: D102
-
-    def delete_adapter(self, adapter_name: str, new_active_adapters: Any) -> None: ...  # noqa: D102
+    init_modules = check_set_adapter = delete_adapter = _ignore
 
     def _get_available_adapters(self) -> set[str]:
         return set()
 
 
-def _save_configuration(config: Any, owner: int, *args: Any, **options: Any) -> None:
-    """Save a configuration as PEFT does, with an excluded module that a stock model lacks.
+def _save_configuration(config: Any, folder: Any, **options: Any) -> None:
+    """Save a configuration as PEFT does, after the weights of the adapter.
 
-    ``owner`` is the ``id`` of the adapter's configuration, of which PEFT may save a copy, twice.
+    If these have records, it excludes a module that a stock model lacks. The configuration itself
+    stays as it is, because it or a copy of it may also serve a stock model.
     """
-    if id(config) == owner:  # it may serve a stock model next
-        del config.save_pretrained
-    written = copy.copy(config)
-    written.exclude_modules = _EXCLUDED
-    type(config).save_pretrained(written, *args, **options)
+    written, weights = copy.copy(config), Path(folder) / SAFETENSORS_WEIGHTS_NAME
+    if weights.exists() and any(f"{record.RECORDS}." in name for name in load_file(weights)):
+        written.exclude_modules = _EXCLUDED
+    type(config).save_pretrained(written, folder, **options)

@@ -54,10 +54,7 @@ class LayerState:
 class AttentionPositions(AttentionCore, nn.Module):
     """The positions of a layer's self-attention: its trained encodings, and how they are applied.
 
-    Args:
-        positions: positions of the stack, which are not kept.
-        stack: the stack of the model, which is not kept.
-        index: number of the layer.
+    Neither the stack nor its positions are kept. ``index`` is the number of the layer.
     """
 
     def __init__(self, positions: HFStackPositions, stack: Stack, index: int) -> None:

@@ -36,10 +36,7 @@ def find_self_cache(values: Iterable[Any]) -> Cache | None:
 def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRows:
     """Find the rows of DeBERTa's table that a layer has projected for earlier tokens, to add to.
 
-    Args:
-        cache: transformers' cache of all layers, or None.
-        attention: the model's attention module, which knows the index of its layer.
-        earlier: number of earlier tokens; with 0, a cache may be used again with other weights.
+    Without ``earlier`` tokens, a cache may be used again with other weights.
     """
     if cache is None:
         return ProjectedRows()
@@ -50,12 +47,9 @@ def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRow
 
 
 def read_decay(cache: Cache | None, place: int, earlier: int) -> Tensor | None:
-    """Read the decay of the earlier tokens, ``(B, G, S - T, 2)``; None in the first step.
+    """Read the decay of the ``earlier`` tokens, ``(B, G, S - T, 2)``; None in the first step.
 
-    Args:
-        cache: transformers' cache of all layers, or None.
-        place: index of the additional layer.
-        earlier: number of earlier tokens.
+    It is in the additional layer ``place``.
 
     Raises:
         UserError: the cache has none, or that of other tokens.

@@ -185,8 +185,10 @@ class Stack(NamedTuple):
     @property
     def head_widths(self) -> list[int]:
         """D of each attention, which differs in Gemma 4."""
+        if all(hasattr(attention, "head_dim") for attention in self.attentions):
+            return [attention.head_dim for attention in self.attentions]
         width = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.num_heads
-        return [getattr(attention, "head_dim", width) for attention in self.attentions]
+        return [width] * len(self.attentions)
 
     def refuse_other_layers(self, spec: Spec) -> None:
         """Refuse a spec that was read from the model, if it does not describe its layers.
@@ -256,13 +258,15 @@ class Stack(NamedTuple):
 
     def find_cosine_width(self, attention: nn.Module) -> int:
         """Find the width of the cosines that an attention takes; 0 for none."""
-        for part in (attention, *self.attentions):  # a layer may have been added, without positions
+        layer_type = getattr(attention, "layer_type", "")
+        alike = [x for x in self.attentions if getattr(x, "layer_type", "") == layer_type]
+        for part in (attention, *alike):  # a layer may have been added, without positions
             if (positions := getattr(part, POSITIONS, None)) is not None:
                 return int(positions.cosine_width)
         rotary = getattr(self.module, self.family.rotary, None)
         buffers = {} if rotary is None else dict(rotary.named_buffers())
         # The frequencies of all pairs of coordinates: by type of layer in some models.
-        name = f"{getattr(attention, 'layer_type', '')}_inv_freq"
+        name = f"{layer_type}_inv_freq"
         frequencies = buffers.get(name, next(iter(buffers.values()), torch.empty(0)))
         return frequencies.numel() * (1 if self.family.cosines == "half" else 2)
 

@@ -222,14 +222,10 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
 def _copy_weights(
     stack: Stack, parts: Parts, old_spec: Spec | None, old_length: int, extend: LengthRule | None
 ) -> list[str]:
-    """Copy the weights of a stack that keep their meaning to its new positions.
+    """Copy the weights of a stack that keep their meaning to its new positions, ``parts``.
 
-    Args:
-        stack: the stack, with its present positions.
-        parts: its new positions, with new weights.
-        old_spec: the present positions; None if no spec describes them.
-        old_length: number of present positions.
-        extend: how tables by position become longer; None leaves the rows beyond untrained.
+    ``old_spec`` is None if no spec describes the present ones, of ``old_length`` positions.
+    ``extend`` is how tables by position become longer; None leaves the rows beyond untrained.
 
     Returns:
         A note for the user about each weight that is lost, not copied, or only in part.

@@ -69,6 +69,7 @@ def make_saveable(model: PreTrainedModel) -> None:
         add_mixin(model, ModelWithPositions)
         model.add_model_tags(_TAG)
     cast(ModelWithPositions, model).is_saved = False
+    cast(ModelWithPositions, model).record_in_adapters()
     model.config._name_or_path = _NO_FOLDER
     model.name_or_path = ""  # which PEFT writes to adapters: their base model is in no folder
 
@@ -164,6 +165,15 @@ class ModelWithPositions(Derived):
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         model = cast(PreTrainedModel, self)
         replace_positions(model, PositionSettings.read(config), extend=None)  # weights come later
+        self.record_in_adapters()
+
+    def record_in_adapters(self) -> None:
+        """Let PEFT record the positions in adapters, if it is imported: this takes a second."""
+        model = cast(PreTrainedModel, self)
+        if sys.modules.get("peft") and not hasattr(model, record.RECORDS):
+            from fairseq_posenc.hf.adapters import AdapterRecords
+
+            model.add_module(record.RECORDS, AdapterRecords(model))
 
     def save_pretrained(
         self,
@@ -232,16 +242,12 @@ class ModelWithPositions(Derived):
         return (model, info) if wants_info else model
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the weights as torch does; PEFT makes a state dict before it saves adapters.
+        """Return the weights as torch does; PEFT reads them before it saves adapters.
 
         torch passes a ``prefix`` if this model is a part of another one. Then the names stay as the
         stack has exchanged them (``exchange_names``), unless the other one is only a wrapper.
         """
-        model = cast(PreTrainedModel, self)
-        if sys.modules.get("peft") and not hasattr(model, record.RECORDS):
-            from fairseq_posenc.hf.adapters import AdapterRecords  # importing PEFT takes a second
-
-            model.add_module(record.RECORDS, AdapterRecords(model))
+        self.record_in_adapters()  # PEFT may be imported by now
         state: dict[str, Any] = super().state_dict(*args, **kwargs)  # type: ignore[misc]
         if _WRAPPERS.fullmatch(kwargs.get("prefix", "")):
             record.exchange_names(state, type(self.config), saving=False)

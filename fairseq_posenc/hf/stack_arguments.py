@@ -49,8 +49,9 @@ class StackArguments:
             raise UserError("document_ids: pass position_ids that begin at 0 in each document")
         of_tokens = "inputs_embeds" if named.get("input_ids") is None else "input_ids"
         self.inputs: Tensor = named[of_tokens]  # (B, T), or embeddings (B, T, C)
-        if self.inputs.dim() != (2 if of_tokens == "input_ids" else 3) or not self.inputs.size(1):
-            raise UserError(f"{of_tokens} {tuple(self.inputs.shape)} must be a batch of texts")
+        dimensions, shape = 2 if of_tokens == "input_ids" else 3, tuple(self.inputs.shape)
+        if len(shape) != dimensions or not shape[1]:
+            raise UserError(f"{of_tokens} {shape} must be a batch of texts that have tokens")
         mask = named.get("attention_mask")
         # `generate` makes a mask for each type of layer: our `make_mask` (attention.py) returns the
         # padding for all. Stock masks, of a model around this one, are None if they hide nothing.

@@ -55,10 +55,7 @@ class PassState(NamedTuple):
 class HFStackPositions(StackPositions):
     """The positions of a stack, which become a submodule of it named ``POSITIONS``.
 
-    Args:
-        spec: encodings of all layers.
-        stack: the stack of a model, which is not changed.
-        max_positions, directions, boundary_id: those of ``set_positions`` for this stack.
+    The stack is not changed. The other arguments are those of ``set_positions`` for it.
 
     Raises:
         UserError: the spec does not fit the stack.
@@ -318,6 +315,7 @@ def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | N
 def _refuse_layers(stack: Stack) -> None:
     """Refuse layers of other models, and weights that accelerate loads only in their forward."""
     parts: list[Any] = [getattr(x, POSITIONS, None) for x in (stack.module, *stack.attentions)]
+    # A layer may have another index than before, as PEFT replicates layers; saving compares kinds.
     if any(getattr(part, "spec", None) != parts[0].spec for part in parts):
         raise UserError("a layer with other positions was put into this model: set them again")
     if any(weight.is_meta for part in parts for weight in part.parameters()):

@@ -27,32 +27,18 @@ CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters els
 SYMBOLS, PADDING, POSITIONS = 97, 0, 64
 WIDTH, HEADS, LAYERS = 32, 4, 4
 _SIZES = {
-    "vocab_size": SYMBOLS,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "max_position_embeddings": POSITIONS,
-    "pad_token_id": PADDING,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    **{"vocab_size": SYMBOLS, "max_position_embeddings": POSITIONS},
+    **{"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS},
+    **{"pad_token_id": PADDING, "bos_token_id": 1, "eos_token_id": 2},
 }
 _GATED = {**_SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
 _PLAIN = {**_SIZES, "intermediate_size": 48}
 _BART = {
-    "vocab_size": SYMBOLS,
-    "d_model": WIDTH,
-    "encoder_layers": LAYERS,
-    "decoder_layers": LAYERS,
-    "encoder_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "max_position_embeddings": POSITIONS,
-    "dropout": 0.0,
-    "pad_token_id": PADDING,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
+    **{"vocab_size": SYMBOLS, "max_position_embeddings": POSITIONS, "d_model": WIDTH},
+    **{"encoder_layers": LAYERS, "encoder_attention_heads": HEADS, "encoder_ffn_dim": 48},
+    **{"decoder_layers": LAYERS, "decoder_attention_heads": HEADS, "decoder_ffn_dim": 48},
+    **{"pad_token_id": PADDING, "bos_token_id": 1, "eos_token_id": 2},
+    **{"decoder_start_token_id": 2, "dropout": 0.0},
 }
 
 
@@ -131,16 +117,9 @@ MODELS: dict[str, TinyModel] = {
         "T5ForConditionalGeneration",
         "T5Config",
         {
-            "vocab_size": SYMBOLS,
-            "d_model": WIDTH,
-            "d_kv": 8,
-            "d_ff": 48,
-            "dropout_rate": 0.0,
-            "num_layers": LAYERS,
-            "num_heads": HEADS,
-            "pad_token_id": PADDING,
-            "eos_token_id": 2,
-            "decoder_start_token_id": PADDING,
+            **{"vocab_size": SYMBOLS, "d_model": WIDTH, "d_kv": 8, "d_ff": 48},
+            **{"dropout_rate": 0.0, "num_layers": LAYERS, "num_heads": HEADS},
+            **{"pad_token_id": PADDING, "eos_token_id": 2, "decoder_start_token_id": PADDING},
         },
         "t5",
     ),
@@ -186,9 +165,7 @@ MODELS: dict[str, TinyModel] = {
         {
             **_BART,
             "pad_token_id": 1,
-            "encoder_layerdrop": 0.0,
-            "decoder_layerdrop": 0.0,
-            "attention_dropout": 0.0,
+            **dict.fromkeys(("encoder_layerdrop", "decoder_layerdrop", "attention_dropout"), 0.0),
         },
         "sinusoidal(layout=fairseq)",
     ),

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,13 +53,8 @@ def compute_gradients(
 def run_rank(rank: int, file: str) -> None:
     """Compare gradients of half a batch in each of two processes with those of the whole batch."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{file}",
-        timeout=timedelta(seconds=120),
-        rank=rank,
-        world_size=2,
-    )
+    named: Any = {"init_method": f"file://{file}", "timeout": timedelta(seconds=120)}
+    dist.init_process_group("gloo", rank=rank, world_size=2, **named)
     for name, spec in CELLS:
         cell = Cell.build(name, spec)
         expected = compute_gradients(copy.deepcopy(cell.model), cell.inputs, slice(None))

@@ -20,14 +20,12 @@ def test_likelihoods_are_those_of_the_model(tmp_path: Path) -> None:
     model = set_positions(MODELS["llama"].build(), "t5+window(size=4)").eval()
     model.save_pretrained(tmp_path)
     save_tokenizer(tmp_path, [f"w{index}" for index in range(9)])
-    evaluated = HFLM(
-        pretrained=str(tmp_path), trust_remote_code=True, device="cpu", dtype="float32"
-    )
+    settings = {"trust_remote_code": True, "device": "cpu", "dtype": "float32"}
+    evaluated = HFLM(pretrained=str(tmp_path), **settings)
     texts = [("w1 w2 w3 w4", " w5 w6"), ("w7", " w8 w0 w1")]
     requests = [Instance("loglikelihood", {}, text, index) for index, text in enumerate(texts)]
-    for (start, end), (likelihood, _) in zip(
-        texts, evaluated.loglikelihood(requests, disable_tqdm=True), strict=True
-    ):
+    results = evaluated.loglikelihood(requests, disable_tqdm=True)
+    for (start, end), (likelihood, _) in zip(texts, results, strict=True):
         tokens = evaluated.tokenizer(start + end, return_tensors="pt").input_ids
         logits = compute_logits(model, {"input_ids": tokens}).log_softmax(-1)
         chosen = logits[:, :-1].gather(2, tokens[:, 1:, None])[0, -len(end.split()) :]

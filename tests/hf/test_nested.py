@@ -20,12 +20,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from tests.helpers.hf_models import distance, redraw, save_tokenizer
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4}
 WORDS: dict[str, Any] = {**SIZES, "vocab_size": 100}
 DECODER: dict[str, Any] = {**WORDS, "max_position_embeddings": 64, "add_cross_attention": True}
 IMAGES: dict[str, Any] = {**SIZES, "image_size": 16, "patch_size": 8}

@@ -18,11 +18,8 @@ from fairseq_posenc.specs import parse
 LONG = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
 LINEAR = {"type": "linear", "factor": 2.0}
 LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "original_max_position_embeddings": 32,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    **{"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32},
+    **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
 }
 HALF = "rope(layout=half)"
 

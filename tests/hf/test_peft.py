@@ -7,6 +7,7 @@ import copy
 import json
 import pickle
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def test_adapters_between_stock_models_and_others_are_named(
 def test_adapters_of_any_name_have_records(name: str, tmp_path: Path) -> None:
     base = Cell.build("llama", "alibi").model
     model = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(r=2), adapter_name=name)
-    model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path, state_dict=dict(model.named_parameters()))
     folder = tmp_path if name == "default" else tmp_path / name
     peft.PeftModel.from_pretrained(copy.deepcopy(base), folder, adapter_name=name)
     with pytest.raises(UserError, match="weights trained with alibi, the model has t5"):
@@ -136,10 +137,14 @@ def test_records_of_both_stacks_are_compared_before_weights_load(tmp_path: Path)
 def test_adapters_of_a_model_around_one_with_positions_are_compared(tmp_path: Path) -> None:
     owner, part = build_llava()
     set_positions(part, "alibi")
-    peft.get_peft_model(copy.deepcopy(owner), peft.LoraConfig(**LAYERS)).save_pretrained(tmp_path)
+    adapt(owner, "LoHa").save_pretrained(tmp_path)
     set_positions(part, "none")
+    model = adapt(owner, "LoHa", seed=6)
+    before = copy.deepcopy(model.state_dict())
     with pytest.raises(UserError, match="trained with alibi, the model has none"):
-        peft.PeftModel.from_pretrained(owner, tmp_path)
+        model.load_adapter(tmp_path, "default")
+    changed = {k for k, x in model.state_dict().items() if not torch.equal(x, before[k])}
+    assert {"language_model" in name for name in changed} == {False}  # only of earlier parts
 
 
 def test_the_record_does_not_change_what_peft_says_and_does(tmp_path: Path) -> None:
@@ -150,6 +155,8 @@ def test_the_record_does_not_change_what_peft_says_and_does(tmp_path: Path) -> N
     model.set_adapter("second")
     status = model.get_model_status()
     assert (status.enabled, status.active_adapters) == (True, ["second"])
+    with model.disable_adapter():
+        assert model.get_model_status().enabled is False
     logits = compute_logits(model, cell.inputs)
     model.delete_adapter("default")
     again = pickle.loads(pickle.dumps(copy.deepcopy(model)))
@@ -165,10 +172,20 @@ def test_the_record_does_not_change_what_peft_says_and_does(tmp_path: Path) -> N
         peft.PeftModel.from_pretrained(set_positions(base, "t5"), tmp_path)
 
 
+def test_a_model_is_freed_at_once() -> None:
+    model = adapt(Cell.build("llama", "alibi").model, "LoRA")
+    model.state_dict()
+    weight = weakref.ref(model.base_model.model)
+    del model
+    assert weight() is None  # without the garbage collector
+
+
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_configuration_serves_a_stock_model_next(copied: bool, tmp_path: Path) -> None:
     config = peft.LoraConfig(task_type="CAUSAL_LM")
-    peft.get_peft_model(Cell.build("llama", "alibi").model, config).save_pretrained(tmp_path)
+    model = peft.get_peft_model(Cell.build("llama", "alibi").model, config)
+    model.save_pretrained(tmp_path)
+    peft.get_peft_model_state_dict(model)  # saves nothing next
     config = copy.deepcopy(config) if copied else config
     peft.get_peft_model(MODELS["llama"].build(), config).save_pretrained(tmp_path)
     written = json.loads((tmp_path / "adapter_config.json").read_text())

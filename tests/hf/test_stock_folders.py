@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions, stock_folders
 from fairseq_posenc.hf.stock_folders import NoStockModelError, find_stock_model
 from fairseq_posenc.workbench.hf.folders import is_stock, load_model
@@ -83,6 +84,25 @@ def test_heads_that_take_other_inputs_are_saved_as_stock(name, tmp_path):
     assert is_stock(tmp_path)
 
 
+@pytest.mark.parametrize("head", ["MaskedLM", "TokenClassification", "MultipleChoice"])
+def test_a_stock_head_that_computes_something_else_is_not_saved(head, monkeypatch):
+    """As if the stock class made its head again after it got the weights."""
+    model = set_positions(MODELS["bert"]._replace(model=f"BertFor{head}").build(), "own")
+
+    def tie_weights(stock, **named):
+        *_, last = (part for part in stock.modules() if isinstance(part, torch.nn.Linear))
+        last.weight = torch.nn.Parameter(torch.randn_like(last.weight))
+
+    monkeypatch.setattr(type(model).stock, "tie_weights", tie_weights)
+    with pytest.raises(NoStockModelError, match=f"BertFor{head} (differ by|cannot compute)"):
+        find_stock_model(model)
+
+
+def test_windows_without_causality_are_saved_in_our_own_folder(tmp_path):
+    set_positions(MODELS["mistral"].build(is_causal=False), "own").save_pretrained(tmp_path)
+    assert not is_stock(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("kind", "spec", "words"),
     [
@@ -90,11 +110,7 @@ def test_heads_that_take_other_inputs_are_saved_as_stock(name, tmp_path):
         ("llama", "own+window(size=4,first=2)", "LlamaConfig cannot state window(size=4,first=2)"),
         ("llama", "own+window(size=4,prefill=true)", "LlamaConfig cannot state window(size=4,pre"),
         ("llama", "own+window(size=4),own+window(size=5)", "LlamaConfig cannot state window(size="),
-        (
-            "llama",
-            "own(fraction=0.5,scaling=yarn:2)",
-            "LlamaConfig cannot state rope(fraction=0.5,",
-        ),
+        ("llama", "own(fraction=0.5,scaling=yarn:2)", "LlamaConfig cannot state rope(fraction=0"),
         ("qwen3", "3*own,none", "Qwen3Config cannot state 3*rope(layout=half),none"),
         ("gpt2", "none", "GPT2Config cannot state none"),
         ("bart", "own", "outputs of BartForConditionalGeneration differ"),  # counts left padding
@@ -121,6 +137,9 @@ def test_a_stock_model_that_computes_something_else_is_not_saved(monkeypatch):
     original = stock_folders.write_configuration
     monkeypatch.setattr(stock_folders, "write_configuration", write)
     with pytest.raises(NoStockModelError, match="LlamaForCausalLM differ by"):
+        find_stock_model(model)
+    model.config._attn_implementation = "fairseq_posenc"
+    with pytest.raises(UserError, match="was set to 'fairseq_posenc'"):  # an error of the model
         find_stock_model(model)
 
 
