@@ -133,8 +133,10 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> No
             raise NoStockModelError(f"{name} cannot compute what is compared") from None
         return _compare(model.base_model, stock.base_model, stack)
     was_training = model.training
-    ours = _compute_outputs(model.eval(), inputs)
-    model.train(was_training)
+    try:
+        ours = _compute_outputs(model.eval(), inputs)
+    finally:
+        model.train(was_training)
     difference = float((ours - theirs).abs().max() / theirs.abs().max())
     # `eps` is the distance of 1 from the next number; 8 of them leave room in types of 16 bits.
     if not difference < max(_LARGEST_DIFFERENCE, 8 * torch.finfo(model.dtype).eps):  # or NaN
@@ -194,7 +196,7 @@ def _compute_outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tenso
 
 
 def write_configuration(config_class: Any, config: Any, positions: StackPositions) -> Any:
-    """Write positions to a stock class's configuration; NoStockModelError if it has no such."""
+    """Write positions to a stock class's configuration; NoStockModelError if it lacks a field."""
     spec, dims = positions.spec, positions.dims
     known = {field.name for field in fields(config_class)}
     count = config.num_hidden_layers

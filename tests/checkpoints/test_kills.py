@@ -1,4 +1,7 @@
-"""A training that is killed outright continues to the same weights."""
+"""A training that is killed outright continues to the same weights.
+
+At whatever moment: other tests kill where a checkpoint is about to be written.
+"""
 
 from __future__ import annotations
 

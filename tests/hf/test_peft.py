@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import logging
 import pickle
 import warnings
 import weakref
@@ -82,7 +83,7 @@ def test_adapters_are_compared_wherever_they_load(
     assert torch.equal(compute_logits(resumed, inputs), before)
     with pytest.raises(UserError, match=r"trained with alibi\+window, the model has none"):
         peft.PeftModel.from_pretrained(other, tmp_path / "adapted")
-    assert not caplog.records
+    assert not any(x.levelno > logging.INFO for x in caplog.records)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,7 +95,7 @@ def test_adapters_between_stock_models_and_others_are_named(
     asks = pytest.warns(UserWarning, match=r"call fairseq_posenc\.hf\.set_positions first")
     with asks if hasattr(KINDS[kind], "exclude_modules") else contextlib.nullcontext():
         peft.PeftModel.from_pretrained(copy.deepcopy(stock), tmp_path)
-    assert not caplog.records
+    assert not any(x.levelno > logging.INFO for x in caplog.records)
     adapt(stock, kind).save_pretrained(tmp_path)
     peft.PeftModel.from_pretrained(base, tmp_path)
     assert f"{NO_RECORD} alibi" in caplog.text

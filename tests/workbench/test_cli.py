@@ -1,4 +1,7 @@
-"""The command line itself: stops, gone readers, odd words and mistakes end in a line."""
+"""The command line itself: stops, gone readers, odd words and mistakes end in a line.
+
+What happens before a command begins, or to its streams, is found nowhere else.
+"""
 
 from __future__ import annotations
 

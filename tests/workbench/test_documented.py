@@ -1,4 +1,7 @@
-"""Pages and helps: links lead somewhere, commands can be given, those of five pages run."""
+"""Pages and helps: links lead somewhere, commands can be given, those of five pages run.
+
+A page that names an option, a file or a function that is no longer there is found nowhere else.
+"""
 
 import importlib.util
 import json

@@ -1,4 +1,7 @@
-"""Where commands write: odd names, full disks and the terminal."""
+"""Where commands write: odd names, full disks and the terminal.
+
+What a full disk leaves, and what a terminal would obey, are found nowhere else.
+"""
 
 from __future__ import annotations
 

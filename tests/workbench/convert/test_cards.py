@@ -1,4 +1,7 @@
-"""Exported folders besides weights: a card whose lines run, sizes, and no machine's name."""
+"""Exported folders besides weights: a card whose lines run, sizes, and no machine's name.
+
+Nothing else runs these lines, or reads what the hub shows.
+"""
 
 import importlib
 import re

@@ -1,4 +1,7 @@
-"""A release of fairseq begins a training with our positions: old names, nothing of ours in it."""
+"""A release of fairseq begins a training with our positions: old names, nothing of ours in it.
+
+Other tests start from checkpoints of this version of fairseq, or of ours.
+"""
 
 from argparse import Namespace
 

@@ -1,4 +1,7 @@
-"""``choose``: its table has the figures of the page, and it says one thing."""
+"""``choose``: its table has the figures of the page, and it says one thing.
+
+An answer that the measurements do not give is found nowhere else.
+"""
 
 from __future__ import annotations
 

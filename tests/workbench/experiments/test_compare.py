@@ -1,4 +1,7 @@
-"""The comparison says what its trainings show, and a stopped one goes on to the same bits."""
+"""The comparison says what its trainings show, and a stopped one goes on to the same bits.
+
+A rank, a test or a figure that is wrong, and an update that a stop loses, are found here alone.
+"""
 
 from __future__ import annotations
 

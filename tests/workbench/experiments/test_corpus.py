@@ -1,4 +1,7 @@
-"""The text of a comparison: its documents, what is held out, and the data-bin made of it."""
+"""The text of a comparison: its documents, what is held out, and the data-bin made of it.
+
+Trainings go on as well where validation text leaks, or is cut or counted wrongly: found here alone.
+"""
 
 from __future__ import annotations
 

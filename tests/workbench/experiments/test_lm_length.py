@@ -1,4 +1,7 @@
-"""Perplexity by length: each token is scored once, with the context that the row says."""
+"""Perplexity by length: each token is scored once, with the context that the row says.
+
+A window or a context off by one gives a plausible figure: only passes by hand find it.
+"""
 
 from __future__ import annotations
 

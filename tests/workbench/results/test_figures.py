@@ -1,4 +1,7 @@
-"""Means, intervals and differences over seeds, by hand; records and tables."""
+"""Means, intervals and differences over seeds, by hand; records and tables.
+
+Commands print a wrong bound or p-value as calmly as a right one: only formulas by hand find it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Programs that the fork server runs: words, streams, ends and signals as those of processes."""
+"""Programs that the fork server runs: words, streams, ends and signals as those of processes.
+
+What goes wrong here would show elsewhere as a fault of the package.
+"""
 
 from __future__ import annotations
 
