@@ -245,13 +245,13 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27450, 27500),
+    "fairseq_posenc": (27449, 27500),
     "fairseq_posenc/encodings": (3644, 3800),
     "fairseq_posenc/backends": (3405, 3600),
     "fairseq_posenc/backends/triton": (1194, 1200),
     "fairseq_posenc/modules": (1141, 1150),
     "fairseq_posenc/analysis": (266, 300),
-    "fairseq_posenc/transformer": (903, 1100),
+    "fairseq_posenc/transformer": (902, 1100),
     "fairseq_posenc/models": (481, 520),
     "fairseq_posenc/tasks": (803, 820),
     "fairseq_posenc/checkpoints": (783, 800),

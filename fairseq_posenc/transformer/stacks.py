@@ -87,9 +87,8 @@ class _PositionalStack(nn.Module):
         at_input = assembly.build_input(spec, dims)
         self.embed_positions = None if at_input is None else InputPositions(at_input)
         self.encodings = assembly.build_shared(spec, dims)  # those that layers share
-        drafts = assembly.draft_terms(
-            spec, dims, self.settings.backend
-        )  # checked; of each kind of layer
+        # They are checked; a draft for each kind of layer.
+        drafts = assembly.draft_terms(spec, dims, self.settings.backend)
         self.has_reset = any(terms.has(Reset) for terms in drafts)  # of first tokens
 
     def _next_index(self) -> int:
