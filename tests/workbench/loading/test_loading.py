@@ -68,9 +68,10 @@ def test_a_kill_while_a_checkpoint_is_loaded_leaves_no_file(tmp_path, monkeypatc
         assert not any(tmp_path.iterdir())
         return load(path)
 
+    path = checkpoint("masked_lm", "alibi").path  # first, as it makes temporary folders too
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("fairseq.checkpoint_utils.load_checkpoint_to_cpu", load_and_look)
-    checkpoints.load_state(checkpoint("masked_lm", "alibi").path, "--checkpoint")
+    checkpoints.load_state(path, "--checkpoint")
 
 
 def test_a_missing_file_is_named_with_its_option(tmp_path):
