@@ -77,7 +77,7 @@ class Terms(tuple[Term, ...]):
         return {f"{name}_{field}": x for name, fields in named for field, x in fields.items()}
 
     def find(self, kind: type[AnyTerm]) -> AnyTerm | None:
-        """Find the first term of a class; None if there is none."""
+        """Find the first term of a class, or None."""
         return next((term for term in self if isinstance(term, kind)), None)
 
     def has(self, *kinds: type[Term]) -> bool:

@@ -25,7 +25,7 @@ class Visible(NamedTuple):
     """The keys that each query may see, or the queries that may see each key."""
 
     first: Tensor  # `(B or 1, tokens)` of int32; never lower than for the token before
-    last: Tensor  # the same; below the first if there is none
+    last: Tensor  # the same; below the first for a token that sees none
     stride: int  # from one sentence's tokens to the next one's; 0 if all sentences share them
 
 
