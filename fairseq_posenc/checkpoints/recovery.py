@@ -1,6 +1,6 @@
-"""Resumes trainings: recovers ``checkpoint_last.pt``, and refuses states that do not fit.
+"""Resumes training runs: recovers ``checkpoint_last.pt``, and refuses states that do not fit.
 
-A training may have been killed while fairseq wrote that file. A checkpoint is *whole* if it can be
+A run may have been killed while fairseq wrote that file. A checkpoint is *whole* if it can be
 loaded, and *torn* if its file ends too early.
 """
 
@@ -130,12 +130,7 @@ def restore_if_torn(path: Path, checkpoint: Any) -> None:
 
 
 def check_resumption(path: Path, settings: DictConfig) -> Resumption:
-    """Log how settings differ from those of the checkpoint; refuse to load states that do not fit.
-
-    Args:
-        path: the checkpoint.
-        settings: fairseq's configuration.
-    """
+    """Log how fairseq's ``settings`` differ from a checkpoint's; refuse states that do not fit."""
     checkpoint = settings.checkpoint
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)  # as saved
     now = flatten(container)
@@ -183,9 +178,9 @@ def _refuse_other_metric(path: Path, before: FlatSettings, now: FlatSettings) ->
     for name in _FURTHER["checkpoint"]:
         if name in before and before[name] != now[name]:
             raise UserError(
-                f"{path} has the best {before[_METRIC]} of its training, which is not comparable "
-                f"under --{name.replace('_', '-')} {now[name]}: keep the metric, or continue with "
-                "--reset-meters"
+                f"{path} has the best {before.get(_METRIC, 'metric')} of its training, which is "
+                f"not comparable under --{name.replace('_', '-')} {now[name]}: keep the metric, or "
+                "continue with --reset-meters"
             )
 
 

@@ -23,16 +23,16 @@ from fairseq_posenc.checkpoints.faults import describe_damage
 from fairseq_posenc.errors import UserError, shortened
 
 # Settings that name files which fairseq's models, tasks and tokenizers open, other than the data.
-OPENED = {
-    *("encoder_embed_path", "decoder_embed_path", "pretrained_checkpoint", "source_dict"),
-    *("pretrained_mlm_checkpoint", "pretrained_xlm_checkpoint", "load_pretrained_encoder_from"),
-    *("load_pretrained_decoder_from", "sampling_weights_from_file", "label_dir", "lang_dict"),
-    *("target_dict", "fixed_dictionary", "config_yaml", "multitask_config_yaml"),
-}
+_OPENED = re.compile(
+    r"(encoder|decoder)_embed_path|pretrained(_mlm|_xlm)?_checkpoint|(multitask_)?config_yaml"
+    r"|load_pretrained_(encoder|decoder)_from|sampling_weights_from_file|label_dir|lang_dict"
+    r"|(source|target)_dict|fixed_dictionary"
+)
 # Types of settings, and of their containers. No subclasses, which could run any code.
 _PLAIN = (type(None), bool, int, float, str)
 _HOLDERS = (dict, list, tuple, Namespace)
 _MAX_DEPTH = 32  # of mappings in mappings, which may contain each other
+_MAX_SETTINGS = 10_000  # a shared mapping counts wherever it is: omegaconf would copy it there
 _MAX_EVALUATED = 10_000  # characters of a text that fairseq evaluates, and items of its value
 # `# coding: utf-7` in the first lines makes Python decode the same bytes to another program.
 _CODING = re.compile(r"#.*coding")
@@ -40,8 +40,9 @@ _PICKLE = b"\x80"  # first byte of a checkpoint of torch before 1.6, which is no
 
 
 def open_whole(path: Path) -> dict[str, Any]:
-    """Load a checkpoint into memory: reading a mapped file that is overwritten ends the process.
+    """Load a checkpoint into memory.
 
+    It is not mapped (``mmap=True``): the process would end if the file is overwritten meanwhile.
     Errors keep their type, for callers that only try; others call :func:`open_checkpoint`.
 
     Raises:
@@ -137,12 +138,12 @@ def forget_files(state: Mapping[str, object]) -> None:
     Commands of this package do not need the files: the checkpoint has what was read from them.
     """
     for _, holder, key, value in list(_iterate_settings(state)):
-        if key in OPENED and isinstance(value, str):
+        if _OPENED.fullmatch(str(key)) and isinstance(value, str):
             holder[key] = None
 
 
 def is_literal(text: str) -> bool:
-    """Check whether Python evaluates a text to numbers, words, and lists and mappings of them.
+    """Check whether Python evaluates a text to numbers, strings, and lists and mappings of them.
 
     Besides the literals of ``ast.literal_eval``, sums and repetitions of lists are allowed, which
     fairseq's architectures have: ``[(512, 3)] * 4 + [(256, 1)]``. So is an empty text.
@@ -175,15 +176,18 @@ def _iterate_settings(state: Mapping[str, object]) -> Iterator[tuple[str, Any, A
     """Yield the place, holder, key and value of each setting, at all levels."""
     root = {name: state.get(name) for name in ("args", "cfg")}
     to_visit: list[tuple[str, Any, int]] = [("", root, 0)]
+    count = 0
     while to_visit:
         place, section, depth = to_visit.pop()
         if isinstance(section, (list, tuple)):
             section = dict(enumerate(section))  # a copy: items of lists are only read
         if not isinstance(section, (dict, Namespace)):
             continue
-        if depth > _MAX_DEPTH:
-            raise UserError(f"its settings {shortened(place)} are nested more than 32 deep")
         holder = vars(section) if isinstance(section, Namespace) else section
+        count += len(holder)
+        if depth > _MAX_DEPTH or count > _MAX_SETTINGS:
+            fault = f"are more than {_MAX_SETTINGS:,}, or nested more than {_MAX_DEPTH} deep"
+            raise UserError(f"its settings {fault}, at {shortened(place)}")
         for key, value in list(holder.items()):
             yield place, holder, key, value
             to_visit.append((f"{place}.{key}".lstrip("."), value, depth + 1))
@@ -192,5 +196,5 @@ def _iterate_settings(state: Mapping[str, object]) -> Iterator[tuple[str, Any, A
 def quote(value: Any) -> str:
     """Quote a text or a number for a message; of any other value name only the type."""
     if type(value) in (str, int, float, bool):
-        return repr(shortened(" ".join(str(value)[:_MAX_EVALUATED].split())))
+        return repr(shortened(" ".join(str(value).split())))
     return "None" if value is None else f"something of the type {type(value).__name__}"

@@ -57,11 +57,9 @@ class PositionCheckpoints(nn.Module):
         super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
         for key in [key for key in state_dict if key.endswith(STOCK_TABLE)]:
             table = state_dict.pop(key)
-            if table.dim() != 2:
-                raise UserError(
-                    f"the checkpoint is damaged: {key} is not a table, but has the shape "
-                    f"{tuple(table.shape)}"
-                )
+            if not isinstance(table, Tensor) or table.dim() != 2:
+                found = tuple(table.shape) if isinstance(table, Tensor) else type(table).__name__
+                raise UserError(f"the checkpoint is damaged: {key} is not a table, but {found}")
             state_dict[key.removesuffix(STOCK_TABLE) + LEARNED_TABLE] = table[STOCK_OFFSET:]
 
     def _load_from_state_dict(
@@ -78,7 +76,7 @@ class PositionCheckpoints(nn.Module):
         _refuse_other_dictionary(state_dict, model_state)
         stacks = {name: x for name, x in self.named_modules() if isinstance(x, IdentifiedStack)}
         changes = _match_identities(stacks, state_dict, prefix)
-        # Both change the state dict, and say how. A table that is extended first is not replaced.
+        # Both change the state dict, and say how. The first keeps the rows of tables that grow.
         extended_tables = extend_tables(self, state_dict, prefix)
         replaced_parameters = fit_positions(state_dict, model_state)
         changes += replaced_parameters
@@ -136,8 +134,8 @@ def _match_identities(
 def _read_identity(state_dict: dict[str, Tensor], prefix: str, ours: Identity) -> Identity:
     """Read the identity of a stack, whose parameters' names begin with ``prefix``.
 
-    Checkpoints of fairseq's own models have none, but a table of learned positions, or markers of
-    sinusoids, which are removed.
+    Checkpoints of fairseq's own models have none, but a table of learned positions (which has its
+    name in our models already), or markers of sinusoids, which are removed.
     """
     if prefix + STATE_KEY in state_dict:
         return Identity.from_tensor(state_dict[prefix + STATE_KEY])
@@ -145,7 +143,10 @@ def _read_identity(state_dict: dict[str, Tensor], prefix: str, ours: Identity) -
         for key in markers:
             del state_dict[key]
         return ours._replace(positions=parse(STOCK_SPEC))
-    if str(ours.positions) != "learned" or prefix + LEARNED_TABLE not in state_dict:
+    has_table = prefix + LEARNED_TABLE in state_dict
+    if has_table and all(item.name != "learned" for item in ours.positions.items):
+        return ours._replace(positions=parse("learned"))
+    if not has_table or str(ours.positions) != "learned":  # else the table shows it
         text = "%s: the checkpoint did not record positions; assuming %s"
         logger.warning(text, prefix.removesuffix("."), ours.positions)
     return ours
@@ -183,7 +184,7 @@ def refuse_untied(state_dict: dict[str, Tensor], model_state: dict[str, Tensor])
         address = _storage_address(parameter)
         weight = state_dict.get(name)
         if weight is None or _storage_address(weight) == address or not address:
-            continue  # missing in the checkpoint, the model's own (`fit_positions`), or on "meta"
+            continue  # missing, the model's own, put there by `fit_positions`, or on "meta"
         first_name = first_names.setdefault(address, name)
         first = state_dict[first_name]
         if _storage_address(weight) != _storage_address(first) and not torch.equal(weight, first):
@@ -206,7 +207,7 @@ def _describe_wrong_numbers(weight: Any) -> str | None:
     if weight.dtype not in _FLOATS:
         name = str(weight.dtype).removeprefix("torch.")
         return f"holds numbers of the type {name}, not floating-point ones"
-    # A sum needs no memory for a mask; only if it is not finite, the elements are counted.
+    # A sum needs no memory for a mask. Elements are counted only if it is not finite.
     total = weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32))
     if total.isfinite() or not (broken := int((~weight.isfinite()).sum())):
         return None  # also finite numbers of which only the sum overflows

@@ -22,24 +22,25 @@ from fairseq_posenc.transformer.options import list_settings
 
 # The model that this process trains, if it still lives, and the folder of its checkpoints.
 _training: tuple[weakref.ref[PositionCheckpoints], str] | None = None
-FAMILIES = (  # in messages: which --task and --criterion the models need
+FITTING_TASKS = (  # in messages: the --task and --criterion that the models need
     "roberta_* and decbert_* are trained with --task masked_lm --criterion masked_lm, "
     "transformer_lm_* with --task language_modeling, transformer_* with --task translation"
 )
-# What to say about errors of fairseq, by how they begin; \1 is the first group of the pattern.
+# What to say about errors of fairseq. Each line with a colon is a pattern of how such errors begin
+# and the advice, which the lines below continue; \1 in it is the first group of the pattern.
 _ADVICE = {
-    "\"'_name'\"|Could not infer task": "fairseq has no model._name, or task._name, of this name; "
+    r"\"'_name'\"|Could not infer task": "fairseq has no model._name, or task._name, of this name; "
     "in Python, from_pretrained needs user_dir='fairseq_posenc'",
-    "Interpolation key 'task\\.|Unsupported language modeling target|.* a FairseqMultiModel": "the "
-    f"model does not fit the task: {FAMILIES}",
+    r"Interpolation key 'task\.|Unsupported language modeling target|.* a FairseqMultiModel": (
+        f"the model does not fit the task: {FITTING_TASKS}"
+    ),
     r"(\w+) is required!": r"no \1 is chosen: give one, as in --optimizer adam",
     r"(?s)field '.*\.(\w+)' is not Optional": r"the setting \1 needs a value: give one, as an "
     "option of this name with - for _",
-    r"(?s)Invalid value assigned: .* is not a ListConfig.*full_key: (\S+)": r"\1 is a list: write "
-    r"brackets, as in \1=[0.001]",
-    r"(?s)(?:Error parsing override|Ambiguous value for argument) '([^=]+)=([^'\n]+)'.*"
-    "(?:Unknown function|sweep over it)": "a value with parentheses or commas needs its own quotes "
-    r"""within the shell's: "\1='\2'" """,
+    r"(?s).* is not a ListConfig.*full_key: (\S+)": r"\1 is a list: write brackets, \1=[0.001]",
+    r"(?s)(?:Error parsing|Ambiguous value)[\w ]+ '([^=]+)=([^'\n]+)'.*(?:Unknown f|sweep over)": (
+        "a value with parentheses or commas needs its own quotes within the shell's: \"\\1='\\2'\""
+    ),
     r"(?s)Error parsing override '([^'\n]+)'.*missing EQUAL": r"\1 is not a setting: write "
     "KEY=VALUE, as in model.position_encoding=m4m",
     "The dataset is empty": "a split has no batches left: if the log counts samples of invalid "
@@ -74,7 +75,7 @@ def parse_stop_update(message: str) -> int:
 
 
 def explain_failure(error: BaseException, settings: Any = None) -> str | None:
-    """Explain the first known error of a command with such settings, or of what caused it."""
+    """Explain an error of a command with these settings of fairseq, or its first known cause."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped; the same command continues from its last checkpoint, if it has written one"
     return next(filter(None, (_explain(cause, settings) for cause in chain(error))), None)
@@ -83,7 +84,7 @@ def explain_failure(error: BaseException, settings: Any = None) -> str | None:
 def _explain(error: BaseException, settings: Any) -> str | None:
     """Explain a divergence, a setting that hydra refuses, a missing file, or one of ``_ADVICE``."""
     model, save_dir = (_training[0](), _training[1]) if _training else (None, "")
-    if isinstance(error, FloatingPointError) and model is not None:  # in the update that follows
+    if isinstance(error, FloatingPointError) and model is not None:  # in the next update
         return (
             f"training stopped at update {model.num_updates + 1:,}: {error}; the checkpoints in "
             f"{save_dir}, except crash.pt, are from before: continue from one of them with a "
@@ -97,7 +98,7 @@ def _explain(error: BaseException, settings: Any) -> str | None:
         reason = shortened(" ".join(str(error).splitlines()[0].split()))
         if isinstance(error, ConfigKeyError | ConfigAttributeError):
             # "is not in struct": the file of settings lacks it.
-            add = f"; +{name}=VALUE adds one to the file's" if "struct" in reason else ""
+            add = f"; +{name}=VALUE adds it to the file's" if "struct" in reason else ""
             return f"there is no setting {name}: {_suggest_settings(error)}{reason}{add}"
         return f"the setting {name}: {reason}" if name else reason
     # A setting that caused hydra's error explains more: `chain` yields it next.
@@ -126,8 +127,8 @@ def _explain(error: BaseException, settings: Any) -> str | None:
     files = [*path.parent.glob("dict*.txt"), *path.parent.glob("*/dict*.txt")]
     found = ", ".join(sorted(map(str, files)))
     return (
-        f"{path.parent} has no {path.name}, which tasks of running text read, those of pairs "
-        f"dict.LANG.txt; found: {found or 'no dictionary'}"
+        f"{path.parent} has no {path.name}; tasks of running text read dict.txt, and those of "
+        f"pairs dict.LANG.txt; found: {found or 'no dictionary'}"
     )
 
 

@@ -1,7 +1,7 @@
 """Prepares a command of fairseq when it builds its model: checks, the folder's lock, resumption.
 
-This happens before it reads a checkpoint or loads its data sets. A resumed training continues
-the count of ``--patience``, and has the batches of an uninterrupted one.
+This happens before it reads a checkpoint or loads its data sets. A resumed run continues the count
+of ``--patience``, and has the batches of an uninterrupted one.
 """
 
 import logging
@@ -23,14 +23,14 @@ from fairseq_posenc.checkpoints.recovery import check_resumption, find_start, re
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import checks
-from fairseq_posenc.host.explanations import FAMILIES, watch
+from fairseq_posenc.host.explanations import FITTING_TASKS, watch
 from fairseq_posenc.host.startup import take_command
 
 _CROSS_ENTROPIES = ("cross_entropy", "label_smoothed_cross_entropy")
 _UNFIT = {LanguageModelingTask: ("masked_lm",), MaskedLMTask: _CROSS_ENTROPIES}  # criterions
 _PATIENCE_KEY = "patience"  # of the count in a checkpoint's extra state
 logger = logging.getLogger(__name__)
-_held: dict[Path, int] = {}  # locks by folder, open until the process ends
+_held: dict[Path, int] = {}  # folder -> descriptor of its lock, open until the process ends
 
 
 def prepare_command(model: Any, task: Any, **stacks: Any) -> None:
@@ -41,7 +41,7 @@ def prepare_command(model: Any, task: Any, **stacks: Any) -> None:
     """
     command, settings = take_command()  # "" for all models but the first that a command builds
     if command:
-        checks.use_gpu_for_bf16(settings.common)  # our architectures did; a user's own may not
+        checks.use_gpu_for_bf16(settings.common)  # for architectures of a user; ours have done it
         checks.check_precision(settings.common)
     checks.check_data_bins(task)
     for name, stack in stacks.items():
@@ -81,7 +81,7 @@ def prepare_evaluation(settings: DictConfig, max_positions: int) -> None:
 def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     """Check the options of a training, lock its folder, and prepare to resume it."""
     for function in filter(None, (checkpoint_utils.save_checkpoint, _find_counter())):
-        for name in ("best", "num_runs"):  # as counted by an earlier training of a hydra sweep
+        for name in ("best", "num_runs"):  # attributes that an earlier run of a hydra sweep left
             vars(function).pop(name, None)
     started, distributed = os.environ.get("WORLD_SIZE", "1"), settings.distributed_training
     is_rank = "RANK" in os.environ and started.isdigit() and int(started) > 1  # of torchrun
@@ -95,7 +95,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
         # fairseq would fail in the first batch, or count tokens that are not masked.
         criterion = getattr(settings.criterion, "_name", settings.criterion)  # or a name alone
         if criterion in _UNFIT[type(task)] or isinstance(model, FairseqEncoderDecoderModel):
-            raise UserError(f"the model, the task or the criterion does not fit: {FAMILIES}")
+            raise UserError(f"the model, the task or the criterion does not fit: {FITTING_TASKS}")
         block, batch = settings.task.tokens_per_sample, settings.dataset.max_tokens
         if settings.task.sample_break_mode != "eos" and batch and block > batch:
             raise UserError(
@@ -108,7 +108,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
     # fairseq, which torch loads only if files may run code. So several ranks could not resume.
     settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
-    watch(model, settings.checkpoint.save_dir)  # to name its update if the training diverges
+    watch(model, settings.checkpoint.save_dir)  # so that the line on a divergence names its update
     keep_batches(task)
     _prepare_saving(task, settings.checkpoint)
     if not settings.distributed_training.use_sharded_state:  # files of each rank are not checked
@@ -169,17 +169,17 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
         return  # another training: its optimizer starts fresh
     resumed = check_resumption(path, settings)  # what fairseq will load of the checkpoint
     if resumed.loads_optimizer:
-        model.optimizer_source = path  # its state would not fit tables that loading resizes
-    finished = resumed.loads_optimizer and is_finished(path, resumed.updates, settings)
+        model.optimizer_source = path  # loading then refuses to resize tables: the state fits none
+    finished = resumed.loads_optimizer and report_if_finished(path, resumed.updates, settings)
     if finished or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
 
 
-def is_finished(path: Path, updates: int, settings: DictConfig) -> bool:
-    """Check whether a training has made all its updates; fairseq would make and save another one.
+def report_if_finished(path: Path, updates: int, settings: DictConfig) -> bool:
+    """Log it if a run has made all its updates, and return True; fairseq would make another one.
 
     Raises:
-        UserError: the checkpoint is of another training, so this one would do nothing.
+        UserError: the checkpoint is of another run, so this one would do nothing.
     """
     wanted = settings.optimization.max_update
     if not 0 < wanted <= updates:
@@ -198,7 +198,7 @@ def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> bool:
     """Restore the count of ``--patience`` in a checkpoint (:func:`_prepare_saving`), if any.
 
     Returns:
-        Whether the training had already ended; fairseq would continue to the next validation.
+        Whether the run had already ended, which is logged; fairseq would train until validation.
     """
     counter = _find_counter()
     is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader  # counts from 0 again

@@ -1,8 +1,7 @@
 """Prepares a process of fairseq: safe loading, the command's settings, one-line error messages.
 
 ``models`` calls it when fairseq loads the plugin. Before a model is built, fairseq passes its whole
-configuration only to the command's logger; a filter of that logger records it. The filter hides no
-message that LOGLEVEL asks for.
+configuration only to the command's logger; a filter of that logger records it.
 """
 
 import logging
@@ -30,9 +29,9 @@ _REMARKS = (
 
 
 class _SettingsRecorder(logging.Filter):
-    """Keeps the configuration that a command logs; lets messages of LOGLEVEL through."""
+    """Keeps the configuration that a command logs; lets through what LOGLEVEL asks for."""
 
-    started: tuple[str, Any] = ("", None)
+    started: tuple[str, Any] = ("", None)  # the command, such as `train`, and its configuration
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.msg, DictConfig):
@@ -44,7 +43,7 @@ _RECORDER = _SettingsRecorder()
 
 
 def take_command() -> tuple[str, Any]:
-    """Return the command that has started since the last call, if any, and its configuration.
+    """Return the command that has started since the last call, and its configuration, or "", None.
 
     So a command is prepared once, for its first model; later errors are explained without it.
     """
@@ -66,7 +65,7 @@ def prepare() -> None:
         logger = logging.getLogger(f"fairseq_cli.{name}")
         logger.setLevel(logging.INFO)  # fairseq logs its configuration at this level
         logger.addFilter(_RECORDER)
-    # fairseq logs these errors, in hundreds of lines or words, and raises them as well.
+    # fairseq logs these errors, in hundreds of lines or words, and raises them, too.
     repeated = ("Traceback", "Error when composing")
     for name in ("checkpoint_utils", "dataclass.utils"):
         logging.getLogger(f"fairseq.{name}").addFilter(
@@ -111,7 +110,7 @@ def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
         text = source.decode("utf-8", "replace") if type(source) is bytes else source
         if type(text) is not str or not safe_loading.is_literal(text):
             raise UserError(
-                "a setting that fairseq evaluates is not a literal (numbers, words, lists of them),"
+                "a setting that fairseq evaluates is not a literal (numbers, text, lists of them),"
                 f" and would be run as code: {shortened(' '.join(str(text).split()))!r}"
             )
     elif caller.f_code.co_name == "load_checkpoint_to_cpu":  # opens all of fairseq's checkpoints

@@ -192,6 +192,9 @@ def test_a_state_of_another_form_is_refused_in_a_line(tmp_path):
     torch.save({"extra_state": [1, 2]}, path)
     with pytest.raises(UserError, match=str(path)):
         recovery.check_resumption(path, OmegaConf.structured(FairseqConfig()))
+    torch.save({"cfg": {"checkpoint": {"maximize_best_checkpoint_metric": True}}}, path)
+    with pytest.raises(UserError, match="has the best metric of its training"):
+        recovery.check_resumption(path, OmegaConf.structured(FairseqConfig()))
 
 
 POSITIONS = {
@@ -303,9 +306,8 @@ def test_what_may_change_does_and_the_log_says_it(family):
 def test_tables_do_not_grow_under_an_optimizers_state(family, more):
     positions = ("--position-encoding", "m4m" if family == "masked_lm" else "m4")
     error = resumed(family, *more, positions=positions, fails=True).error()
-    assert re.search(
-        r"optimizer's state in .*checkpoint_last.pt is for other sizes: .*(16|31)", error
-    )
+    message = r"optimizer's state in .*checkpoint_last.pt is for other sizes: .*(16|31)"
+    assert re.search(message, error)
     assert "--reset-optimizer" in error
     resumed(family, *more, "--reset-optimizer", positions=positions)
 

@@ -85,11 +85,16 @@ def test_settings_that_name_files_are_set_to_none():
     assert settings["cfg"]["model"] == Namespace(encoder_embed_path=None, dropout=0.1)
 
 
-def test_cyclic_settings_are_refused():
-    section: dict[str, Any] = {"_name": "x"}
-    section["again"] = section
-    with pytest.raises(UserError, match="nested more than 32 deep"):
-        check_settings({"cfg": {"model": section}})
+def test_settings_that_contain_each_other_are_refused():
+    """Also without a cycle: these mappings would be visited, and copied, 2^31 times."""
+    cyclic: dict[str, Any] = {"_name": "x"}
+    cyclic["again"] = cyclic
+    shared: dict[str, Any] = {}
+    for _ in range(31):
+        shared = {"a": shared, "b": shared}
+    for section in (cyclic, shared):
+        with pytest.raises(UserError, match="more than 10,000, or nested more than 32 deep"):
+            check_settings({"cfg": section})
 
 
 def test_no_class_that_torch_may_load_has_behaviour():

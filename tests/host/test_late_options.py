@@ -103,12 +103,8 @@ def _copied(family):
     return shutil.copytree(trained(family).save_dir, new_directory() / "run")
 
 
-def _shard(name):
-    return shutil.copytree(sentences(), new_directory() / name)
-
-
 def _damaged(kind):
-    folder = _shard("b")
+    folder = shutil.copytree(sentences(), new_directory() / "b")
     if kind == "absent":
         shutil.rmtree(folder)
     elif kind == "without its part":
@@ -140,7 +136,7 @@ def test_all_shards_are_looked_at(family, kind, said):
 @pytest.mark.parametrize(
     ("family", "data", "said"),
     [
-        ("masked_lm", pairs, "has no dict.txt, which tasks of running text read"),
+        ("masked_lm", pairs, "has no dict.txt; tasks of running text read dict.txt"),
         ("translation", sentences, "has no pairs, as train.de-en.de.idx; its splits: test."),
         ("causal_lm", lambda: _damaged("without a dictionary"), "found: no dictionary"),
         ("causal_lm", lambda: _damaged("absent"), "run fairseq-posenc preprocess, or correct"),

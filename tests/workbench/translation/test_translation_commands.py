@@ -261,10 +261,6 @@ def evaluated(tmp_path_factory):
     return out
 
 
-def text_file(out: Path, row: dict) -> Path:
-    return out / row["system"] / f"{row['training']}.txt"
-
-
 def sacrebleu(hypotheses: Path) -> list[dict]:
     """Run sacreBLEU's own command."""
     options = ["-m", "bleu", "chrf", "-w", 10, "-f", "json"]
@@ -277,7 +273,7 @@ def test_the_scores_are_those_of_sacrebleus_command(evaluated):
     described = [(row["system"], row["training"], row["beam"]) for row in found.rows]
     assert described == [(name, n, 3) for name in ("rope", "worse") for n in (1, 2)]
     for row in found.rows[1:3]:  # of each system and training; a wrong order would swap these
-        for theirs in sacrebleu(text_file(evaluated, row)):
+        for theirs in sacrebleu(evaluated / row["system"] / f"{row['training']}.txt"):
             assert row[theirs["name"]] == pytest.approx(theirs["score"], abs=1e-9)
             assert 0 < row[theirs["name"]] < 100
             for word in theirs["signature"].split("|"):
