@@ -143,7 +143,7 @@ def _refuse_too_narrow_tables(spec: Spec, layer: Items, terms: Terms) -> None:
         if item.encoding.widens:  # as `pope`, to 2 D
             raise UserError(
                 f"{spec}: {item.name} makes queries and keys wider, so tables of vectors that are "
-                "multiplied with them do not fit"
+                "multiplied by them do not fit"
             )
 
 

@@ -18,7 +18,7 @@ from fairseq_posenc.errors import UserError
 class Derived:
     """Base of mixins: objects of derived classes are copied and pickled by their stock class."""
 
-    is_first: ClassVar[bool] = False  # whether a mixin's methods come before those of other mixins
+    is_first: ClassVar[bool] = False  # whether its methods override those of other mixins
     stock: Any  # the stock class; `derive` sets it, and `mixins`
     mixins: "tuple[type[Derived], ...]"
 

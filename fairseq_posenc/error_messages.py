@@ -16,7 +16,7 @@ _ERRNO_TEXTS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILE
 _ERROR_OF_RANK = re.compile(
     r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+(\n.+)*)", re.MULTILINE
 )
-_OF_FAIRSEQ = ("fairseq_cli", "hydra", "omegaconf")  # messages name fairseq, which brings them
+_OF_FAIRSEQ = ("fairseq_cli", "hydra", "omegaconf")  # messages name fairseq, which installs them
 # Optional modules -> the extra in pyproject.toml that installs them.
 _OPTIONAL = {
     **dict.fromkeys(("argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown"), "fairseq"),

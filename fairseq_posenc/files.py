@@ -17,7 +17,6 @@ from fairseq_posenc.errors import UserError
 
 _MARK = ".posenc-"  # a temporary file is NAME.posenc-XXXXXXXX, with hexadecimal digits
 _SYSTEM = ("/dev", "/proc", "/sys")  # folders of devices, and of files that the kernel makes
-_SHARED_MEMORY = "/dev/shm"  # holds ordinary files
 
 
 @contextmanager
@@ -92,7 +91,7 @@ def refuse_bad_place(path: Path, prefix: str = "") -> None:
         why = "this is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise UserError(f"{name}: name a file in an existing folder: {why}")
     is_system = any(map(folder.is_relative_to, _SYSTEM))
-    is_device = is_system and not folder.is_relative_to(_SHARED_MEMORY)
+    is_device = is_system and not folder.is_relative_to("/dev/shm")  # which holds ordinary files
     if is_device or (path.exists() and not path.is_file()):
         raise UserError(f"{name}: is a device, a pipe or a socket; name a file")
 

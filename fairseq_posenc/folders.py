@@ -11,7 +11,7 @@ A command that makes a whole folder, such as a data-bin::
                 with written_whole(partial / "train.bin") as new:
                     ...
 
-A command whose folder grows by results, such as trainings with one JSON file each::
+A command whose folder grows by results, such as training runs with a JSON file each::
 
     with lock_folder(out) as lock:
         claim(out, request)  # what all results in the folder share
@@ -71,7 +71,7 @@ def lock_folder(folder: Path) -> Iterator[int]:
 
 
 def _refuse_link(folder: Path) -> None:
-    if folder.is_symlink():
+    if folder.is_symlink():  # it may lead elsewhere later, and no folder can be renamed to it
         target = folder.resolve()
         raise UserError(f"{folder}: is a link to {target}; name that folder itself, or another")
 

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class PassCache:
-    """Has values as attributes: a dictionary would be copied by accelerate, once for each layer."""
+    """Holds values as attributes: accelerate would copy a dictionary, for each layer its own."""
 
 
 class Mask(NamedTuple):
@@ -65,7 +65,7 @@ class Mask(NamedTuple):
 
     @property
     def limits(self) -> bool:
-        """Whether a query may not see every key that its direction allows."""
+        """Whether a window or segments hide keys that the direction allows."""
         return self.window is not None or self.segments is not None
 
     @property
@@ -189,7 +189,7 @@ class Mask(NamedTuple):
         if (segments := self.segments) is not None:
             if torch.compiler.is_compiling() or bool((segments.diff(dim=1) < 0).any()):
                 return None
-            segments = segments.contiguous()  # other tensors are copied, with a warning
+            segments = segments.contiguous()  # `searchsorted` copies others, with a warning
             query_segments = segments[:, src_len - tgt_len :].contiguous()
             low = torch.maximum(low, torch.searchsorted(segments, query_segments))
             last = torch.searchsorted(segments, query_segments, right=True) - 1

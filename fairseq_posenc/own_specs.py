@@ -37,8 +37,7 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
         UserError: the spec cannot be read, or the model's positions lack an option.
     """
     layers = split_spec(spec)
-    # A spec of more layers than the model has keeps them all, so that the model refuses it.
-    count = max(num_layers, len(layers))
+    count = max(num_layers, len(layers))  # a spec of too many layers keeps them, and is refused
     # A layer without positions has the item `none`, which `parse` ignores beside others.
     own_layers = [own.select_layers([index]).items for index in range(count)]
     expanded = []
@@ -61,8 +60,9 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
                 )
             items += [_change_options(own_item, changes) for own_item in own_items]
         expanded.append("+".join(items))
+    written = join_layers(expanded)
     try:
-        return parse(written := join_layers(expanded))
+        return parse(written)
     except UserError as error:
         raise UserError(f"{shortened(spec)}, in this model {shortened(written)}: {error}") from None
 

@@ -104,7 +104,7 @@ class Positions(NamedTuple):
         is_shifted: whether the id of a real token may differ from its index in the row. Padding
             before it is one cause; documents and ids that a caller gives are others.
         longest: the largest position plus 1, or an upper bound on it; 0 if not known.
-        first: result of :meth:`is_first`, if it was computed before.
+        first: result of :meth:`is_first`, if documents or a caller's ids set it; else None.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, if a
             row has several documents; ``ids`` are then counted in the document.
         drawn: random numbers that tables and rotations use instead of ``ids``; None for ``ids``.
@@ -283,7 +283,7 @@ class Positions(NamedTuple):
         return x[:, x.size(1) - self.tgt_len :]
 
     def common_ids(self, limit: int | None = None) -> Tensor:
-        """Number the tokens by one row for all, ``(1, S)``, if possible, else by ``ids``.
+        """Return ``ids``, or an equal row for all sentences, ``(1, S)``, to compute with less.
 
         One row suffices if ids are indices; padding, on the right, is then counted, too, but stays
         below ``limit``, the rows of a table. Other ids stay: one beyond the table must fail there.

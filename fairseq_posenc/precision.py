@@ -40,7 +40,7 @@ def split_fixed(fixed: Tensor) -> Tensor:
     """Split the numbers of :func:`to_fixed` into two float32 parts, ``(..., 2)``, to add up.
 
     Subtract part by part and then add up: the large first parts cancel exactly, without float64,
-    which some devices lack. The parts are exact for numbers below 2^16, and to 2^-48 beyond.
+    which some devices lack. The parts are exact below 2^16; above, their relative error is 2^-48.
     """
     coarse = fixed.float()
     parts = torch.stack([coarse, (fixed - coarse.long()).float()], -1)
@@ -50,8 +50,8 @@ def split_fixed(fixed: Tensor) -> Tensor:
 def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
     """Add up ``(B, G, T)`` from token to token; each sum has two parts, ``(B, G, T, 2)``.
 
-    A score contains the difference of two large sums, which float32 would round, in decoding
-    differently from a full pass. So float32 numbers are added up as integers, and split by
+    A score contains the difference of two large sums. Float32 would round them, and decoding would
+    differ from a full pass. So float32 numbers are added up as integers, and split by
     :func:`split_fixed`; float64 is exact enough, and its second part is 0.
 
     Args:

@@ -31,9 +31,10 @@ class Shared(NamedTuple):
         encodings: those that these layers share, to compute terms or rotations again.
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
-        source_rotation: rotation of the keys of an encoder's output, for rotary attention to it.
-        stack: spec and sizes of the stack as it was built, which its layers compare with their own,
-            to refuse the state of another stack.
+        source_rotation: rotation of the keys of an encoder's output; a decoder of fairseq with
+            rotary attention to it sets this.
+        stack: spec and sizes of the stack as it was built: the stack sets them, and its layers
+            refuse a state with others. None where no layer compares them (transformers).
     """
 
     positions: Positions
@@ -55,9 +56,8 @@ class Shared(NamedTuple):
         return self.terms
 
     def needed_keys(self) -> tuple[int | None, Tensor | None]:
-        """Find the keys that later queries may see, once for all layers: `Mask.needed_keys`."""
-        mask = self.mask
-        return mask.cached("needed", mask.cache_deps, mask.needed_keys)  # again for other limits
+        """Find how many last keys and which first ones later queries need: ``Mask.needed_keys``."""
+        return self.mask.cached("needed", self.mask.cache_deps, self.mask.needed_keys)
 
     def rotation_of_last(self, count: int) -> Rotation | None:
         """Select the rotation of the last ``count`` tokens: T, or all if keys are cached unrotated.
@@ -87,7 +87,7 @@ def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, 
         encodings: those that layers share, with the kinds of layers that use them.
         positions: positions of the tokens.
     """
-    positions = encodings.number(positions)
+    positions = encodings.number(positions)  # restarts them in documents, draws random ones
     named = encodings.as_dict()
     terms = {name: x.combined_terms(positions) for name, x in named.items()}
     rotations = {name: x.rotation(positions.query_ids) for name, x in named.items()}

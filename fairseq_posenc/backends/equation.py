@@ -60,7 +60,7 @@ def score(
 
 
 def attend_counted(query: Tensor, table: Tensor, content: Tensor, hidden: Tensor | None) -> Tensor:
-    """Multiply queries with the rows at counted positions (CoPE), q_i.a_p of all pairs.
+    """Multiply queries by the rows at counted positions (CoPE), q_i.a_p of all pairs.
 
     The position p of key j is the sum of sigmoid(content) over the keys from j to the query; a_p
     is interpolated between the rows of the whole numbers around p.

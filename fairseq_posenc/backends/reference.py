@@ -148,7 +148,7 @@ def _multiply_tokens(
 def _multiply_pairs(
     x: Tensor, rows: RowsByDistance, first: Tensor | None, sizes: tuple[int, int], mask: Mask
 ) -> Tensor:
-    """Multiply the token of each pair with the table row of the pair, ``(B, H, T, S)``.
+    """Multiply the token of each pair by the table row of the pair, ``(B, H, T, S)``.
 
     Args:
         x: the keys for rows of keys, else queries or their states.
@@ -175,19 +175,19 @@ def _multiply_pairs(
 def _multiply_single_rows(
     key: Tensor, rows: RowsByDistance, first: Tensor | None, num_heads: int, mask: Mask
 ) -> Tensor:
-    """Multiply keys, perhaps of fewer heads, with their rows for a single query: ``(B, H, 1, S)``.
+    """Multiply keys, perhaps of fewer heads, by their rows for a single query: ``(B, H, 1, S)``.
 
-    Each key is read once, and multiplied with its rows of the heads of its group alone.
+    Each key is read once, and multiplied by its rows of the heads of its group alone.
     """
     groups = key.size(1) if len(rows.table) > 1 else 1
-    table = at_least_fp32(rows.table).unflatten(0, (groups, -1)).transpose(1, 2)  # [g, R, heads, D]
+    table = at_least_fp32(rows.table).unflatten(0, (groups, -1)).transpose(1, 2)  # [g, R, r, D]
     if first is None and rows.runs is None:  # rows are in the order of keys
         selected = table[None, :, : key.size(2)]
     else:
         index = row_index(rows, first, 1, key.size(2), mask)[:, 0]  # [1 or B, S]
         selected = table.flatten(2).index_select(1, index.flatten()).unflatten(1, index.shape)
         selected = selected.transpose(0, 1).unflatten(-1, table.shape[2:])  # [1 or B, g, S, ...]
-    products = torch.einsum("bgsrd,bgsd->bgrs", selected, key)  # [B, G, 1 or H / G, S]
+    products = torch.einsum("bgsrd,bgsd->bgrs", selected, key)  # r: heads of a group g, or 1
     return products.expand(-1, -1, num_heads // key.size(1), -1).flatten(1, 2).unsqueeze(2)
 
 
@@ -203,7 +203,7 @@ def _sum_value_rows(
 
 
 def _multiply_rows(x: Tensor, table: Tensor) -> Tensor:
-    """Multiply ``(B, H, T, D)`` with all rows of ``(G, R, D)``: ``(B, H, T, R)``."""
+    """Multiply ``(B, H, T, D)`` by all rows of ``(G, R, D)``: ``(B, H, T, R)``."""
     # A matrix for all heads makes one product; as a batch of one it would be copied for each head.
     matrix = at_least_fp32(table[0] if table.size(0) == 1 else table)
     return x @ matrix.transpose(-1, -2)  # [B, H, T, R]

@@ -53,8 +53,8 @@ def refuses(call: AttentionCall) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute attended values ``(B, H, T, D)``, and no weights."""
-    # torch's kernels for a GPU that take a mask or a bias copy keys of fewer heads than queries.
-    # Decay differs from head to head.
+    # Repeats heads where torch's kernels (for a GPU, with a bias) would copy them, for decay, which
+    # differs from head to head, and for formats of exported graphs that have no groups of heads.
     if call.query.device.type != "cpu" or call.terms.has(Decay) or is_exporting():
         call = call.with_all_heads()
     query, key, value, terms, mask, dropout, _ = call

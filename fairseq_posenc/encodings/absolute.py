@@ -161,7 +161,7 @@ class Sinusoidal(Encoding):
         first_id = 2 if self.layout == "fairseq" else 0  # padding_idx + 1, which is 1 + 1
         count_from_0 = positions.counted and positions.drawn is None  # else a caller's or random
         if count_from_0 and ids.size(0) > 1 and ids.size(1) > 1:
-            # All are below `longest`; sentences repeat them, so each vector is computed once.
+            # All are below `longest`, which is known; sentences repeat them: computed once each.
             table = self.vectors(torch.arange(positions.longest, device=ids.device) + first_id)
             return F.embedding(ids, self.scale * table)
         return self.scale * self.vectors(ids + first_id)

@@ -2,12 +2,12 @@
 
 An encoding is a small module with trained parameters. It never computes attention: it declares what
 it adds to the scores as data (:mod:`~fairseq_posenc.encodings.term`), which every backend can
-compute. In a forward pass a host first calls ``number``, and then the other methods: once if all
-layers share the module, else in each layer.
+compute. In a forward pass, the stack of layers calls ``number`` first, and then the other methods:
+once if all layers share the module, else in each layer.
 
 Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
     B batch, T queries, S keys, H heads, D head size, C model size,
-    G groups of heads with a table of their own (1: all heads share it, or H),
+    G tables: 1, which all heads share, or H, one for each head,
     R rows of a table: one for each distance, or :class:`~fairseq_posenc.encodings.runs.Runs`,
     W width of a state, which is a second, narrow projection of a token.
 In numbers of parameters, m is the number of layers, h that of heads, and n that of positions.
@@ -79,7 +79,7 @@ class Encoding(nn.Module):
 
     Options are the keyword-only arguments of the subclass's constructor, with types and defaults:
     the command line, the documentation and the error messages are made from them. Specs refuse
-    numbers that are not above 0, unless the type is ``Signed``.
+    numbers that are not above 0, unless the type is ``option_values.Signed``.
     """
 
     name: ClassVar[str]  # set by `register`
@@ -89,15 +89,15 @@ class Encoding(nn.Module):
     whole_stack: ClassVar[bool] = False  # True: all layers use it, whichever of them names it
     widens: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
     has_position_table: ClassVar[bool] = False  # True: a table has a row for each position
-    counts_in_sentences: ClassVar[bool] = False  # True: it counts from the end of a sentence
+    counts_in_sentences: ClassVar[bool] = False  # True: random positions would not change it
     takes_real_ids: ClassVar[bool] = False  # True: positions may be any numbers, such as 0.5
     without_options: ClassVar[tuple[str, ...]] = ()  # options of its base class that specs refuse
-    length_options: ClassVar[tuple[str, ...]] = ()  # that set how many rows a table has, no more
+    length_options: ClassVar[tuple[str, ...]] = ()  # that change only how many rows a table has
     zeros: ClassVar[tuple[str, ...]] = ()  # names of the parameters that start at 0
     ones: ClassVar[tuple[str, ...]] = ()  # of those that start at 1; others are drawn at random
-    rows_depend_on_causal: ClassVar[bool] = False  # True: rows of decoders mean other distances
+    rows_depend_on_causal: ClassVar[bool] = False  # True: a decoder cannot take an encoder's rows
     causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
-    # Numbers of a position that it reads: 2 for the row and column of a patch; 0: it reads none.
+    # How many numbers a position has, 2 for the row and column of a patch; 0: it reads no positions
     axes: int = 1
     drawn_below: int | None = None  # random positions are drawn below this; None: it draws none
 
@@ -137,7 +137,7 @@ class Encoding(nn.Module):
         self.compute_constants()
 
     def make_room(self, length: int) -> None:
-        """Adapt to inputs of ``length`` tokens, unless a table has a row for each position.
+        """Set ``max_positions`` to ``length``, at least as trained; tables by position stay.
 
         Raises:
             UserError: the encoding cannot read so many tokens.
@@ -169,7 +169,7 @@ class Encoding(nn.Module):
     def rotation(self, ids: Tensor) -> Rotation | None:
         """Compute the rotation of queries and keys at positions ``ids``, ``(B or 1, T)``, or None.
 
-        Keys of earlier steps are cached already rotated.
+        Caches hold rotated keys, except those of transformers: ``ids`` may be of new tokens alone.
         """
         return None
 
@@ -228,8 +228,8 @@ class Encodings(nn.ModuleDict):
     """The encodings of a stack or of a layer, by name.
 
     If the layers of a stack differ, each kind of layer uses some of them. ``number`` uses all, and
-    ``rotation`` those of a kind; the other methods are for the encodings of a layer, or of a kind
-    (:meth:`select`). A layer has at most one encoding with a rotation, one with gates and one with
+    ``rotation`` those of a kind; the other methods take all as those of one layer: :meth:`select` a
+    kind first. A layer has at most one encoding with a rotation, one with gates and one with
     states.
 
     Args:

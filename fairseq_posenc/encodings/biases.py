@@ -31,7 +31,7 @@ class Bias(Encoding, ABC):
 
     def terms(self, positions: Positions) -> list[Term]:
         """Add the function by distance, ``(H, R)``, or by pair, ``(B or 1, H, T, S)``."""
-        # Beside `randomized`, specs refuse all of these encodings but ALiBi, which overrides this.
+        # No `positions.drawn`: specs refuse these with `randomized`, but ALiBi, which overrides it.
         if positions.consecutive:  # distances are those of indices, and the same on all axes
             return [NumbersByDistance(self.axes * self.bias(positions.distances()))]
         # Positions of the keys minus those of the queries, the last T: [B or 1, T, S (, axes)]
@@ -161,7 +161,7 @@ class Kerple(Bias):
 
 @register("sandwich")
 class Sandwich(Bias):
-    """The dot product of the two positions' sinusoids, weaker from head to head, is added.
+    """The dot product of both positions' sinusoids is added, with a smaller factor in later heads.
 
     Equation:
         e_ij = q_i.k_j / sqrt(c d) + H / (8 t) * (sum_s cos((j - i) / 10000^(2s/w)) - w / 2),
@@ -247,7 +247,7 @@ class Fire(Encoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Compute the network's outputs by pair, ``(B or 1, H, T, S)``, in float32 at least."""
         dtype = torch.promote_types(self.curvature.dtype, torch.float32)
-        keys = positions.common_ids().to(dtype)  # [B or 1, S]
+        keys = positions.common_ids().to(dtype)  # [B or 1, S]: one row if it serves all sentences
         queries = positions.queries(keys)[:, :, None]  # [B or 1, T, 1]
         # i - j. Later keys are hidden, but logarithms of their distances must be finite.
         distances = (queries - keys[:, None, :]).clamp(min=0)  # [B or 1, T, S]

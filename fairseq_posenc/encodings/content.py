@@ -39,7 +39,7 @@ class Cope(Encoding):
 
     def __init__(self, dims: Dims, *, positions: int = 64) -> None:
         super().__init__(dims)
-        self.table = nn.Parameter(torch.empty(positions, dims.head_dim))  # for `reset_parameters`
+        self.table = nn.Parameter(torch.empty(positions, dims.head_dim))  # `zeros`, set later
 
     def terms(self, positions: Positions) -> list[Term]:
         """Return the table; attention counts the positions, as they depend on the scores."""
@@ -90,7 +90,7 @@ class Fox(Encoding):
 
 @register("inkling")
 class Inkling(Encoding):
-    """The query's state, a narrow projection, is multiplied with a trained vector of the distance.
+    """The query's state, a narrow projection, is multiplied by a trained vector of the distance.
 
     Equation:
         e_ij = q_i.k_j / sqrt(d) + s_i.p_r, where the state s_i is W_h x_i, x is the input of the
@@ -106,13 +106,13 @@ class Inkling(Encoding):
         layers without a window also have ``logn(factor=0.1,length=N)``; in the others, E is the
         length of the window.
     Differs:
-        the model is causal, normalises queries and keys, and divides by d in place of its root. E
-        is by default the smaller of 1024 and n.
+        the model is causal, normalises queries and keys, and divides by d, not by its root. E is by
+        default the smaller of 1024 and n.
     """
 
     acts_on = "scores"
     length_options = ("extent",)  # trained rows keep their distances if it changes
-    rows_depend_on_causal = True
+    rows_depend_on_causal = True  # loading copies no encoder's rows to a decoder
 
     def __init__(self, dims: Dims, *, rank: int = 16, extent: int | None = None) -> None:
         super().__init__(dims)

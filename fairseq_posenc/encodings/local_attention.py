@@ -1,6 +1,6 @@
 """Local attention, as in ``rope+window``: a query sees keys of its window, chunk or document."""
 
-from typing import Literal, Optional
+from typing import Literal
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.errors import UserError
@@ -34,7 +34,7 @@ class Window(Encoding):
     shared_by_layers = True  # one module, called once in a pass
 
     def __init__(
-        self, dims: Dims, *, size: int = 512, first: Optional[int] = None, prefill: bool = False
+        self, dims: Dims, *, size: int = 512, first: int | None = None, prefill: bool = False
     ) -> None:
         super().__init__(dims)
         if prefill and not dims.causal:

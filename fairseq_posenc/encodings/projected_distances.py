@@ -44,7 +44,7 @@ class Deberta(DistanceEncoding):
     def __init__(
         self, dims: Dims, *, scale_factor: float = 3.0, tie_projections: bool = False, **others: Any
     ) -> None:
-        super().__init__(dims, scale_factor=scale_factor, **others)  # of `DistanceEncoding`
+        super().__init__(dims, scale_factor=scale_factor, **others)  # options of `DistanceEncoding`
         projections = make_projections(dims.head_dim, tied=tie_projections)
         self.query_projection, self.key_projection = projections
 
@@ -168,7 +168,7 @@ class TransformerXL(Encoding):
         rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape).transpose(0, 1)
         bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
         _, runs = Runs.select(range(low + 1, high + 1), positions)  # all rows: each is in reach
-        _, all_distances = Runs.select([], positions)  # no second row begins
+        _, all_distances = Runs.select([], positions)  # no starts: one row for all distances
         return [
             RowsByDistance(rows, runs, of="query"),
             RowsByDistance(self.u[:, None], all_distances, of="key"),

@@ -6,7 +6,7 @@ the scale factor of an encoding beside, else 1.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Optional
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -73,10 +73,10 @@ class Rope(Encoding):
         base: float = 10000.0,
         fraction: float = 1.0,
         layout: Literal["interleaved", "half"] = "interleaved",
-        scaling: Optional[Scaling] = None,
-        cross_attention: bool = False,  # read by the decoder's layers, which build that attention
-        axes: Optional[int] = None,
-        sections: Optional[tuple[int, ...]] = None,  # pairs of each axis, written 16/24/24
+        scaling: Scaling | None = None,
+        cross_attention: bool = False,  # a decoder's layers read it in the spec, so it is not kept
+        axes: int | None = None,
+        sections: tuple[int, ...] | None = None,  # pairs of each axis, written 16/24/24
         pairs: Literal["blocks", "interleaved", "alternating"] = "blocks",
     ) -> None:
         super().__init__(dims)
@@ -231,7 +231,7 @@ class XPos(Rope):
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation, and its decay, at positions ``ids``, ``(B or 1, T)``."""
-        bits = self._log2_of_largest_factor(ids)  # types that cannot hold it are refused; 0: none
+        bits = self._log2_of_largest_factor(ids)  # a type that cannot hold it is refused later
         return super().rotation(ids)._replace(decay=self.decay(ids), decay_bits=bits)
 
     def _log2_of_largest_factor(self, ids: Tensor) -> float:
@@ -293,13 +293,13 @@ def write_rope(options: Mapping[str, Any], dims: Dims, share: float) -> HFParame
     theirs of the layer's own heads, whose width is ``share`` times the widest.
     """
     base, scaling = options["base"], options["scaling"]
-    if type(scaling) is Ntk:  # not `Dynamic`, which is one
+    if type(scaling) is Ntk:  # not its subclass `Dynamic`, which transformers has
         width = int(options["fraction"] * dims.head_dim)
         base, scaling = scaling.scaled_base(base, width, dims), None
     written = {"rope_type": "default", "partial_rotary_factor": options["fraction"] / share}
     if options["sections"]:
         written["mrope_section"] = list(options["sections"])
-    # `proportional` has a fraction of its own.
+    # `to_hf` of `proportional` has a fraction of its own, which replaces ours.
     return {**written, **(scaling.to_hf(dims) if scaling else {}), "rope_theta": base}
 
 
@@ -315,7 +315,7 @@ def _read_scaling(rope_type: str, parameters: HFParameters, max_positions: int) 
     # For these two kinds, transformers computes a missing factor from the lengths.
     default = max(max_positions / length, 1.0) if rope_type in ("yarn", "longrope") else 1.0
     written = [rope_type, str(parameters.get("factor") or default)]
-    # The factor is written; the length of `dynamic` is the model's, which is the default.
+    # The factor is written already; the length of `dynamic` is the model's, which is the default.
     skipped = {"factor", "max_position_embeddings"}
     if length == max_positions:
         skipped.add(TRAINED_LENGTH)

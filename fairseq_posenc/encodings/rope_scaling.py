@@ -8,7 +8,7 @@ refuses 0 and less. F is the factor; a frequency is the angle by which a pair tu
 import math
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Optional, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -118,7 +118,7 @@ class Scaling(ABC):
         return {setting.name: setting.metadata.get("hf", setting.name) for setting in fields(cls)}
 
     def to_hf(self, dims: Dims) -> HFParameters:
-        """Describe the scaling as ``rope_parameters``; ``write_rope`` replaces ``ntk`` before."""
+        """Describe it as ``rope_parameters``; ``write_rope`` writes ``ntk`` as a base instead."""
         parameters: HFParameters = {"rope_type": self.kind}
         for name, hf_name in self.hf_names().items():
             value = getattr(self, name)
@@ -170,7 +170,7 @@ class Dynamic(Ntk):
     """As ``ntk``, with a factor that grows with the length of the input: F n/L - (F - 1)."""
 
     kind = "dynamic"
-    length: Optional[int] = _named_in_hf("max_position_embeddings", default=None)
+    length: int | None = _named_in_hf("max_position_embeddings", default=None)
 
     def _slowdown(self, dims: Dims) -> float:
         length = self.length or dims.trained_length
@@ -192,11 +192,11 @@ class Yarn(Scaling):
     kind = "yarn"
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    attention_factor: Optional[float] = None
-    mscale: Optional[float] = None
-    mscale_all_dim: Optional[float] = None
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
     truncate: bool = True
-    length: Optional[int] = _named_in_hf(TRAINED_LENGTH, default=None)
+    length: int | None = _named_in_hf(TRAINED_LENGTH, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -242,7 +242,7 @@ class Llama3(Scaling):
     kind = "llama3"
     low: float = _named_in_hf("low_freq_factor", default=1.0)
     high: float = _named_in_hf("high_freq_factor", default=4.0)
-    length: Optional[int] = _named_in_hf(TRAINED_LENGTH, default=None)
+    length: int | None = _named_in_hf(TRAINED_LENGTH, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -268,8 +268,8 @@ class LongRope(Scaling):
     kind = "longrope"
     short: tuple[float, ...] = _named_in_hf("short_factor")
     long: tuple[float, ...] = _named_in_hf("long_factor")
-    attention_factor: Optional[float] = None
-    length: Optional[int] = _named_in_hf(TRAINED_LENGTH, default=None)
+    attention_factor: float | None = None
+    length: int | None = _named_in_hf(TRAINED_LENGTH, default=None)
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
         """See :class:`Scaling`."""

@@ -29,8 +29,8 @@ class Runs(NamedTuple):
         starts: the first distance of each row but the first one, ascending; a ``range`` if each row
             but the first and last serves a single distance. Between two equal starts lies a row
             without a distance.
-        low: the lowest distance of a key from a query in the call; with ids, below all others.
-        high: the highest distance; with ids, above all others.
+        low: the lowest distance of a key from a query in the call; with ids, a number below any.
+        high: the highest distance; with ids, a number above any.
         device: device of the table.
         ids: positions of the keys, ``(B or 1, S)`` or on several axes ``(B or 1, S, axes)``, if
             distances are differences of these, whole numbers in any order; None if they are
@@ -48,7 +48,7 @@ class Runs(NamedTuple):
     @classmethod
     def select(cls, starts: Sequence[int], positions: Positions) -> "tuple[slice, Runs]":
         """Select the rows that the distances of a call need, as a slice, and their runs."""
-        starts = starts if isinstance(starts, range) else tuple(starts)  # a cache hashes them
+        starts = starts if isinstance(starts, range) else tuple(starts)  # `Mask.cached` hashes them
         runs = cls(starts, 1 - positions.src_len, positions.tgt_len - 1, positions.device)
         if not positions.consecutive:  # ids that do not grow by one from token to token
             runs = runs._replace(low=-FAR, high=FAR, ids=positions.ids, tgt_len=positions.tgt_len)

@@ -8,7 +8,6 @@ B batch, T queries, H heads; in formulas m layers, h heads.
 
 import math
 from abc import ABC, abstractmethod
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +32,7 @@ class ByPosition(Encoding, ABC):
         """Compute the factors at positions ``ids``, ``(B or 1, T)``, from 0, in float32."""
 
     def terms(self, positions: Positions) -> list[Term]:
-        """Multiply all scores of a query; `ids` are not the random numbers of `randomized`."""
+        """Multiply all scores of a query; ``randomized`` changes tables and rotations, not this."""
         factors = self._factors(positions.queries(positions.ids).float())  # of the last T tokens
         return [Temperature(factors.unsqueeze(1))]  # [B or 1, 1, T]
 
@@ -83,7 +82,7 @@ class Ministral3(ByPosition):
         the length that the weights were trained at.
     """
 
-    def __init__(self, dims: Dims, *, beta: float = 0.1, length: Optional[int] = None) -> None:
+    def __init__(self, dims: Dims, *, beta: float = 0.1, length: int | None = None) -> None:
         super().__init__(dims)
         self.beta = beta
         self.length = length
@@ -115,7 +114,7 @@ class Logn(ByPosition):
     """
 
     def __init__(
-        self, dims: Dims, *, factor: Optional[float] = None, length: Optional[int] = None
+        self, dims: Dims, *, factor: float | None = None, length: int | None = None
     ) -> None:
         super().__init__(dims)
         self.factor = factor
@@ -251,7 +250,7 @@ class Sink(Encoding):
     axes = 0  # it reads no positions
     zeros = ("score",)  # the parameter that starts at 0, if there is no fixed value
 
-    def __init__(self, dims: Dims, *, value: Optional[Signed] = None) -> None:
+    def __init__(self, dims: Dims, *, value: Signed | None = None) -> None:
         super().__init__(dims)
         if value is not None and abs(value) > torch.finfo(torch.float32).max:
             raise UserError(f"sink(value={value:g}): the score must fit float32")

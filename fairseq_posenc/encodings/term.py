@@ -9,7 +9,7 @@ where combine is a sum or a product and scale = 1 / sqrt(scale_factor * head_dim
 sum of v_j + V_r by the softmax of the scores. The type of a term says which part of it a
 tensor is; :mod:`~fairseq_posenc.encodings.terms` combines the terms of several encodings.
 
-B batch, T queries, S keys, H heads, G heads with numbers of their own (H, or 1: all share them), R
+B batch, T queries, S keys, H heads, G tables or sets of numbers (H, or 1 that all heads share), R
 rows of a table by distance, D head size, C model size, W width of a state.
 """
 
@@ -24,7 +24,7 @@ from typing_extensions import Self  # typing has it from Python 3.11 on
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.errors import UserError
 
-# What rows are multiplied with or added to: see `RowsByDistance`.
+# What rows are multiplied by or added to: see `RowsByDistance`.
 RowsOf = Literal["query", "key", "channel", "state", "value", "layer"]
 
 
@@ -33,7 +33,7 @@ class Term:
     """Base class of all terms."""
 
     label: ClassVar[str]  # `name`, unless a subclass computes it
-    letters: ClassVar[str] = ""  # of its tensors' dimensions, such as BHTS; `map_axis` finds them
+    letters: ClassVar[str] = ""  # one for each dimension of its tensors, such as BHTS: `map_axis`
 
     @property
     def name(self) -> str:
@@ -115,8 +115,8 @@ class ByDistance(Term):
         A query reads neighbouring rows, in the order of its keys; the query before it begins one
         row later. So the last query's rows are kept, and T - 1 more: with S = 8, T = 2 and the
         places 0 1 2 5 6 7, the rows of the distances -7 -6 -5 -2 -1 0 and 1. The query before the
-        last one would then read row -2 for key 2, which is 4 away: so the last T - 1 places of each
-        run must be hidden keys (``Kept.with_gaps`` in modules).
+        last one would then read row -2 for key 2, which is 4 away: so the last T - 1 keys before a
+        gap must be hidden (``Kept.with_gaps`` in modules). The two rows of a reset stay last.
         """
         if self.runs is not None and self.runs.ids is not None:
             return replace(self, runs=self.runs._replace(ids=self.runs.ids[:, places]))
@@ -129,7 +129,7 @@ class ByDistance(Term):
 
 @dataclass(frozen=True, eq=False)
 class NumbersByDistance(ByDistance):
-    """A number for each distance: b_r is added after scaling, or gain_r multiplies q_i.k_j.
+    """A number for each distance: b_r, added after scaling; or ``multiplies``: a factor of q_i.k_j.
 
     >>> numbers = torch.tensor([[0.9, 0.1, 0.5]])  # of three buckets: 2 or more back; 1 back; 0
     >>> t5 = NumbersByDistance(numbers, Runs((-1, 0), low=-4, high=0))
@@ -154,13 +154,13 @@ class NumbersByDistance(ByDistance):
 
 @dataclass(frozen=True, eq=False)
 class RowsByDistance(ByDistance):
-    """A vector for each distance, which is multiplied with or added to one of the tokens' vectors.
+    """A vector for each distance, which is multiplied by or added to one of the tokens' vectors.
 
-    ``of`` says which: ``query``, q_i.Q_r is added to q_i.k_j; ``key``, k_j.K_r is; ``channel``,
-    the sum of q_it k_jt a_rt over t replaces q_i.k_j; ``state``, s_i.P_r is added after scaling;
-    ``value``, v_j + V_r replaces the value v_j. The rows of ``layer``, ``(1, R, C)``, are projected
-    by each layer like tokens: as keys they are Q, and as queries they are K. With ``multiplies``,
-    products with the rows of ``query`` and ``key`` multiply q_i.k_j, and are not added to it.
+    ``of`` says which: ``query``: q_i.Q_r is added to q_i.k_j; ``key``: k_j.K_r is added to it;
+    ``channel``: the sum of q_it k_jt a_rt over t replaces q_i.k_j; ``state``: s_i.P_r is added
+    after scaling; ``value``: v_j + V_r replaces the value v_j. The rows of ``layer``, ``(1, R,
+    C)``, are projected by each layer like tokens: as keys they are Q, and as queries K. With
+    ``multiplies``, products with rows of ``query`` and ``key`` multiply q_i.k_j instead.
 
     >>> runs = Runs((0, 1), low=-4, high=4)  # of five tokens: r < 0, r = 0, r > 0
     >>> shaw = RowsByDistance(torch.ones(1, 3, 64), runs, of="query")
@@ -198,7 +198,7 @@ class ScaleFactor(Term):
 class Reset(Term):
     """Two more rows at the end of each table, for the pairs of the first token.
 
-    One is for the first token as a query, one for it as a key that another query sees.
+    The one before the last is for it as a query, the last for it as a key that another query sees.
     """
 
     first: Tensor  # (B or 1, S) of bool: True for the first real token
@@ -234,7 +234,7 @@ def sum_over_axes(tables: Tensor, runs: Runs) -> NumbersByDistance | NumbersByPa
 
 @dataclass(frozen=True, eq=False)
 class States(Term):
-    """The vectors s of the queries, which are multiplied with rows of ``state`` (``inkling``)."""
+    """The vectors s of the queries, which are multiplied by rows of ``state`` (``inkling``)."""
 
     vectors: Tensor  # (B, H, T, W)
     label = "states"
@@ -262,7 +262,8 @@ class Decay(Term):
             sizes = torch.broadcast_shapes(ours.shape[:-1], theirs.shape[:-1])
             return torch.cat([x.expand(*sizes, -1) for x in (ours, theirs)], -1)
 
-        later = self.later if other.later is None else other.later
+        assert (self.later is None) == (other.later is None), "both are causal, or neither"
+        later = None
         if self.later is not None and other.later is not None:
             later = join_parts(self.later, other.later)
         return replace(self, earlier=join_parts(self.earlier, other.earlier), later=later)

@@ -1,6 +1,6 @@
 """Combines the terms of several encodings for a layer, which has at most one of each name.
 
-Rows by distance are multiplied with queries, keys or states, or added to values. Each layer
+Rows by distance are multiplied by queries, keys or states, or added to values. Each layer
 projects those of ``layer`` to rows of queries and of keys; those of ``channel`` scale each channel.
 """
 
@@ -169,9 +169,9 @@ class Terms(tuple[Term, ...]):
         if rows is None:
             return self
         as_queries, as_keys = project(rows.table[0])
-        of_queries = RowsByDistance(as_keys, rows.runs, of="query")  # are multiplied with keys
-        of_keys = RowsByDistance(as_queries, rows.runs, of="key")
-        return Terms([x for x in self if x is not rows]) | Terms([of_queries, of_keys])
+        for_queries = RowsByDistance(as_keys, rows.runs, of="query")  # Q of q_i.Q_r
+        for_keys = RowsByDistance(as_queries, rows.runs, of="key")
+        return Terms([x for x in self if x is not rows]) | Terms([for_queries, for_keys])
 
 
 def _merge(terms: Iterable[Term]) -> Terms:

@@ -43,7 +43,7 @@ class Tupe(DistanceEncoding):
     def __init__(
         self, dims: Dims, *, scale_factor: float = 2.0, tie_projections: bool = False, **others: Any
     ) -> None:
-        super().__init__(dims, scale_factor=scale_factor, **others)  # of `DistanceEncoding`
+        super().__init__(dims, scale_factor=scale_factor, **others)  # options of `DistanceEncoding`
         self.positions = nn.Parameter(torch.empty(dims.max_positions, dims.head_dim))
         projections = make_projections(dims.head_dim, tied=tie_projections)
         self.query_projection, self.key_projection = projections
@@ -51,7 +51,7 @@ class Tupe(DistanceEncoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Add products of positions, scaled here, ``(B or 1, 1, T, S)``, and those by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
-        # One row for all sentences, if it serves: [B or 1, S].
+        # One row for all sentences, if it serves all: [B or 1, S].
         ids = positions.common_ids(self.dims.max_positions)
         vectors = at_least_fp32(self.positions[ids])  # [B or 1, S, D]
         if self.has_reset:  # two numbers of the table by distance replace its products

@@ -75,7 +75,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     work = Computation(
         blocks,
         call.key.size(2),
-        call.mask._replace(cache=None) if hides else None,  # a graph keeps no cache
+        call.mask._replace(cache=None) if hides else None,  # autograd's graph must not keep a cache
         product=terms.product,
         softcap=terms.softcap,
         flushes=is_fixed or terms.has(NumbersByPair, Decay),
@@ -83,9 +83,9 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
         saves=saves,
     )
     sums: Tensor = Blocks.apply(work, *operands)
-    attended = sums.flip(2)  # the last query was stored first
+    attended = sums.flip(2)  # queries were in reverse
     if call.dropout:
-        attended.mul_(1 / (1 - call.dropout))  # which blocks leave out; a rate of 1 was refused
+        attended.mul_(1 / (1 - call.dropout))  # blocks leave this out; a rate of 1 was refused
     if call.mask.may_hide_all:  # padding or pairs may leave a query without any key: zeros
         visible = call.mask.count_visible(sums.size(2), call.key.size(2), sums.device)
         attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]

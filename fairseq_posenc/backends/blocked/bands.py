@@ -1,14 +1,13 @@
-"""Looks up what belongs to the distance of each pair by views, or by an index of distinct rows.
+"""Finds for each pair of tokens what its distance has: by views, or by an index of distinct rows.
 
-Queries are stored last one first: then query i' and key j of a block have the distance i' + j,
-counted from the block's lowest one, and its M queries and W keys need M + W - 1 table rows.
+Queries are stored in reverse: then query i' and key j of a block have the distance i' + j, counted
+from the block's lowest one, and its M queries and W keys need M + W - 1 table rows.
 
 The product of tokens with these rows is *skewed*: the pairs of each token begin one column later
 than those of the token before. A view whose row stride is longer by one undoes that without a copy,
 forward and backward. For M = 2, W = 2, products ``ab. | .cd`` are the pairs ``ab | cd``: stride 4
-in place of 3. Pictures are in ``docs/blocked.md``.
-
-autograd would copy such views back one by one, so :class:`Band` has a hand-written gradient.
+in place of 3 (pictures: ``docs/blocked.md``). autograd would copy such views back one by one, so
+:class:`Band` has a hand-written gradient.
 
 Shapes: k sentences and h heads of a block, M queries, W keys, D head size; G tables (1 or h); n
 tokens, queries or keys, in tiles of N, and ``others``, the number of those on the other side.
@@ -22,12 +21,12 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-# Tokens in a tile, which share a run of rows: MIN_TILE if there are fewer than FEW_TOKENS in all.
+# n is padded to a multiple of MAX_TILE, below FEW_TOKENS of MIN_TILE; N is the largest that fits.
 MAX_TILE, MIN_TILE, FEW_TOKENS = 64, 16, 128
 
 
 def multiply_rows(x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
-    """Multiply tokens with the table rows of their pairs, q_i.Q_r or k_j.K_r, or distinct rows.
+    """Multiply tokens by the table rows of their pairs, q_i.Q_r or k_j.K_r, or by distinct rows.
 
     Args:
         x: ``(k, h, n, D)``.
@@ -38,9 +37,9 @@ def multiply_rows(x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool) 
     Returns:
         Numbers of pairs, ``(k, h, M, W)``, or with an index what :func:`look_up` takes.
     """
-    if index is not None:
+    if index is not None:  # `rows[0]`: a batch of one would be copied for each head
         return rows @ x.mT if of_keys else x @ (rows[0] if len(rows) == 1 else rows).mT
-    # In a tile of N, each token is multiplied with N - 1 rows that it does not need: small tiles
+    # In a tile of N, each token is multiplied by N - 1 rows that it does not need: small tiles
     # waste little; but tiles that are too small make slow matrix products.
     tokens = x.size(2)
     missing = -tokens % (MAX_TILE if tokens >= FEW_TOKENS else MIN_TILE)
@@ -77,7 +76,7 @@ def sum_rows(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 class Band(torch.autograd.Function):
-    """Multiplies each token with the table rows of its pairs, all of which are distinct."""
+    """Multiplies each token by the table rows of its pairs, all of which are distinct."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, of_keys: bool) -> Tensor:
@@ -85,7 +84,7 @@ class Band(torch.autograd.Function):
         ctx.save_for_backward(x, rows)
         ctx.of_keys = of_keys
         tiles, window = _tile(x, rows), _window(rows, x.size(2))
-        # Row by row for keys, so that the pairs of a query are close together when copied.
+        # Keys have the product transposed, so that the pairs of a query lie together when copied.
         skewed = (window @ tiles.mT).mT if of_keys else tiles @ window.mT
         pairs = _unskew(skewed, x.shape)  # [k, h, tiles, N, others]
         return pairs.permute(0, 1, 4, 2, 3).flatten(3) if of_keys else pairs.flatten(2, 3)
@@ -102,10 +101,11 @@ class Band(torch.autograd.Function):
         pairs = _unskew(skewed, x.shape)
         size = pairs.size(3)
         # Zeros are where a tile's rows are not those of a token: up to N - 1 on either side.
-        skewed[..., : size - 1], skewed[..., pairs.size(4) :] = 0, 0
+        skewed[..., : size - 1] = 0
+        skewed[..., pairs.size(4) :] = 0
         by_tile = grad.unflatten(3 if ctx.of_keys else 2, (-1, size))
         by_tile = by_tile.permute(0, 1, 3, 4, 2) if ctx.of_keys else by_tile
-        few = (-1, math.gcd(pairs.size(4), 16))  # a transposing copy of more leaves the cache
+        few = (-1, math.gcd(pairs.size(4), 16))  # columns at a time: a transposed copy is faster
         pairs.unflatten(4, few).copy_(by_tile.unflatten(4, few))
         x_grad = (skewed @ window).unflatten(2, (-1, size))  # [G, tiles, k * h / G, N, D]
         rows_grad = torch.zeros_like(rows)
@@ -116,7 +116,7 @@ class Band(torch.autograd.Function):
 
 
 def _tile(x: Tensor, rows: Tensor) -> Tensor:
-    """Reshape ``(k, h, n, D)`` to ``(G, tiles, k * h / G * N, D)``: a product for all heads."""
+    """Reshape ``(k, h, n, D)`` to ``(G, tiles, k * h / G * N, D)``: see `_unskew` for k, G > 1."""
     x = x.flatten(0, 1).unflatten(1, (-1, math.gcd(x.size(2), MAX_TILE)))  # [k * h, tiles, N, D]
     return x.unflatten(0, (rows.size(0), -1)).transpose(1, 2).flatten(2, 3)
 
@@ -124,7 +124,7 @@ def _tile(x: Tensor, rows: Tensor) -> Tensor:
 def _window(rows: Tensor, tokens: int) -> Tensor:
     """View the rows of each tile of tokens, ``(G, tiles, N + others - 1, D)``; they overlap."""
     groups, count, width = rows.shape
-    tile = math.gcd(tokens, MAX_TILE)  # so that tiles divide the tokens
+    tile = math.gcd(tokens, MAX_TILE)  # N: 16, 32 or 64, which divides the (padded) tokens
     size = (groups, tokens // tile, tile + count - tokens, width)
     strides = (rows.stride(0), tile * rows.stride(1), rows.stride(1), rows.stride(2))
     return rows.as_strided(size, strides, rows.storage_offset())
@@ -133,7 +133,7 @@ def _window(rows: Tensor, tokens: int) -> Tensor:
 def _unskew(skewed: Tensor, shape: torch.Size) -> Tensor:
     """View pairs ``(k, h, tiles, N, others)`` in ``(G, tiles, k * h / G * N, N + others - 1)``.
 
-    With a table for each head, a block has one sentence (``split``). ``shape`` is ``(k, h, n, D)``.
+    With a table for each head, k is 1 (``geometry.split``). ``shape`` is ``(k, h, n, D)``.
     """
     groups, tiles, _, rows = skewed.shape
     to_next_group, to_next_tile, to_next_token, to_next_row = skewed.stride()

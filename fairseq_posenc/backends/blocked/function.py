@@ -46,7 +46,7 @@ class Computation:
     def list_blocks(
         self, device: torch.device, are_saved: bool = False
     ) -> Iterator[tuple[Block, Tensor | None]]:
-        """Yield each block with its hidden pairs, ``(k or 1, 1, M, W)``; None for none needed."""
+        """Yield each block, and its hidden pairs, ``(k or 1, 1, M, W)``: None if none, or saved."""
         mask, place, hidden = None if are_saved else self.mask, None, None
         for block in self.blocks:
             if mask is not None and place != (block.sentences, block.queries):
@@ -110,7 +110,7 @@ class Computation:
         parts = [before, F.pad(x.key, more) if more[1] else x.key, after]
         keys = torch.cat(parts, 2).mT
         place = keys.data_ptr()
-        with saved_tensors_hooks(  # a graph keeps no copies of keys, but joins the parts again
+        with saved_tensors_hooks(  # the graph joins the parts again (in 3-D, as `@` saves keys)
             lambda saved: None if saved.data_ptr() == place else saved,
             lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
         ):
@@ -120,13 +120,13 @@ class Computation:
 
     def _combine(self, x: Operands, block: Block, content: Tensor | None = None) -> Tensor:
         """Combine the parts of near pairs, by distance: a sum in place of a known ``content``."""
-        tables = []  # with their products, which are made once: not again in `combine`
+        tables = []  # their products are made here, as checkpointing runs `combine` twice
         for tokens, rows, index, of_keys, reset in (
             (x.query, x.query_rows, x.query_index, False, x.query_reset),
             (x.key, x.key_rows, x.key_index, True, x.key_reset),
         ):
             if rows is not None:
-                # Without an index, those of the block's distances (and "G": of all these heads).
+                # Without an index, the rows of the block's distances ("G": of its heads, all here).
                 rows = rows if index is not None else block.select(rows, "GRD")
                 products = bands.multiply_rows(tokens, rows, index, of_keys)
                 dim = 2 if of_keys else 3  # of all queries, or keys
@@ -207,9 +207,9 @@ class Blocks(torch.autograd.Function):
                 else:
                     known = block.select(sums, "BHTD")
                     leaves, attended = work.attend(call, block, hidden, known)
-                learnt = [leaf for leaf, y in zip(leaves, learns) if y]  # in the order of `totals`
-                grads = iter(torch.autograd.grad(attended, learnt, block.select(grad, "BHTD")))
-            del attended, leaves, learnt  # their memory is needed
+                inputs = [leaf for leaf, y in zip(leaves, learns) if y]  # in the order of `totals`
+                grads = iter(torch.autograd.grad(attended, inputs, block.select(grad, "BHTD")))
+            del attended, leaves, inputs  # their memory is needed
             for total, axes in zip(totals, AXES):
                 if total is not None:
                     block.select(total, axes).add_(next(grads))  # a view of the block's part

@@ -1,8 +1,8 @@
 """Lays out the tensors of a call as blocks use them, all of one dtype.
 
-Queries are stored last one first, so that distances grow with their index. B batch, H heads, T
-queries, S keys, R distances, G tables (H, or 1 for all heads), U distinct rows of a table, D head
-size, W width of a state.
+Queries are stored in reverse, so that distances grow with their index. B batch, H heads, T queries,
+S keys, R distances, G tables (H, or 1 for all heads), U distinct rows of a table, D head size, W
+width of a state.
 """
 
 from typing import Annotated, NamedTuple, get_type_hints

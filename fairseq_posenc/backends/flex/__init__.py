@@ -2,7 +2,7 @@
 
 A block mask skips tiles in which no query sees a key. torch compiles a kernel for each combination
 of terms and lengths, so lengths are rounded up, and the batch is dynamic. For each table of
-vectors, all tokens are first multiplied with its rows at the visible distances, which takes memory
+vectors, all tokens are first multiplied by its rows at the visible distances, which takes memory
 for ``(B, H, T, R)``.
 """
 

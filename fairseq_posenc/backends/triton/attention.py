@@ -101,7 +101,7 @@ class Tiles(NamedTuple):
 
 
 class Side(NamedTuple):
-    """A table, what it is multiplied with, and the gradients of both."""
+    """A table, what it is multiplied by, and the gradients of both."""
 
     table: Table | None
     table_grad: Tensor | None  # `(chunks of the batch x H, R, D or nothing)`; None: not trained

@@ -15,7 +15,7 @@ before the table's and one for the columns after them. Only clipped tables have 
 - ``slab``: the stored tiles: their first ``sequence``, and number of ``sequences``; ``queries`` and
   ``keys``, the padded lengths.
 - ``side``: a ``table``, its ``tiles`` and ``ends``, the SIGN of these, and the ``factor`` of their
-  sums; ``tokens``, the queries or keys that its rows are multiplied with (None for numbers); and
+  sums; ``tokens``, the queries or keys that its rows are multiplied by (None for numbers); and
   the gradients to write, ``table_grad`` and ``token_grad``.
 - ``tiles``, ``ends``: those of one sequence; a block of them has N rows and N columns.
 - ``problem``, ``opt`` and ``table``: see :mod:`~fairseq_posenc.backends.triton.tiles`.

@@ -206,7 +206,7 @@ def gather_lines(x, start, STEP: tl.constexpr, COLUMNS: tl.constexpr):
 def multiply_table(
     problem, opt, table, x, head, at, ROWS: tl.constexpr, FLIP: tl.constexpr, PART: tl.constexpr
 ):
-    """Multiply queries or keys ``(count, W)`` with the table rows of a tile's pairs.
+    """Multiply queries or keys ``(count, W)`` by the table rows of a tile's pairs.
 
     In tiles far from the diagonal, the result is a column or a row. ROWS: whether the vectors
     of ``x`` belong to the rows of the tile; otherwise, they belong to its columns.
