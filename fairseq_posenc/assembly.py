@@ -1,8 +1,8 @@
 """Builds the encodings of a spec for a stack: at the input, shared by all layers, in each layer.
 
-All hosts build their encodings with these functions, from a spec and the sizes of the stack. Before
-that, they check and count them on drafts: encodings on the device "meta", which have shapes, but no
-values, and take no memory.
+The library and the stacks of fairseq and transformers build their encodings here, from a spec and
+the sizes of the stack. Before that, they check and count them on drafts: encodings on the device
+"meta", which have shapes, but no values, and take no memory.
 """
 
 import os
@@ -166,8 +166,8 @@ def check_size(spec: Spec, dims: Dims, layers: int = 1, always_allocated: int = 
         spec: encodings of all layers.
         dims: sizes of the stack.
         layers: number of layers of the stack.
-        always_allocated: number of float32 values in a table of the host's own, which it allocates
-            before the tables of the spec replace it.
+        always_allocated: number of float32 values in a table that fairseq allocates, before the
+            tables of the spec replace it.
     """
     if not hasattr(os, "sysconf"):  # Windows: torch reports a failed allocation
         return
@@ -182,7 +182,7 @@ def check_size(spec: Spec, dims: Dims, layers: int = 1, always_allocated: int = 
 
 
 def count_parameters(spec: Spec, dims: Dims, layers: int) -> dict[str, int]:
-    """Count the elements of each position parameter of a stack by its name in a model.
+    """Count the elements of each position parameter of a stack by its name in a fairseq stack.
 
     ``layers.*`` stands for all layers, whose elements are added up:
 

@@ -17,16 +17,15 @@ _ERROR_OF_RANK = re.compile(
     r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+(\n.+)*)", re.MULTILINE
 )
 _OF_FAIRSEQ = ("fairseq_cli", "hydra", "omegaconf")  # messages name fairseq, which installs them
-# Optional modules -> the extra in pyproject.toml that installs them.
-_OPTIONAL = {
-    **dict.fromkeys(("argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown"), "fairseq"),
-    **dict.fromkeys(("omegaconf", "regex", "sacrebleu", "scipy", "sentencepiece"), "fairseq"),
-    "tqdm": "fairseq",
-    **dict.fromkeys(("matplotlib", "sklearn"), "plot"),
-    **dict.fromkeys(("huggingface_hub", "transformers"), "hf"),
-    "google": "export",  # google.protobuf
-    "ctranslate2": "ctranslate2",
-    "submitit": "submitit",
+# The extras in pyproject.toml, with the modules that each of them installs.
+_MODULES = {
+    "fairseq": {"argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown", "omegaconf", "regex"}
+    | {"sacrebleu", "scipy", "sentencepiece", "tqdm"},
+    "plot": {"matplotlib", "sklearn"},
+    "hf": {"huggingface_hub", "transformers"},
+    "export": {"google"},  # google.protobuf
+    "ctranslate2": {"ctranslate2"},
+    "submitit": {"submitit"},
 }
 
 
@@ -55,9 +54,10 @@ def describe_mistake(error: BaseException) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     module = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if module in _OPTIONAL:
-        name = "fairseq" if module in _OF_FAIRSEQ else module
-        return f"needs {name}: {how_to_install(_OPTIONAL[module])}"
+    for extra, modules in _MODULES.items():
+        if module in modules:
+            name = "fairseq" if module in _OF_FAIRSEQ else module
+            return f"needs {name}: {how_to_install(extra)}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
     if isinstance(error, FileNotFoundError) and error.errno and not error.filename:

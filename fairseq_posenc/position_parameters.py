@@ -108,7 +108,7 @@ def _list_changes(encoding: Encoding, old: Spec, new: Spec) -> str:
         {option for item in spec.items if item.name == encoding.name for option in item.options}
         for spec in (old, new)
     )
-    kept = (*encoding.length_options, "scale_factor")  # which scales all scores
+    kept = (*encoding.length_options, "scale_factor")  # they change no row's meaning
     changed = (f"{key}={x}" for key, x in old_options ^ new_options if key not in kept)
     return ", ".join(sorted(changed))
 

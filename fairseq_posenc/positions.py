@@ -209,7 +209,7 @@ class Positions(NamedTuple):
         return self._replace(
             ids=ids,
             is_shifted=True,
-            first=self.is_first(),  # of the counted tokens
+            first=self.is_first(),  # by the counted ids, before these replace them
             drawn=None,
             longest=longest,
             counted=False,
@@ -283,7 +283,7 @@ class Positions(NamedTuple):
         return x[:, x.size(1) - self.tgt_len :]
 
     def common_ids(self, limit: int | None = None) -> Tensor:
-        """Return ``ids``, or an equal row for all sentences, ``(1, S)``, to compute with less.
+        """Return ``ids`` or, if one row ``(1, S)`` serves all sentences, that row: less to compute.
 
         One row suffices if ids are indices; padding, on the right, is then counted, too, but stays
         below ``limit``, the rows of a table. Other ids stay: one beyond the table must fail there.
@@ -316,7 +316,7 @@ class Positions(NamedTuple):
         """
         real, ids = self.real(), self.ids.expand_as(self.ends)  # [B, S]
         before = _shift_right(ids)
-        restarts = real & (ids < before)  # as the ids of documents, or a caller's
+        restarts = real & (ids < before)  # ids fall where a document, or a caller, restarts them
         if self.document_starts is not None:
             restarts = restarts | find_changes(self.document_starts)
         begins = restarts | _shift_right(self.ends)

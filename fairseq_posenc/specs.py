@@ -143,7 +143,7 @@ class Spec(NamedTuple):
         return self.layer_kinds.index(self.layers[index % len(self.layers)])
 
     def list_rotated(self, layers: int) -> list[bool]:
-        """List whether each of so many layers has a rotation."""
+        """List for each layer of a stack of ``layers`` whether it has a rotation."""
         kinds = [self.layer_kinds[self.layer_kind(index)] for index in range(layers)]
         return [any(item.encoding.acts_on == "rotation" for item in kind) for kind in kinds]
 

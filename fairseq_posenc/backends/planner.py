@@ -130,25 +130,25 @@ def _rank(call: AttentionCall) -> tuple[str, str]:
     terms, tgt_len, src_len = call.terms, call.query.size(2), call.key.size(2)
     is_padded = call.mask.key_padding is not None
     plain = terms.is_biased_dot_product  # no gain, cap or sink, and no vectors by distance
-    biases = Terms([x for x in terms if isinstance(x, (ByDistance, NumbersByPair))])  # of any kind
+    tables = Terms([x for x in terms if isinstance(x, (ByDistance, NumbersByPair))])
     fused, blocks = "sdpa reference" if plain else "reference", "blocked sdpa reference"
     if is_exporting():  # so the length cannot decide
         return "sdpa reference", "a graph for all lengths"
     if call.query.device.type != "cpu":
-        if plain and not biases:
+        if plain and not tables:
             return fused, "a plain dot product"
         if tgt_len == 1:
             return "sdpa reference", "a single query"
         others = "reference blocked" if src_len <= SHORT_ON_GPU else "blocked reference"
         return f"sdpa {others}", "not triton, not flex: no benchmark shows them faster"
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in biases.tensors().values())
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tables.tensors().values())
     cases = [  # condition, backends and reason; the first that holds counts
         (tgt_len == 1, fused, "a single query"),
         (src_len < SHORT, fused, f"fewer than {SHORT} keys"),
         (not plain, "blocked reference", "no matrix of scores by distance"),
         (call.mask.limits, blocks, "hidden keys are left out"),
         (call.dropout > 0, blocks, "torch's attention is slow to drop weights"),
-        (not biases, fused, "a plain dot product"),
+        (not tables, fused, "a plain dot product"),
         # `sdpa` needs gradients of all pairs, or a bias for each sentence.
         (learns or is_padded, blocks, "no bias for each sentence, no matrix of gradients"),
     ]

@@ -31,7 +31,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import NO_MASK, Mask
 from fairseq_posenc.precision import at_least_fp32, no_autocast
 
-CHANNELS = 8  # of heads, whose products `_multiply_channels` holds in memory at once
+CHANNELS = 8  # channels of a head whose products `_multiply_channels` holds in memory together
 
 
 def unavailable() -> str:

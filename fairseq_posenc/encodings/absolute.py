@@ -179,5 +179,5 @@ class Sinusoidal(Encoding):
         # In float32 in every model: half precision would round large angles.
         frequencies = torch.exp(exponents * -math.log(10000.0))
         angles = ids.float().unsqueeze(-1) * frequencies  # [..., axes, C / axes / 2]
-        dim = -1 if self.layout == "interleaved" else -2  # of sine and cosine
+        dim = -1 if self.layout == "interleaved" else -2  # where sine and cosine are stacked
         return torch.stack([angles.sin(), angles.cos()], dim).flatten(-3)  # [..., C]

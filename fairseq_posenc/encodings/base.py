@@ -140,7 +140,7 @@ class Encoding(nn.Module):
         """Set ``max_positions`` to ``length``, at least as trained; tables by position stay.
 
         Raises:
-            UserError: the encoding cannot read so many tokens.
+            UserError: the encoding cannot read that many tokens.
         """
         if not self.has_position_table:
             trained = self.dims.trained_length
@@ -290,7 +290,7 @@ class Encodings(nn.ModuleDict):
     def input_terms(self, x: Tensor, positions: Positions, decay: Tensor | None = None) -> Terms:
         """List the terms that depend on the layer's input ``x``: decay and states.
 
-        ``x`` is ``(B, S, C)``; ``(B, T, C)`` is enough beside the result of :meth:`decay`.
+        ``x`` is ``(B, S, C)``; if the result of :meth:`decay` is given, ``(B, T, C)`` is enough.
         """
         terms: list[Term] = []
         decay = self.decay(x, positions.padding) if decay is None else decay

@@ -12,7 +12,7 @@ from fairseq_posenc.positions import Positions
 
 @register("randomized")
 class Randomized(Encoding):
-    """Tables and rotations take sorted random numbers in place of the positions 0, 1, 2.
+    """Tables and rotations take sorted random numbers instead of the positions 0, 1, 2.
 
     Equation:
         p_i is the i-th of n numbers drawn without replacement from 0 .. ``limit`` - 1, where n is

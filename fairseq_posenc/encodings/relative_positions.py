@@ -35,8 +35,8 @@ class DistanceEncoding(Encoding):
             clips no distance.
         per_head: give every head its own table.
         scale_factor: c of the scale 1 / sqrt(c * D).
-        reset: give the first token two rows in place of its distances, one for its query and one
-            for its key (Huang et al. 2021, equation 19).
+        reset: give pairs with the first token two rows, whatever their distance: one for its query,
+            one for its key (Huang et al. 2021, equation 19).
 
     Shapes:
         table.weight ``(G, 2K + 1, D)`` or ``(G, 2K + 1)``; table.reset ``(G, 2, D)`` or ``(G, 2)``.

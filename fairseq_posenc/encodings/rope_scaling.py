@@ -105,7 +105,7 @@ class Scaling(ABC):
         """Compute each pair's frequency, ``(width / 2,)``, in float32 on the CPU.
 
         Raises:
-            UserError: this kind cannot scale so few coordinates, or has settings for others.
+            UserError: this kind, or its settings, cannot scale ``width`` coordinates.
         """
 
     def gain(self, dims: Dims) -> float:
@@ -210,7 +210,7 @@ class Yarn(Scaling):
         length = self.length or dims.trained_length
 
         def find_pair(turns: float) -> float:
-            """Find the index, rarely whole, of the pair that turns so many times within L."""
+            """Find the index, a real number, of the pair that turns ``turns`` times within L."""
             return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = find_pair(self.beta_fast), find_pair(self.beta_slow)

@@ -78,7 +78,7 @@ class ByDistance(Term):
 
     A row that several distances share, such as the last one of a clipped table, is held once:
     ``runs`` says which distances have which row, and None that each distance of the call has its
-    own. Beside a :class:`Reset`, two more rows follow.
+    own. With a :class:`Reset`, two more rows follow.
     """
 
     table: Tensor
@@ -282,7 +282,7 @@ class Temperature(Term):
 class CountTemperature(Term):
     """A factor of all scores of a query i that sees n_i keys: offset + factor * ln(n_i).
 
-    >>> ssmax = CountTemperature(torch.full((2,), 0.2))  # of two heads; 1 for 148 keys
+    >>> ssmax = CountTemperature(torch.full((2,), 0.2))  # two heads; 0.2 ln 148 is 1
     """
 
     factor: Tensor  # (G,)

@@ -124,7 +124,7 @@ class TupeShared(Encoding):
         index, runs = self.bucket_rule.select(positions)  # R buckets, and the distances of each
         bias = self.buckets[:, index]
         reset: list[Term] = []
-        if self.reset:  # pairs with the first token have two numbers in place of products
+        if self.reset:  # pairs with the first token have two numbers instead of products
             first = positions.is_first()
             reset = [Reset(first)]
             at_queries = at_queries.masked_fill(positions.queries(first)[:, None, :, None], 0.0)

@@ -133,7 +133,7 @@ class SelfAttention(_LayerAttention):
             cache.kept = kept.select(*state.needed_keys(), positions.src_len)
             cache.tokens, cache.decay = positions.src_len, decay
             if not positions.counted:  # the caller gave position_ids
-                # A later step joins its ids to these; a row for each beam, which it may reorder.
+                # A later step joins its ids to these; a row for each beam, for `Cache.reorder`.
                 cache.ids = positions.ids.expand(x.size(0), *positions.ids.shape[1:])
         mask = state.mask.with_direction(self.direction)
         dropout = self.dropout if self.training else 0.0
@@ -227,7 +227,7 @@ class CrossAttention(_LayerAttention):
             query = state.rotation.rotate_queries(query)
         if self.rotates and source is not None:
             rotate = partial(_rotate_source, state, padding, source_position_ids)
-            deps = (source_padding_mask, source_position_ids, batch, src_len)
+            deps = (source_padding_mask, source_position_ids, batch, src_len)  # equal in all layers
             rotation = state.mask.cached("source", deps, rotate)  # once for all layers
             kept = kept._replace(key=rotation.rotate_keys(kept.key))
         if cache is not None:

@@ -97,7 +97,7 @@ class LayerPositions(StackLayer):
         """
         state = self.select_state(shared)
         terms = self.collect_terms(state)
-        if terms.gain is not None:  # of `NumbersByDistance`, which multiply or are added
+        if terms.gain is not None:  # numbers by distance that multiply, as those of `m1`
             raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
         return sum_biases(terms, state.positions.tgt_len, state.positions.src_len)
 
@@ -131,7 +131,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         self.spec.check_length(1)  # one layer, not a list of different ones
         self.head_dim = self.dims.head_dim
         self.direction = "lr" if self.dims.causal else "both"
-        self.encodings = build_layer(self.spec, self.dims)  # of the layer alone
+        self.encodings = build_layer(self.spec, self.dims)  # those that no other layer would share
 
     def parameter_counts(self) -> dict[str, int]:
         """Count each trained parameter, by names that begin with input, shared or encodings."""

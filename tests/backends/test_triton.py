@@ -48,7 +48,7 @@ COMPOSITIONS += ["shaw(max_distance=2)", "rope+window(size=4)", "deberta_v2+wind
 REFUSED = {
     "cope": "counted positions depend on all scores",
     **dict.fromkeys(("fire", "tupe", "tupe_shared"), "a bias for each pair of tokens"),
-    "fox": "do not forget",
+    "fox": "no decay",
     "inkling": "do not read states",
     "m3": "a gain for each channel",
     "pope": "have one width",

@@ -145,7 +145,7 @@ def test_backends_say_what_they_do_not_serve():
     assert not BACKENDS["reference"].refuses(draft_call(terms_of(counted_table=table)))
     with pytest.raises(UserError, match="counted positions depend on all scores of a query"):
         check("blocked", terms_of(counted_table=table), HEAD_DIM)
-    assert flex.refuses(draft_call(terms_of(decay=gates), "meta")) == "it does not forget"
+    assert flex.refuses(draft_call(terms_of(decay=gates), "meta")) == "it adds no decay to scores"
     with pytest.raises(UserError, match="decay in two directions is not a dot product"):
         check("sdpa", terms_of(decay=(gates, gates)), HEAD_DIM)
     check("sdpa", terms_of(decay=gates), HEAD_DIM)

@@ -3,8 +3,8 @@
 Every query of a head draws two seeds of 32 bits, q and r, and every key draws one seed k. The hash
 ``(((q ^ k) * MURMUR_MULTIPLIER) ^ r) * XXHASH_MULTIPLIER`` decides whether the weight of a pair is
 dropped. Without r, it would depend on ``q ^ k`` alone, and two queries whose seeds q differ in few
-bits would drop related keys. The backward pass computes the hash again in place of storing a number
-for each pair. torch's own generator takes some ten times as long on a CPU.
+bits would drop related keys. The backward pass computes the hash again, instead of storing a number
+for each pair. torch's own generator takes about ten times as long on a CPU.
 
 Shapes: a block has k sentences, h heads, M queries and W keys; D head size.
 """
@@ -84,7 +84,7 @@ class Weigh(torch.autograd.Function):
             query_seeds: two for each query, ``(k, h, 2, M)``; None without dropout.
             key_seeds: one for each key, ``(k, h, W)``; None without dropout.
             sums: the first result, if it is known and only its gradients are needed; the second
-                one is then of no use.
+                result then has no meaning.
             value: ``(k, h, W, D)``.
         """
         # In place of the scores, or of a copy where checkpointing may keep them.

@@ -44,10 +44,10 @@ class Computation:
     saves: bool  # whether the graphs of blocks are kept for the backward pass
 
     def list_blocks(
-        self, device: torch.device, are_saved: bool = False
+        self, mask: Mask | None, device: torch.device
     ) -> Iterator[tuple[Block, Tensor | None]]:
-        """Yield each block, and its hidden pairs, ``(k or 1, 1, M, W)``: None if none, or saved."""
-        mask, place, hidden = None if are_saved else self.mask, None, None
+        """Yield each block with the pairs that a mask hides, ``(k or 1, 1, M, W)``, or None."""
+        place = hidden = None
         for block in self.blocks:
             if mask is not None and place != (block.sentences, block.queries):
                 place = block.sentences, block.queries  # the next blocks differ in heads alone
@@ -119,7 +119,7 @@ class Computation:
         return scores
 
     def _combine(self, x: Operands, block: Block, content: Tensor | None = None) -> Tensor:
-        """Combine the parts of near pairs, by distance: a sum in place of a known ``content``."""
+        """Combine the parts of near pairs, by distance; a sum overwrites ``content``, if given."""
         tables = []  # their products are made here, as checkpointing runs `combine` twice
         for tokens, rows, index, of_keys, reset in (
             (x.query, x.query_rows, x.query_index, False, x.query_reset),
@@ -129,7 +129,7 @@ class Computation:
                 # Without an index, the rows of the block's distances ("G": of its heads, all here).
                 rows = rows if index is not None else block.select(rows, "GRD")
                 products = bands.multiply_rows(tokens, rows, index, of_keys)
-                dim = 2 if of_keys else 3  # of all queries, or keys
+                dim = 2 if of_keys else 3  # one number for all queries, or for all keys
                 numbers = None if reset is None else (tokens @ reset.mT).unsqueeze(dim).unbind(-1)
                 tables.append((products, index, of_keys, numbers))
 
@@ -177,7 +177,7 @@ class Blocks(torch.autograd.Function):
         sums = call.value.new_empty(queries, batch, heads, call.value.size(3))
         sums = sums.permute(1, 2, 0, 3)  # [B, H, T, D]; fairseq's `(T, B, C)` is a view of it
         ctx.graphs = []
-        for block, hidden in work.list_blocks(sums.device):
+        for block, hidden in work.list_blocks(work.mask, sums.device):
             graph = work.attend(call, block, hidden)
             if work.saves:
                 ctx.graphs.append(graph)
@@ -200,7 +200,7 @@ class Blocks(torch.autograd.Function):
                 is_transposed = name.endswith(("key", "value"))
                 totals[index] = x.new_zeros(x.mT.shape).mT if is_transposed else torch.zeros_like(x)
         graphs, ctx.graphs = ctx.graphs[::-1], []  # a second backward pass computes them again
-        for block, hidden in work.list_blocks(grad.device, are_saved=bool(graphs)):
+        for block, hidden in work.list_blocks(None if graphs else work.mask, grad.device):
             with no_autocast(grad.device):
                 if graphs:
                     leaves, attended = graphs.pop()

@@ -27,10 +27,10 @@ PAIRS_PER_THREAD = 2**19  # pairs of a block on a CPU, for each thread of torch
 PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
 MIN_QUERIES = 64  # the fewest queries of a block where a window or segments hide most keys
 KEYS_PER_QUERY = 8  # there, a block has a query for every 8 keys that a query sees on average
-# The same where a direction hides keys, or where keys are far (`Block.far`): the fewer queries a
-# block has, the more of its pairs can be left out as hidden, or treated as far.
+# The most queries where a direction hides keys, or where keys are far (`Block.far`): the fewer
+# queries a block has, the more of its pairs can be left out as hidden, or treated as far.
 FEW_QUERIES = 256
-MAX_NEAR = 0.75  # the largest share of near keys: with more, all keys are treated as near
+MAX_NEAR = 0.75  # of the keys: if more are near some query of a block, none is treated as far
 
 # The first and the last key that each of T queries sees.
 Ranges = tuple[Sequence[int], Sequence[int]]

@@ -57,7 +57,7 @@ class Operands(NamedTuple):
     sink: Annotated[Tensor | None, "BH11"]
     query_decay: Annotated[Tensor | None, "BHTN"]  # the queries' decay, N numbers to add up
     key_decay: Annotated[Tensor | None, "BHSN"]
-    later_query_decay: Annotated[Tensor | None, "BHTN"]  # for later keys, if they have another
+    later_query_decay: Annotated[Tensor | None, "BHTN"]  # for later keys, if not the same
     later_key_decay: Annotated[Tensor | None, "BHSN"]
     query_seeds: Annotated[Tensor | None, "BH2T"]  # of dropout, two for each query
     key_seeds: Annotated[Tensor | None, "BHS"]
@@ -67,7 +67,7 @@ AXES = [x.__metadata__[0] for x in get_type_hints(Operands, include_extras=True)
 
 
 def lay_out(call: AttentionCall, has_far: tuple[bool, bool]) -> Operands:
-    """Lay out the tensors of a call; only rows of queries and of keys may serve runs."""
+    """Lay out the tensors of a call, in which only tables of queries and keys may have runs."""
     device, terms = call.query.device, call.terms
     (batch, heads, tgt_len, head_dim), src_len = call.query.shape, call.key.size(2)
     scale = terms.scale(head_dim)
@@ -86,7 +86,7 @@ def lay_out(call: AttentionCall, has_far: tuple[bool, bool]) -> Operands:
             continue
         rows = at_least_fp32(term.table)
         rows = rows * scale if term is scaled else rows
-        if terms.first is not None:  # a reset: the last two rows
+        if terms.first is not None:  # a reset: the last two rows; states and values have none
             rows, found[f"{name.removesuffix('_rows')}_reset"] = rows[:, :-2], rows[:, -2:]
         if term.runs is not None:
             found[name.replace("rows", "index")] = term.runs.find(distances)

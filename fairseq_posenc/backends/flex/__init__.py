@@ -35,7 +35,7 @@ UNSERVED = {  # why, by the name of a term
     "counted_table": "counted positions depend on all scores of a query",
     "channel_gain": "a gain for each channel is inside the dot product, not added to it",
     "value_table": "a table of values is outside the scores",
-    "decay": "it does not forget",
+    "decay": "it adds no decay to scores",
 }
 
 
@@ -106,7 +106,7 @@ def _compile_attention() -> Any:
 def _run_compiled(
     query: Tensor, key: Tensor, value: Tensor, modify: ScoreMod, blocks: BlockMask, **options: Any
 ) -> Any:
-    """Call ``flex_attention``, compiled, with further options of it."""
+    """Call ``flex_attention``, compiled; ``options`` are its other arguments."""
     if query.device.type == "cuda":  # tests also run it on a CPU
         options["kernel_options"] = GPU_OPTIONS
     if torch.compiler.is_compiling():  # then it is compiled together with the caller

@@ -22,7 +22,7 @@ OF_SOFTMAX = "these kernels have no temperature, cap or sink"
 SERVED = ("query_table", "key_table", "gain", "bias", "scale_factor")  # `Term.name`
 UNSERVED = {  # why the others are not
     **dict.fromkeys(("temperature", "count_temperature", "softcap", "sink"), OF_SOFTMAX),
-    "decay": "these kernels do not forget",
+    "decay": "these kernels add no decay to the scores",
     **dict.fromkeys(("states", "state_table"), "these kernels do not read states of tokens"),
     "reset": "these kernels do not reset the first token",
     "value_table": "these kernels add no rows to the values",
@@ -97,5 +97,5 @@ def _parse_version(path: str) -> str:
 
 
 def is_interpreted() -> bool:
-    """Check whether Triton interprets kernels on the CPU, as in tests, in place of compiling."""
+    """Check whether Triton interprets kernels on the CPU, as in tests, and compiles none."""
     return os.environ.get("TRITON_INTERPRET") == "1"

@@ -106,7 +106,7 @@ class Side(NamedTuple):
     table: Table | None
     table_grad: Tensor | None  # `(chunks of the batch x H, R, D or nothing)`; None: not trained
     tokens: Tensor | None  # queries or keys; None for a table of numbers
-    token_grad: Tensor | None  # of their shape
+    token_grad: Tensor | None  # shaped as the tokens
     tiles: Tensor | None  # gradients of the table's term
     ends: Tensor | None  # `(sequences, queries or keys, 2)`, sums beyond both ends of the table
     factor: float  # of the sums of tiles
@@ -142,7 +142,7 @@ class Attention(torch.autograd.Function):
         # gradient, so that they cancel out if a query sees a single key.
         grad = grad.type_as(problem.query).contiguous()
         delta = (grad * attended).sum(-1) / problem.kept_factor  # times 1 - p of dropout
-        two_numbers = torch.stack((shifts, delta), -1).view(torch.int64)  # of a query, as one
+        two_numbers = torch.stack((shifts, delta), -1).view(torch.int64)  # a query's, as one
         tile = choose_tile(problem, backward=True)
         block = min(tile.queries, tile.keys)
         square = tile._replace(queries=block, keys=block)  # for the kernels of `stored`
@@ -170,7 +170,7 @@ class Attention(torch.autograd.Function):
         _, sequences, *lengths = slabs[0]  # the largest slab's; lengths are queries and keys
         memory = iter(problem.query.new_empty(sum(is_stored), sequences * math.prod(lengths)))
         tiles = Tiles(*(next(memory) if needed else None for needed in is_stored))  # type: ignore[arg-type]
-        sizes = [2 * sequences * count * problem.CLIPPED.value for count in lengths]  # of ends
+        sizes = [2 * sequences * count * problem.CLIPPED.value for count in lengths]  # 2 ends each
         query_ends, key_ends = shifts.new_empty(sum(sizes)).split(sizes)
         by_query, by_key = tl.constexpr(1), tl.constexpr(-1)
         query_term = tiles.content if tiles.query_term is None else tiles.query_term

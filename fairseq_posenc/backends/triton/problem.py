@@ -1,4 +1,4 @@
-"""The arguments of the kernels: what a call of attention comes to, as tensors, sizes and strides.
+"""The arguments of the kernels: a call of attention as tensors, sizes and strides.
 
 Of this package only this module reads :mod:`~fairseq_posenc.encodings.term`. A kernel reads the
 fields of these NamedTuples by name, and is compiled without those that are None.
