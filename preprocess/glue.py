@@ -6,7 +6,7 @@ r"""Converts GLUE's .tsv files to a data-bin for each task.
       --sentencepiece-model sentencepiece.model
 
 The dictionary must be that of the pre-trained model: RoBERTa's dict.txt, or the one in the data-bin
-of its training. Each OUT/TASK has input0, input1 and label as fairseq's sentence_prediction reads
+it was trained on. Each OUT/TASK has input0, input1 and label as fairseq's sentence_prediction reads
 them, the ids of the test sets, and manifest.json with all counts. GLUE's site expects two more
 sets: the diagnostic set, diagnostic/diagnostic.tsv, becomes a third test set of MNLI, whose model
 predicts AX; for WNLI, which is not trained, OUT/WNLI.tsv predicts the majority class.

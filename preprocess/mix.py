@@ -130,7 +130,7 @@ def mix_corpora(
         finished = manifest.read("corpora", str(number))
         if finished is None:
             documents = read_documents(corpus.format, files, rules)
-            new_sizes = _sample(documents, sampler, paths, sizes)  # what it draws, `sampler` counts
+            new_sizes = _sample(documents, sampler, paths, sizes)  # also fills `sampler.counts`
             finished = {"sizes": new_sizes, "drawn": dict(sorted(sampler.counts.items()))}
             if not finished["drawn"]:
                 raise UserError(f"{corpus.option}: has no text")

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         UserError: an option has a wrong value, or the files are of different versions of SQuAD.
     """
-    limits = Limits(args.max_length, args.stride, args.max_question)  # in the order of its fields
+    limits = Limits(max_length=args.max_length, stride=args.stride, max_question=args.max_question)
     limits.check()
     vocabulary = Vocabulary.from_args(args)
     dictionary = vocabulary.load_dictionary()

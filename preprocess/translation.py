@@ -111,7 +111,7 @@ def _write_split(
             Encoded(tokens[np.repeat(is_kept, sizes)], sizes[is_kept]) for tokens, sizes in sides
         ]
     figures["kept"] = len(sides[0].sizes)
-    if not figures["kept"]:  # in training: other sets keep all lines, and have some
+    if not figures["kept"]:  # only of a training set: others keep all lines, at least one
         raise UserError(
             f"{split.source.origin}: {_describe(figures)}, so there is nothing to train on; "
             "choose another --max-length and --max-ratio"

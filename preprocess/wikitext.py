@@ -2,7 +2,7 @@ r"""Converts WikiText-2 or WikiText-103 to a fairseq data-bin: train, valid and 
 
 A line is a paragraph, a heading between equal signs, or empty. By default all lines become items,
 the empty ones too, as in fairseq's recipes for its language models and RoBERTa. With --articles
-there is an empty item only at the end of an article. For GPT-2 BPE use the raw files
+there is an empty item only between two articles. For GPT-2 BPE use the raw files
 (wikitext-103-raw), which have no <unk>; for --words use the files with <unk>.
 
   fairseq-posenc preprocess wikitext --train wiki.train.raw --valid wiki.valid.raw \
@@ -18,7 +18,7 @@ from binarize import command, formats, options
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     options.add_arguments(parser)
-    parser.set_defaults(empty_lines=None)  # of the shared --empty-lines; `run` chooses another
+    parser.set_defaults(empty_lines=None)  # --empty-lines was not given: `run` chooses its value
     add = parser.add_argument
     add("--articles", action="store_true", help="write an empty item only between articles")
     add("--no-headings", action="store_true", help="drop the headings")
@@ -26,6 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Make the data-bin."""
-    empty_lines = args.empty_lines or ("documents" if args.articles else "keep")
-    settings = argparse.Namespace(**{**vars(args), "empty_lines": empty_lines})
-    command.run(settings, formats.WikiText(articles=args.articles, headings=not args.no_headings))
+    if args.empty_lines is None:  # with `articles`, the format has empty lines only between these
+        args.empty_lines = "documents" if args.articles else "keep"
+    command.run(args, formats.WikiText(articles=args.articles, headings=not args.no_headings))

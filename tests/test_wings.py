@@ -245,7 +245,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27448, 27500),
+    "fairseq_posenc": (27446, 27500),
     "fairseq_posenc/encodings": (3644, 3800),
     "fairseq_posenc/backends": (3405, 3600),
     "fairseq_posenc/backends/triton": (1194, 1200),
@@ -257,23 +257,23 @@ LINES = {
     "fairseq_posenc/checkpoints": (783, 800),
     "fairseq_posenc/host": (684, 700),
     "fairseq_posenc/hf": (2700, 2700),
-    "fairseq_posenc/workbench": (8928, 10000),
+    "fairseq_posenc/workbench": (8926, 10000),
     "fairseq_posenc/tokens": (774, 800),
     "fairseq_posenc/workbench/running": (673, 700),
     "fairseq_posenc/workbench/loading": (497, 520),
     "fairseq_posenc/workbench/hf": (243, 260),
-    "fairseq_posenc/workbench/results": (480, 500),
+    "fairseq_posenc/workbench/results": (479, 500),
     "fairseq_posenc/workbench/experiments": (1579, 1700),
     "fairseq_posenc/workbench/training": (74, 400),
     "fairseq_posenc/workbench/finetuning": (1279, 1350),
-    "fairseq_posenc/workbench/translation": (582, 650),
+    "fairseq_posenc/workbench/translation": (581, 650),
     "fairseq_posenc/workbench/plots": (1029, 1100),
     "fairseq_posenc/workbench/convert": (1562, 1650),
     "fairseq_posenc/workbench/reports": (370, 400),
     "preprocess": (2584, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2998, 3600),
-    "tests": (30569, 32000),
+    "tests": (30568, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

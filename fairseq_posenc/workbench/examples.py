@@ -67,11 +67,11 @@ doctor
   fairseq-posenc doctor
 """
 
-
 EXAMPLES: dict[str, list[str]] = {}
 _command = ""
 for _line in _TEXT.replace("\\\n    ", "").strip().splitlines():
     if _line.startswith("  "):
         EXAMPLES[_command].append(_line.strip())
-    else:
-        EXAMPLES[_command := _line] = []
+    else:  # a command, whose examples follow
+        _command = _line
+        EXAMPLES[_command] = []

@@ -2,5 +2,5 @@
 
 ``command`` makes a data-bin of ``options``: ``sources`` lists the files, and reads them in chunks,
 ``formats`` and ``sentences`` find the lines, and ``items`` encodes them in the processes of
-``pool``. ``vocabulary`` has the files of the tokens, and ``output`` makes whole folders.
+``pool``. ``vocabulary`` loads the files of the tokens, and ``output`` makes complete folders.
 """

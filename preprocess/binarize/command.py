@@ -39,7 +39,7 @@ from .sources import SourceFile, combine_checksums, find_files, read_chunks, rea
 from .vocabulary import PACKAGES, save_dictionary
 
 _PADDING_FACTOR = 8  # dictionaries are padded to a multiple of it, as in fairseq
-_MAX_REPORTED = 10  # invalid lines; all are counted
+_MAX_REPORTED = 10  # most skipped lines of a split that are reported; all are counted
 _SIZE = np.dtype(np.int32)  # type of the sizes in an .idx file
 # The settings on which the content of a data-bin depends, besides its text and vocabulary.
 _TOKEN_OPTIONS = ("words", "characters", "keep_spaces", "min_count", "max_symbols")
@@ -83,7 +83,7 @@ def _fill_folder(
     for name, found in files.items():
         counts = write_split(name, found, settings, encoder, dictionary, manifest)
         print(f"{name}: {format_counts(counts)}", flush=True)
-        lines = counts["items"] - counts.get("cuts", 0)  # only the last part of a cut line has </s>
+        lines = counts["items"] - counts.get("cuts", 0)  # of a split line, only the end has </s>
         warn_of_unknown(name, counts["unknown_tokens"], counts["tokens"] - lines)  # without </s>
     for sizes in manifest.folder.glob("*.sizes"):  # temporary files of `write_split`
         sizes.unlink()
@@ -113,7 +113,7 @@ class SplitProgress:
     outputs: dict[str, Any] = field(default_factory=dict)  # the split, once all files are finished
 
     def report_invalid(self, messages: Sequence[str]) -> None:
-        """Report and keep messages about skipped lines, until there are ten."""
+        """Report and keep messages about skipped lines, up to ``_MAX_REPORTED`` in all."""
         for message in messages[: _MAX_REPORTED - len(self.invalid_lines)]:
             self.invalid_lines.append(message)
             say(f"skipped {message}")
@@ -157,7 +157,7 @@ def write_split(
 ) -> dict[str, int]:
     """Write a split, from the first file that is not finished; return its counts.
 
-    The sizes of the items are collected in ``NAME.sizes``, a temporary file.
+    What an interrupted run wrote of that file is dropped. ``NAME.sizes`` is a temporary file.
 
     Raises:
         UserError: a line is invalid, or the text is empty.
@@ -226,5 +226,5 @@ def count_symbols(
     data: bytes, line_format: LineFormat, sentences: bool, splitter: Splitter
 ) -> tuple[Counter[str], list[InvalidLine]]:
     """Count the symbols of a chunk; also return the lines that are left out."""
-    lines, _, invalid = read_lines(data, line_format, sentences)  # without their counts
+    lines, _, invalid = read_lines(data, line_format, sentences)  # _: counts of the lines
     return Counter(chain.from_iterable(splitter(lines))), invalid

@@ -152,7 +152,7 @@ def _keep_between_documents(
     """Keep one empty item between documents, and none before the first and after the last.
 
     With fairseq's ``--sample-break-mode complete``, an empty item is an extra ``</s>``, which
-    RoBERTa has after each document. A line without tokens that is not empty would seem to be one,
+    RoBERTa has after each document. A line that is not empty but has no tokens would look the same,
     and is dropped.
 
     Args:
@@ -160,8 +160,8 @@ def _keep_between_documents(
         is_text: mask of the items with tokens besides ``</s>``, ``(N,)``.
 
     Returns:
-        The mask of the items to keep, and whether the first and the last text were preceded and
-        followed by empty items; without any text, both say whether there are empty items.
+        The mask of the items to keep, whether empty items precede the first text, and whether some
+        follow the last; without any text, both say whether there are empty items.
     """
     result = is_text.copy()
     if not is_text.any():

@@ -1,4 +1,4 @@
-"""Defines the options that the programs for running text share, and parses them to settings."""
+"""Defines the options that the programs for running text share, and turns them into settings."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class BinarizeSettings:
     inputs: dict[str, list[str]]  # split -> files and folders
     vocabulary: Vocabulary  # files that define the tokens
     out: Path
-    words: bool
-    characters: bool
-    keep_spaces: bool
-    min_count: int
-    max_symbols: int
+    words: bool  # tokens are words between spaces
+    characters: bool  # tokens are characters; with neither, those of `vocabulary`
+    keep_spaces: bool  # of characters: write white space as the token ▁, instead of dropping it
+    min_count: int  # of a symbol in a new dictionary; 0: all are kept
+    max_symbols: int  # of a new dictionary; -1: no limit
     sentences: bool  # whether lines are split into sentences
     # `drop` them, `keep` them as items of `</s>` alone, or one such item between two `documents`
     empty_lines: str
-    longest_line: Optional[int]
+    longest_line: Optional[int]  # maximum tokens of an item; None: no limit
     invalid_lines: str  # `skip` invalid lines, or `error`: stop at the first
     workers: int
 
@@ -127,7 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) 
         "maximum tokens of an item, </s> included: --tokens-per-sample for a causal LM, one less "
         "for a masked LM; longer ones are split (default: no limit)"
     )
-    # With such limits, each part of a line has two tokens or more (`split_long_sizes`).
+    # From 3 on, no part of a split line is `</s>` alone, which would end a document; 4 is a margin.
     add("--longest-line", type=integer(4), metavar="N", help=text)
     add_invalid_lines(lines)
     add_workers(parser)

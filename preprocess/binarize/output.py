@@ -1,4 +1,4 @@
-"""Reports progress; makes whole folders, each with a manifest; opens files to continue them."""
+"""Reports progress; makes complete folders with a manifest; opens files to continue them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def describe_file(path: Path) -> dict[str, Any]:
 class Manifest:
     """``manifest.json`` of a folder: the request, and sections with entries for what is finished.
 
-    An interrupted run continues from its entries; ``whole_folder`` has compared its request.
+    An interrupted run continues from its entries (``whole_folder`` refuses another request).
     """
 
     def __init__(self, folder: Path, request: Mapping[str, Any]) -> None:

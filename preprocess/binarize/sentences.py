@@ -2,9 +2,9 @@
 
 A sentence ends at ``.``, ``!``, ``?`` or ``…`` and closing quotes or brackets, if white space
 follows, and then a capital, a digit, or an opening quote or bracket. A ``.`` does not end it after
-a known abbreviation, an initial, or a number that begins the sentence (``1. Foo``). At ``。``,
-``！`` and ``？`` a sentence ends with or without white space. Only white space between sentences is
-lost.
+a known abbreviation, an initial, or a number that begins the sentence (``1. Foo``, ``(1. Foo``). At
+``。``, ``！`` and ``？`` a sentence ends with or without white space. Only white space between
+sentences is lost.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def split_sentences(line: str) -> Iterator[str]:
     """Yield the sentences of a line, without white space at their ends."""
     begin = 0
     for match in _BOUNDARY.finditer(line):
-        end = max(match.end("chinese"), match.end("western"))  # -1 of the one that does not match
+        end = max(match.end("chinese"), match.end("western"))  # -1: the group did not match
         if match["chinese"] or _ends_sentence(line, begin, match):
             yield line[begin:end].strip()
             begin = end
@@ -67,4 +67,4 @@ def _ends_sentence(line: str, begin: int, match: regex.Match[str]) -> bool:
         return word.lower() == "no" and follower in _STARTERS
     if _INITIAL.fullmatch(word):
         return follower in _STARTERS
-    return not (word.isdigit() and line[begin : match.start()].strip() == word)
+    return not (word.isdigit() and line[begin : match.start()].strip().lstrip(_OPENERS) == word)

@@ -13,7 +13,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.tokens.files import DAMAGE_ERRORS, read_blocks
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 20  # about the size of a chunk, which ends with a line
 # Control characters, without white space (0x09 to 0x0d), escape, and separators of records.
 _CONTROLS = bytes([*range(0x00, 0x09), *range(0x0E, 0x1B)])
 _MAX_CONTROL_SHARE = 0.03  # of the bytes of a text

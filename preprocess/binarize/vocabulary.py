@@ -1,4 +1,4 @@
-"""Defines the options of the files that define a model's tokens; loads and writes these."""
+"""Defines the options for a vocabulary (BPE, sentencepieces, a dictionary); loads its files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Vocabulary(NamedTuple):
             UserError: the file cannot be read, has no symbol, or begins with a byte-order mark.
         """
         path = self.files.get("dict")
-        if path is None:  # sentencepieces; with words, `command.py` makes it from the text
+        if path is None:  # sentencepieces; for words and characters, `command.py` counts the text
             return Pieces(self.files["sentencepiece_model"]).build_dictionary()
         dictionary = load_dictionary(path, mask=False)  # tasks of masked LMs add <mask>
         if len(dictionary) == dictionary.nspecial:

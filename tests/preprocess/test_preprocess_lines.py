@@ -193,7 +193,7 @@ SENTENCES = [
     "no end",
     "He left the U.S. | «\u00a0The end\u00a0», said Mr. «\u202fX.",
     "1. First point. | Second point.",
-    "Two points follow. | 1. The first. | 2. The second.",
+    "Two points follow. | 1. The first. | 2. The second. | (3. The third.) | “4. The last.”",
 ]
 
 

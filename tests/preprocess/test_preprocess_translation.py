@@ -175,9 +175,8 @@ def test_iwslt_keeps_the_text_and_counts_what_is_left_out(iwslt):
     results = made["results"]["train"]
     assert (results["read"], results["kept"]) == (40, 39)
     assert results["dropped"] == {"empty": 1, "too long": 0, "lengths too different": 0}
-    assert made["left_out"]["en"] == dict.fromkeys(
-        ["url", "keywords", "speaker", "talkid", "title", "description"], 2
-    )
+    tags = ["url", "keywords", "speaker", "talkid", "title", "description"]
+    assert made["left_out"]["en"] == dict.fromkeys(tags, 2)
     assert made["left_out"]["fr"] == {**made["left_out"]["en"], "translator": 2, "reviewer": 2}
     digest = hashlib.sha256(arguments[1].read_bytes()).hexdigest()
     assert made["plan"]["inputs"] == {"fr-en.tgz": digest}

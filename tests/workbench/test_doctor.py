@@ -159,9 +159,8 @@ def test_a_torchaudio_that_cannot_be_loaded_is_named_with_the_remedy(tmp_path):
     (site / "packages.pth").write_text("\n".join(packages))
 
     def run(*words):
-        return subprocess.run(
-            [tmp_path / "bin" / "python", *words], env=true_start(), capture_output=True, text=True
-        )
+        command = [tmp_path / "bin" / "python", *words]
+        return subprocess.run(command, env=true_start(), capture_output=True, text=True)
 
     imports = "import fairseq; from transformers import LlamaForCausalLM, Trainer, pipeline"
     (site / "torchaudio").mkdir()

@@ -15,7 +15,7 @@ from pydoc_data.topics import topics  # the language reference, which ``help()``
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.files import decode_text, read_bytes
 
-# With fewer, the validation text (5 %) would have less than 250 words: too few for a perplexity.
+# With fewer, the validation text (5 %) would have fewer than 250 words: too few for a perplexity.
 LEAST_WORDS = 5_000
 VALIDATION_SHARE = 0.05
 SPLIT_SEED = 1  # fixed, so that all models and seeds are validated on the same text

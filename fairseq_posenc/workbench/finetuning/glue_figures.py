@@ -11,7 +11,7 @@ STATISTIC_TITLES = {"m4m": "best run", "decbert": "mean of the seeds"}
 
 
 def select_figures(record: Record) -> dict[str, float]:
-    """Select what the protocol's paper reports, by its columns, the tasks, and their average."""
+    """Select the figures that the protocol's paper reports, by column, and add their average."""
     statistic = STATISTICS[record.data["protocol"]]
     reported: dict[str, str] = {}  # task -> its metric in the paper
     for row in record.rows:

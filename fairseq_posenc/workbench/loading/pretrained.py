@@ -46,7 +46,7 @@ def read_pretrained(path: Path) -> Pretrained:
     """Read the checkpoint of a trained RoBERTa, which ``--checkpoint`` named.
 
     Raises:
-        UserError: the file is missing, no whole checkpoint, or of another family.
+        UserError: the file is missing, not a whole checkpoint, or holds a model of another family.
     """
     state = load_state(path, "--checkpoint")
     settings, weights = state["cfg"], state["model"]

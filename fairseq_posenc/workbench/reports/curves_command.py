@@ -1,7 +1,7 @@
 """``fairseq-posenc learning-curves``: tables and pictures of training logs.
 
-``rope=a.log,b.log none=c.log`` are two trainings, the first with two seeds. fairseq logs losses in
-bits; those in nats are ``ln 2`` times as large.
+``rope=a.log,b.log none=c.log`` are two models, the first trained with two seeds. fairseq logs
+losses in bits; those in nats are ``ln 2`` times as large.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, Curve, read_curv
 from fairseq_posenc.workbench.running.options import add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
 
-Trainings = Mapping[str, Sequence[Curve]]  # name -> a curve for each seed
-Tables = dict[str, list[Row]]  # as in a record
-# Columns of the first table: the figure's name in the record, its title, and its decimals.
-_BEST = {
+Trainings = Mapping[str, Sequence[Curve]]  # name of a model -> a curve for each seed
+Tables = dict[str, list[Row]]  # name -> rows by column, as in a record
+# Columns of the first table, with a row for each log: name in the record -> title and decimals.
+_COLUMNS = {
     "updates": ("updates", 0),
     "best_at": ("best at", 0),
     "loss_bits": ("loss (bits)", 3),
@@ -33,18 +33,18 @@ _BEST = {
     "tokens_per_second": ("tokens/s", 0),
     "loss_at_the_end_nats": ("training loss at the end (nats)", 3),
 }
-_STAGES = {
+_STAGE_COLUMNS = {
     "start_ends": ("start ends", 0),
     "plateau_ends": ("plateau ends", 0),
     "dive_ends": ("dive ends", 0),
     "plateau": ("length of the plateau", 0),
 }
-_SEEDS = {name: _BEST[name] for name in ("perplexity", "loss_at_the_end_nats")}
-_SEEDS |= {name: _STAGES[name] for name in ("plateau_ends", "plateau")}
+_SEED_COLUMNS = {name: _COLUMNS[name] for name in ("perplexity", "loss_at_the_end_nats")}
+_SEED_COLUMNS |= {name: _STAGE_COLUMNS[name] for name in ("plateau_ends", "plateau")}
 _STAGES_NOTE = (
-    "The dive is the steepest line segment that follows one at least "
-    f"{loss_stages.SLOPE_RATIO} times flatter (the plateau), which follows one at least as much "
-    f"steeper; during it, the loss falls by at least {loss_stages.MIN_FALL:.0%} of its whole fall."
+    "The dive is the steepest line segment after a plateau, which is a segment at least "
+    f"{loss_stages.SLOPE_RATIO} times flatter than the dive and than an earlier segment; in the "
+    f"dive, the loss falls by at least {loss_stages.MIN_FALL:.0%} of its whole fall."
 )
 
 
@@ -82,13 +82,13 @@ def collect_figures(trainings: Trainings) -> Tables:
     for training, curves in trainings.items():
         rows = [_describe_curve(curve) for curve in curves]
         for number, row in enumerate(rows, start=1):
-            name = {"training": f"{training} {number}" if len(curves) > 1 else training}
-            tables["best"].append({**name, **{key: row[key] for key in (*_BEST, "diverged_at")}})
+            row["training"] = f"{training} {number}" if len(curves) > 1 else training
+            tables["best"].append({x: row.get(x) for x in ("training", *_COLUMNS, "diverged_at")})
             if "plateau" in row:
-                tables["stages"].append({**name, **{key: row[key] for key in _STAGES}})
+                tables["stages"].append({x: row[x] for x in ("training", *_STAGE_COLUMNS)})
         if len(curves) > 1:
             means: dict[str, Any] = {"training": training, "seeds": len(curves)}
-            for key in _SEEDS:
+            for key in _SEED_COLUMNS:
                 values: list[Any] = [row.get(key) for row in rows]
                 if None not in values:  # a mean only if all seeds have the figure
                     is_perplexity = key == "perplexity"
@@ -99,19 +99,18 @@ def collect_figures(trainings: Trainings) -> Tables:
 
 
 def _describe_curve(curve: Curve) -> dict[str, Any]:
-    """Compute the figures of a curve; those of stages only if it has them, None if unknown."""
+    """Compute the figures of a curve by name, without those that it lacks, or None for them."""
     best = curve.best
-    figures = {
+    figures: dict[str, Any] = {
         "updates": curve.entries[-1].updates,
-        "best_at": best.updates if best.is_finite else None,
-        "loss_bits": best.loss if best.is_finite else None,
-        "loss_nats": best.loss * NATS_PER_BIT if best.is_finite else None,
-        "perplexity": best.perplexity if best.is_finite else None,
         "accuracy": best.accuracy,
         "tokens_per_second": curve.speed or None,  # 0 if the log does not say
         "loss_at_the_end_nats": loss_stages.last_loss(curve),
         "diverged_at": next((x.updates for x in curve.entries if not x.is_finite), None),
     }
+    if best.is_finite:  # else all validations diverged
+        figures |= {"best_at": best.updates, "perplexity": best.perplexity}
+        figures |= {"loss_bits": best.loss, "loss_nats": best.loss * NATS_PER_BIT}
     if ends := loss_stages.find_stages(curve):  # the updates at which the stages end
         figures |= {"start_ends": ends.start, "plateau_ends": ends.plateau, "dive_ends": ends.dive}
         figures["plateau"] = ends.plateau - ends.start
@@ -119,13 +118,13 @@ def _describe_curve(curve: Curve) -> dict[str, Any]:
 
 
 def format_tables(tables: Tables) -> str:
-    """Format the figures as Markdown, and name the trainings that diverged."""
-    parts = [_format_rows(tables["best"], _BEST)]
+    """Format the figures as Markdown, and name the training runs that diverged."""
+    parts = [_format_rows(tables["best"], _COLUMNS)]
     if tables["stages"]:
-        parts += ["## Stages of the training loss", _format_rows(tables["stages"], _STAGES)]
+        parts += ["## Stages of the training loss", _format_rows(tables["stages"], _STAGE_COLUMNS)]
         parts.append(_STAGES_NOTE)
     if tables["seeds"]:
-        parts += ["## Means over seeds", _format_rows(tables["seeds"], _SEEDS)]
+        parts += ["## Means over seeds", _format_rows(tables["seeds"], _SEED_COLUMNS)]
         parts.append(f"In brackets: {intervals.INTERVAL_NOTE}.")
     parts += [
         f"- {code(row['training'])} diverged: its validation loss is NaN or infinite, first at "
@@ -166,6 +165,7 @@ def _draw_pictures(trainings: Trainings, out: Path, first: float, last: float) -
         for name, curves in trainings.items():
             seeds = [[x for x in list_points(curve) if first <= x[0] <= last] for curve in curves]
             lines[name] = intervals.average_lines(seeds, average)
+        (out / file).unlink(missing_ok=True)  # of an earlier call
         if figure := pictures.draw_curves(lines, title, log=is_perplexity):
             pictures.save(figure, out / file)
             drawn[file] = title
@@ -173,7 +173,7 @@ def _draw_pictures(trainings: Trainings, out: Path, first: float, last: float) -
 
 
 def _read_log(name: str, log: Path) -> Curve:
-    """Read a log of a training; refuse one without a validation."""
+    """Read the log of a training run; refuse one without a validation."""
     if not log.is_file():
         raise UserError(f"{name}: there is no log file {log}")
     if (curve := read_curve_file(log)).entries:

@@ -18,7 +18,7 @@ SLOPE_RATIO = 4  # factor by which the loss falls faster before and after the pl
 MIN_FALL = 0.1  # smallest share of the whole fall of the loss in a dive
 _SIDE_LINES = 2  # number of neighbouring lines of the log, on each side, that smooth a line
 _MIN_LINES = 3  # fewest lines of the log in a segment
-_PRECISION = 0.001  # of the losses that fairseq logs, in nats
+_MIN_NOISE = 0.001  # in nats; fairseq's logs round losses to 0.001 bits, so some show no noise
 
 
 class LossStages(NamedTuple):
@@ -116,7 +116,7 @@ def fit_segments(points: Sequence[tuple[int, float]]) -> Sequence[Segment]:
     updates, losses = np.array(points, dtype=float).T
     # Of Gaussian noise with deviation 1, second differences have the deviation sqrt(6), and the
     # median of the absolute values is 0.6745 deviations.
-    noise = max(np.median(np.abs(np.diff(losses, 2))) / (0.6745 * math.sqrt(6)), _PRECISION)
+    noise = max(np.median(np.abs(np.diff(losses, 2))) / (0.6745 * math.sqrt(6)), _MIN_NOISE)
     cuts = _find_best_cuts(updates - updates.mean(), (losses - losses.mean()) / noise)
     segments = []
     for begin, end in zip(cuts, cuts[1:]):

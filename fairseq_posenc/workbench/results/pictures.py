@@ -27,7 +27,8 @@ def new_panels(
     from matplotlib import rc_context, rcParams, rcsetup
     from matplotlib.figure import Figure
 
-    rcParams["text.parse_math"] = False  # names and tokens may contain dollar signs
+    # Names and tokens may contain dollar signs. No `rc_context`, as some texts are made later.
+    rcParams["text.parse_math"] = False
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
     lines = rcsetup.cycler(linestyle=STYLES) * rcsetup.cycler(color=COLOURS)
     with rc_context({"axes.prop_cycle": lines}):  # of these panels, not of the caller's pictures
@@ -71,8 +72,9 @@ def draw_means(
         gap = next((x for x, height in zip(xs, heights) if math.isnan(height)), None)
         end = f"diverged at {gap:,}" if math.isnan(heights[-1]) else label(xs[-1], heights[-1])
         (line,) = axes.plot(xs, heights, label=f"{name}  {end}", **style)
-        if band := [(x, y.low, y.high) for x, y in means if y.is_bounded]:
-            axes.fill_between(*zip(*band), color=line.get_color(), alpha=0.15, linewidth=0)
+        if any(level.is_bounded for level in levels):  # infinite bounds leave a gap in the band
+            _, low, high = zip(*levels)
+            axes.fill_between(xs, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.grid(axis="y", color=GRID)
@@ -80,10 +82,7 @@ def draw_means(
 
 
 def draw_curves(lines: Mapping[str, Means], title: str, *, log: bool) -> Any:
-    """Draw lines over training updates; return the figure, or None if there is nothing to draw.
-
-    ``log`` makes the axis of values logarithmic.
-    """
+    """Draw lines over updates by :func:`draw_means`; return the figure, None without any point."""
     if not any(math.isfinite(y.mean) for means in lines.values() for _, y in means):
         return None
     figure, (axes,) = new_panels(1, columns=1, size=(9, 5.2), dpi=160)

@@ -26,29 +26,25 @@ _REPORT, _FIGURES = "bleu.md", "bleu.json"
 
 
 class TrainedSystem(NamedTuple):
-    """A training of a system; the trainings of a system differ by seed."""
+    """A checkpoint of a system; those of the same system come from training runs by seed."""
 
     system: str  # name of the system in tables
-    number: int  # number among the system's trainings, from 1
+    number: int  # number among the system's checkpoints, from 1
     path: Path  # the checkpoint
-
-    @property
-    def label(self) -> str:
-        """Name of the training in messages."""
-        return self.system if self.number == 1 else f"{self.system}, training {self.number}"
+    label: str  # name in messages: the system's, with the number if it has several
 
 
-class TestSet(NamedTuple):
-    """The sources of a test set, and how to translate them."""
+class TranslationRequest(NamedTuple):
+    """The source sentences of a test set, and how to translate them."""
 
-    source: Path
-    sentences: list[str]  # content of the file
+    source: Path  # the file of the sentences
+    sentences: list[str]
     beam: int
     length_penalty: float
     dtype: torch.dtype  # precision of the model
 
     def translate(self, training: TrainedSystem, task: OpenTask, out: Path) -> list[str]:
-        """Translate with a training and its data, unless a file in ``out`` has the result.
+        """Translate with a checkpoint and its task, unless a file in ``out`` has the result.
 
         Raises:
             UserError: the file has translations by another model, of another text or by other
@@ -67,8 +63,8 @@ class TestSet(NamedTuple):
         if figures is None:
             say(f"{training.label}: {len(self.sentences):,} sentences")
             model = translator.Translator.load(training.path, task.data, self.dtype)
-            translator.say_cut(self.sentences, model)
-            found = model.translate(self.sentences, self.beam, 1, self.length_penalty)
+            translator.warn_of_long(self.sentences, model)
+            found = model.translate(self.sentences, self.beam, length_penalty=self.length_penalty)
             figures = {"translations": [best.text for (best,) in found]}
             path.parent.mkdir(exist_ok=True)
             write_whole(path, "".join(f"{line}\n" for line in figures["translations"]))
@@ -79,7 +75,7 @@ class TestSet(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    text = "a checkpoint; commas join seeds of a model; the first is compared with the others"
+    text = "checkpoints; commas join seeds of a model; the first model is compared with the others"
     add("systems", nargs="+", metavar="NAME=PATH[,PATH...]", help=text)
     options.add_out(parser, "bleu")
     text = "text of the test set in the {} language, may be gzipped (default: {} in the data)"
@@ -99,12 +95,12 @@ def run(args: argparse.Namespace) -> None:
     """
     dtype = devices.choose_dtype(args.fp16, args.bf16)
     trainings = parse_systems(args.systems)
-    # All are opened first, so that mistakes show early.
+    # All are opened first, so that mistakes show early; one at a time is in memory (a generator).
     states = (translator.load_translation(x.path, f"{x.label}:") for x in trainings)
     opened = [open_task(x.path, state, args.data) for x, state in zip(trainings, states)]
     pairs = [(x.task.cfg.source_lang, x.task.cfg.target_lang) for x in opened]
     if len(set(pairs)) > 1:
-        raise UserError("the systems translate between different languages; evaluate them apart")
+        raise UserError("the systems are for different languages; evaluate them separately")
     source, target = (opened[0].data / f"{args.split}.raw.{language}" for language in pairs[0])
     source, target = args.source or source, args.reference or target
     split = f"--split {args.split}:"  # in messages
@@ -112,13 +108,13 @@ def run(args: argparse.Namespace) -> None:
     references = read_lines(target, "--reference" if args.reference else split)
     if len(sources) != len(references):
         raise UserError(
-            f"--source {source} has {len(sources)} sentences, but {target} has {len(references)}"
+            f"{source} has {len(sources)} sentences, but {target} has {len(references)}"
         )
-    test_set = TestSet(source, sources, args.beam, args.lenpen, dtype)
+    request = TranslationRequest(source, sources, args.beam, args.lenpen, dtype)
     with lock_folder(args.out):
-        translations = [test_set.translate(*pair, args.out) for pair in zip(trainings, opened)]
+        translations = [request.translate(*pair, args.out) for pair in zip(trainings, opened)]
         facts = {"subset": args.split, "reference": str(target), "sentences": len(references)}
-        record = _score(trainings, translations, test_set, references, facts)
+        record = _score(trainings, translations, request, references, facts)
         report = scores.format_report(record)
         record.write(args.out / _FIGURES)
         write_whole(args.out / _REPORT, report)
@@ -129,11 +125,11 @@ def run(args: argparse.Namespace) -> None:
 def _score(
     trainings: Sequence[TrainedSystem],
     translations: Sequence[list[str]],
-    test_set: TestSet,
+    request: TranslationRequest,
     references: Sequence[str],
     facts: Row,
 ) -> Record:
-    """Score the translations of all trainings; return the record, with ``facts`` in its data."""
+    """Score the translations of all checkpoints; return the record, with ``facts`` in its data."""
     metrics = scores.build_metrics(references)
     signatures = {f"signature of {name}": str(x.get_signature()) for name, x in metrics.items()}
     rows: list[Row] = []
@@ -141,8 +137,8 @@ def _score(
     for training, lines in zip(trainings, translations):
         systems.setdefault(training.system, []).append(lines)
         row = {"system": training.system, "training": training.number, "path": str(training.path)}
-        row |= {"beam": test_set.beam, "length_penalty": test_set.length_penalty}
-        # No references, as the metrics hold them.
+        row |= {"beam": request.beam, "length_penalty": request.length_penalty}
+        # None in place of the references, which the metrics hold.
         row |= {name: metric.corpus_score(lines, None).score for name, metric in metrics.items()}
         rows.append(row)
     differences, test_signatures = scores.compare(references, systems)
@@ -150,26 +146,27 @@ def _score(
         "scores": rows,
         "means": scores.compute_means(rows),
         "differences": differences,
-        "lengths": scores.score_by_length(references, test_set.sentences, systems),
+        "lengths": scores.score_by_length(references, request.sentences, systems),
     }
     signatures |= {f"test signature of {name}": text for name, text in test_signatures.items()}
     return Record("bleu", tables, {**facts, **signatures}, command=own_command())
 
 
 def parse_systems(texts: Sequence[str]) -> list[TrainedSystem]:
-    """Parse the systems of a command line, each ``NAME=PATH[,PATH...]``; list their trainings.
+    """Parse the systems of a command line, each ``NAME=PATH[,PATH...]``; list their checkpoints.
 
     Raises:
         UserError: a name is not valid for a folder or occurs twice, or one system has more
-            trainings than another.
+            checkpoints than another.
     """
     named = options.parse_named(texts, "NAME=PATH or NAME=PATH,PATH")
     systems = {name: options.split_trainings(paths) for name, paths in named.items()}
     if len(set(map(len, systems.values()))) > 1:
         listed = ", ".join(f"{name} has {len(paths)}" for name, paths in systems.items())
-        raise UserError(f"name the same number of trainings for each system: {listed}")
-    return [
-        TrainedSystem(name, number, Path(path))
-        for name, paths in systems.items()
-        for number, path in enumerate(paths, start=1)
-    ]
+        raise UserError(f"name the same number of checkpoints for each system: {listed}")
+    trainings = []
+    for name, paths in systems.items():
+        for number, path in enumerate(paths, start=1):
+            label = f"{name}, training {number}" if len(paths) > 1 else name
+            trainings.append(TrainedSystem(name, number, Path(path), label))
+    return trainings

@@ -7,9 +7,9 @@ from fairseq_posenc.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.running.devices import choose_dtype
 from fairseq_posenc.workbench.running.options import add_count, add_data, add_precision
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.translation.translator import Translator, say_cut
+from fairseq_posenc.workbench.translation.translator import Translator, warn_of_long
 
-_NBEST = 3  # hypotheses that are shown, or the beam size, if that is less
+_NBEST = 3  # hypotheses of beam search that are shown, at most the size of the beam
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,12 +50,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _print_all(translator: Translator, sentences: list[str], args: argparse.Namespace) -> None:
-    say_cut(sentences, translator)
+    warn_of_long(sentences, translator)
     best = translator.translate(sentences, args.beam, min(_NBEST, args.beam), args.lenpen)
     if args.plain:
         for hypothesis, *_ in best:
             print(hypothesis.text)
     else:
+        # To compare: greedy search, which has one hypothesis.
         greedy = translator.translate(sentences, beam=1, length_penalty=args.lenpen)
         for sentence, (first,), hypotheses in zip(sentences, greedy, best):
             print(sentence)

@@ -24,11 +24,11 @@ _P_OF_ONE_TRAINING = (
     "sentences (paired bootstrap). It does not account for the variation between training seeds."
 )
 _P_OF_SEVERAL_TRAININGS = (
-    "The scores are over the translations of all trainings. p is the probability of a difference "
-    "at least this large if the translations of the two systems are exchanged at random, in every "
-    "training and sentence (approximate randomization, Clark et al. 2011)."
+    "The scores are over the translations of all training runs. p is the probability of a "
+    "difference at least this large if the translations of the two systems are exchanged at "
+    "random, in every run and sentence (approximate randomization, Clark et al. 2011)."
 )
-# system -> the translations of each of its trainings, in the order of the test set
+# system -> the translations by each of its checkpoints (`training` 1, 2, ...), line by line
 Systems = Mapping[str, Sequence[Sequence[str]]]
 
 
@@ -38,7 +38,7 @@ def build_metrics(references: Sequence[str]) -> dict[str, BLEU | CHRF]:
 
 
 def compute_means(rows: Sequence[Row]) -> list[Row]:
-    """Compute the mean scores of each system over its trainings, with intervals."""
+    """Compute the mean scores of each system over its training runs, with intervals."""
     means: list[Row] = []
     for system, group in group_by(rows, itemgetter("system")).items():
         mean: dict[str, Any] = {"system": system, "trainings": len(group)}
@@ -51,11 +51,11 @@ def compute_means(rows: Sequence[Row]) -> list[Row]:
 def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dict[str, str]]:
     """Compare each system with the first, by sacreBLEU's tests.
 
-    Systems with a single training are compared by paired bootstrap. Those with several, equally
-    many, are compared by approximate randomization over trainings and sentences (Clark et al.
+    Systems with one checkpoint each are compared by paired bootstrap. Those with several, equally
+    many, are compared by approximate randomization over training runs and sentences (Clark et al.
     2011, "Better hypothesis testing for statistical machine translation"): the translations of
-    a sentence by the n-th trainings of two systems are exchanged at random, and the score is
-    that of the translations of all trainings.
+    a sentence by the n-th checkpoints of two systems are exchanged at random, and the score is
+    that of the translations by all checkpoints.
 
     Returns:
         Rows with the system, the metric, the difference of its score, and the p-value (None if
@@ -68,8 +68,9 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
         return [], {}
     trainings = len(systems[baseline])
     metrics = build_metrics([*references] * trainings)
-    # No references, as the metrics hold them; approximate randomization, or paired bootstrap.
-    test = PairedTest(list(joined.items()), metrics, None, "ar" if trainings > 1 else "bs")
+    test_type = "ar" if trainings > 1 else "bs"  # approximate randomization, paired bootstrap
+    # None in place of the references, which the metrics hold.
+    test = PairedTest(list(joined.items()), metrics, None, test_type)
     results: Any  # metric -> results of the systems; typed too narrowly by sacreBLEU
     signatures, results = test()
     differences: list[Row] = []
@@ -85,7 +86,7 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
 def score_by_length(
     references: Sequence[str], sources: Sequence[str], systems: Systems
 ) -> list[Row]:
-    """Compute the BLEU of each system, over all trainings, by the length of the source.
+    """Compute the BLEU of each system, over all its checkpoints, by the length of the source.
 
     A row has the range of words, such as ``6-10``, the number of sentences, system and BLEU.
     """
@@ -130,7 +131,7 @@ def format_report(record: Record) -> str:
 
 
 def _format_scores(record: Record) -> str:
-    """Format the scores of each training and, of several, their means."""
+    """Format the scores of each checkpoint and, of systems with several, their means."""
     rows = [
         [code(x["system"]), str(x["training"]), *(f"{x[m]:.2f}" for m in METRICS), code(x["path"])]
         for x in record.rows

@@ -59,8 +59,8 @@ class Hypothesis(NamedTuple):
     score: float
 
 
-def say_cut(sentences: Sequence[str], translator: Translator) -> None:
-    """Say how many sentences have more tokens than a translation may have: it would be cut off."""
+def warn_of_long(sentences: Sequence[str], translator: Translator) -> None:
+    """Print how many sentences have more tokens than a translation may have, which is cut off."""
     end = GenerationConfig.max_len_b  # 200 tokens, whatever the length of the source
     if cut := sum(len(translator.encode(sentence)) > end for sentence in sentences):
         say(f"sentences longer than a translation may be ({end} tokens): {cut:,}; split them")

@@ -94,9 +94,8 @@ FALLING = f"Perplexity still falls ({NAMES}): more --updates may change the orde
 EQUAL = "After Holm's correction for 3 comparisons, no difference is significant."
 FEW = "Too few seeds to judge differences: a test needs 3, as in --seeds 1,2,3."
 NOTHING = (
-    "Ranks mean nothing yet: the lowest perplexity is 100.8 (m4m). They mean something below "
-    "100.0, half the perplexity of a model that only counts pieces; more --updates continue the "
-    "runs."
+    "Ranks mean nothing yet: the lowest perplexity is 100.8 (m4m), and must be below 100.0, half "
+    "the perplexity of a model that only counts pieces. To continue the runs, give more --updates."
 )
 
 
@@ -190,7 +189,7 @@ def test_the_screen_shows_the_best_first_and_the_record_has_differences_and_trai
         (["--lrs", "0.1,fast"], "argument --lrs: must be a finite number, not 'fast'"),
         (["--", "--lr", "5"], "-- --lr: this option cannot be set here; use --lrs"),
         (["--", "--save-dir=x"], "cannot be set here; use --out"),
-        (["demo"], "'demo' is not an option: give --encodings rope,alibi --out"),
+        (["demo"], "'demo' is not an option: give --encodings SPECS or --text FILE"),
         (["--", "demo"], "'demo' is not an option"),
         (["--encodings", "none;3*rope,none"], "is a list of 4 layers, but the stack has 2"),
         (["--family", "causal-lm", "--encodings", "decbert_same"], "attends from left to right"),

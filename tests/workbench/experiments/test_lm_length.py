@@ -141,7 +141,7 @@ def test_mistakes_are_one_line_and_no_model_is_scored_before(llama, measure, tmp
     path.write_text(json.dumps({**json.loads(path.read_text()), "decoder": {"type": "Fuse"}}))
     for models_, message in (
         ([f"a={blanks}"], "reads its tokenizer wrongly"),
-        ([f"a={llama}", f"b={other}"], "cut the text into other tokens"),
+        ([f"a={llama}", f"b={other}"], "tokenize the text differently"),
         ([f"a={tmp_path / 'model.pt'}"], "give a folder of transformers; export a checkpoint of"),
         ([f"a={llama}", f"b={tmp_path / 'empty'}"], "has no config.json: give a folder"),
         ([f"a={llama}", f"b={damaged}"], "damaged: its model cannot be read"),

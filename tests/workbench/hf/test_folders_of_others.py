@@ -224,7 +224,6 @@ def test_a_byte_has_eight_numbers_at_most_and_buffers_have_a_million(
 def test_tables_are_of_checkpoints_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder.parent / "out.png"
     assert main(["plot", "table", "--checkpoint", str(folder), "--out", str(out)]) == 2
-    assert (
-        "a folder of transformers, and this command reads a checkpoint" in capsys.readouterr().err
-    )
+    message = "a folder of transformers, and this command reads a checkpoint"
+    assert message in capsys.readouterr().err
     assert not out.exists()

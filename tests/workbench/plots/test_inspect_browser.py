@@ -121,9 +121,8 @@ def table(screen, name: str) -> list[list[str]]:
     if details.get_attribute("open") is None:
         details.locator("summary").click()
     details.locator("tr").first.wait_for()
-    return details.locator("tr").evaluate_all(
-        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    )
+    read_cells = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    return details.locator("tr").evaluate_all(read_cells)
 
 
 def number(text: str) -> float:

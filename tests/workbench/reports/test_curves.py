@@ -150,6 +150,9 @@ def test_the_command_tells_figures_and_stages_and_draws_the_training(tmp_path, c
     stages = [[*row.values()] for row in read(tmp_path / "out/curves.json").figures["stages"]]
     assert stages == [["bert", 900, 8000, 10000, 7100], ["diff", 900, 4000, 5900, 3100]]
     assert text.startswith(capsys.readouterr().out)
+    later = ["--updates", "90000:", "--out", str(tmp_path / "out")]  # none of its updates is there
+    assert main(["learning-curves", f"bert={logs[0]}", *later]) == 0
+    assert not [*tmp_path.glob("out/*.png")]  # of the first call
 
 
 def test_seeds_have_means_with_intervals(tmp_path):

@@ -58,13 +58,15 @@ def test_lines_are_averaged_where_all_have_a_value():
 
 def test_a_line_has_the_means_and_the_band():
     _, (axes,) = pictures.new_panels(1, 1, (4, 4))
-    seeds = [[(1, 1.0), (2, 4.0)], [(1, 2.0), (2, 5.0)], [(1, 3.0), (2, math.nan)]]
+    losses = ((1, 4, 1, 4), (2, 5, 2, 5), (3, math.nan, 3, math.nan))
+    seeds = [list(enumerate(values, start=1)) for values in losses]
     means = {n: intervals.average_lines(seeds[:n], intervals.interval) for n in (2, 3)}
     pictures.draw_means(axes, {str(n): line for n, line in means.items()}, lambda _, y: f"{y:,.1f}")
     of_two, of_three = axes.lines
-    assert list(of_two.get_ydata()) == [1.5, 4.5]
-    assert list(of_three.get_ydata()) == pytest.approx([2.0, math.nan], nan_ok=True)
-    assert len(axes.collections) == 1  # the band where all three seeds have a value
+    assert list(of_two.get_ydata()) == [1.5, 4.5, 1.5, 4.5]
+    assert list(of_three.get_ydata()) == pytest.approx([2, math.nan, 2, math.nan], nan_ok=True)
+    (band,) = axes.collections  # two parts, where all three seeds have a value
+    assert len(band.get_paths()) == 2
     assert [text.get_text() for text in axes.get_legend().texts] == ["2  4.5", "3  diverged at 2"]
 
 
@@ -89,9 +91,8 @@ def test_seeds_are_compared_in_pairs():
 )
 def test_equal_differences_have_p_0_or_1_and_few_have_none(changes, p_value):
     one, other = dict(enumerate(changes)), dict.fromkeys(range(len(changes)), 0)
-    assert intervals.compare(exponents(one), exponents(other)).p_value == pytest.approx(
-        p_value, nan_ok=True
-    )
+    found = intervals.compare(exponents(one), exponents(other))
+    assert found.p_value == pytest.approx(p_value, nan_ok=True)
 
 
 def test_what_is_not_finite_is_no_pair():

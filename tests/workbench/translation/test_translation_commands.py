@@ -374,10 +374,11 @@ def test_a_killed_evaluation_goes_on_with_the_next_training(evaluated, tmp_path,
         ("translate --checkpoint no.pt --beam 0 x", "argument --beam: must be a whole number of"),
         ("bleu b.pt", "cannot read 'b.pt': write NAME=PATH or NAME=PATH,PATH"),
         ("bleu a=b.pt a=c.pt", "'a': each value needs its own name"),
-        ("bleu a=b,c d=e", "name the same number of trainings for each system: a"),
+        ("bleu a=b,c d=e", "name the same number of checkpoints for each system: a"),
         ("bleu a/b=c.pt", "'a/b': each value needs its own name, which a folder can"),
         ("bleu a=b.pt --fp16", "--fp16 is for GPUs"),
         ("bleu rope=missing.pt", "rope: missing.pt: no such file"),
+        ("bleu rope=no.pt,b.pt", "rope, training 1: no.pt: no such file"),
     ],
 )
 def test_what_makes_no_sense_is_refused(command, message, capsys, tmp_path, monkeypatch):
@@ -393,7 +394,7 @@ def test_texts_of_other_lengths_or_without_text_are_refused(capsys, tmp_path, mo
     Path("bytes").write_bytes(b"a\nb\xff\n")
     bleu = ["bleu", f"rope={checkpoint()}"]
     message = refused(capsys, *bleu, "--reference", "short")
-    assert message == f"--source {data()}/test.raw.fr has 12 sentences, but short has 1"
+    assert message == f"{data()}/test.raw.fr has 12 sentences, but short has 1"
     assert "--source empty: the file is empty" in refused(capsys, *bleu, "--source", "empty")
     message = refused(capsys, *bleu, "--reference", "bytes")
     assert message.startswith("--reference bytes, line 2: byte 0xff is not UTF-8")
@@ -433,4 +434,4 @@ def test_models_are_used_together_only_for_the_same_languages(capsys, tmp_path):
     back = tmp_path / "back.pt"
     torch.save({**state, "model": built.state_dict()}, back)
     message = refused(capsys, "bleu", f"a={checkpoint()}", f"b={back}")
-    assert message == "the systems translate between different languages; evaluate them apart"
+    assert message == "the systems are for different languages; evaluate them separately"

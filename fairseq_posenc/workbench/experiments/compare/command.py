@@ -1,7 +1,7 @@
 """``fairseq-posenc compare``: trains models that differ only in their positions.
 
 It makes the data once, trains every model with every rate and seed, writes the page after each
-training, and prints the outcome. The same command continues where it stopped.
+training run, and prints the outcome. The same command continues where it stopped.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from fairseq_posenc.workbench.running.programs import run_here
 from fairseq_posenc.workbench.running.progress import say
 
 # The models are small enough for two cores to train one in minutes, and large enough to learn more
-# than a bag of words. Dropout would only slow down trainings of few epochs. The schedule does not
-# depend on the number of updates, so a longer training continues a shorter one. By default, fairseq
+# than a bag of words. Dropout would only slow down training for few epochs. The schedule does not
+# depend on the number of updates, so a longer run continues a shorter one. By default, fairseq
 # drops sentences to make the last batch a multiple of 8, also in validation.
 _OPTIONS = """
 --sample-break-mode none --tokens-per-sample 64 --max-tokens 3072 --required-batch-size-multiple 1
@@ -59,7 +59,7 @@ RESERVED = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the command's options; the program's ``cli`` module adds ``--user-dir`` to them."""
     add = parser.add_argument
     options.add_out(parser, computed="demo; compare-NAME for --text NAME.txt")
     add("--text", type=Path, help="UTF-8 text file (default: Python's own documentation)")
@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_seeds(parser, "1,2,3")
     rates = "learning rates, as in 0.001,0.003: a model is trained with all and judged at its best"
     add("--lrs", type=_parse_rates, default="0.003", help=f"{rates} (default: %(default)s)")
-    jobs = "trainings at a time (default: one per GPU, or one per core; with --on slurm no limit)"
+    jobs = "models to train at a time (default: one per GPU, or per core; with --on slurm no limit)"
     options.add_count(parser, "--jobs", jobs)
     options.add_on(parser, "partition=gpu time=1:00:00")  # an example, for the help
     add("after_dashes", nargs="*", metavar="-- OPTION", help="for fairseq-train: -- --dropout 0.1")
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     out = args.out or Path(f"compare-{args.text.stem}" if args.text else "demo")
     if plan.text:
         corpus.read_documents(plan.text)  # an unusable text is refused before anything is written
-    shared = {  # what all trainings in a folder must share
+    shared = {  # what all training runs in a folder must share
         **data_request(plan.text, plan.vocab_size),
         "family": plan.family,
         "options": shlex.join(plan.options),
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
             say(f"[{len(ends)} of {len(runs)}] {training.label}: {result}")
             report.write_page(plan, facts, ends, page)
 
-        say(f"{len(runs)} trainings of {plan.updates:,} updates; results: {out}/")
+        say(f"{len(runs)} training runs of {plan.updates:,} updates; results: {out}/")
         run_tasks = partial(run_here, jobs=args.jobs or len(visible_gpus()) or cores())
         if slurm is not None:
             from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit
@@ -144,7 +144,7 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
             raise UserError(f"-- {word}: this option cannot be set here; {advice}")
     # A first word without a dash is not an option; it may be meant as fairseq's data folder.
     if passed and not passed[0].startswith("-"):
-        raise UserError(f"{passed[0]!r} is not an option: give --encodings rope,alibi --out FOLDER")
+        raise UserError(f"{passed[0]!r} is not an option: give --encodings SPECS or --text FILE")
     models = variants.parse_variants(args.encodings)
     train_parser = options.Parser(prog="fairseq-train", add_help=False)  # the last value wins
     train_parser.add_argument(f"--{STACKS[args.family]}-layers", type=int, dest="layers")
@@ -155,7 +155,7 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
                 f"--encodings: {model.name!r} has attention directions, which are for encoders; a "
                 "causal LM attends from left to right only"
             )
-        parse(model.position_encoding).check_length(parsed.layers)  # refuses a list of more layers
+        parse(model.position_encoding).check_length(parsed.layers)  # refuses a spec of more layers
     return ComparePlan(
         text=args.text,
         family=args.family,
@@ -169,7 +169,7 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
 
 
 def build_training(plan: ComparePlan, run: Run, out: Path, user_dir: Path) -> trainings.Training:
-    """Build the training of a run, in a folder of its own."""
+    """Build the command that trains a run, in a folder of its own; later options win."""
     folder = out / "models" / run.variant.folder / f"lr-{run.lr}-seed-{run.seed}"
     defaults = (*TRAIN_OPTIONS[plan.family], *run.variant.options)
     words = ("--user-dir", str(user_dir), *defaults, *plan.options, "--lr", run.lr)

@@ -11,7 +11,7 @@ from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, LEVEL, Inter
 
 
 class Run(NamedTuple):
-    """Identifies a training of a comparison."""
+    """Identifies a training run of a comparison."""
 
     variant: Variant
     seed: int
@@ -27,9 +27,9 @@ class ModelOutcome(NamedTuple):
 
     @property
     def by_seed(self) -> dict[int, float]:
-        """Final perplexity by seed; NaN if the training diverged."""
+        """Final perplexity by seed; NaN if the run diverged (``diverged_at`` is not 0)."""
         return {
-            seed: math.nan if end.diverged_at else end.curve.entries[-1].perplexity  # 0: it did not
+            seed: math.nan if end.diverged_at else end.curve.entries[-1].perplexity
             for seed, end in self.ends.items()
         }
 
@@ -40,7 +40,7 @@ class ModelOutcome(NamedTuple):
 
     @property
     def undiverged(self) -> list[TrainingEnd]:
-        """The ends of the trainings that did not diverge."""
+        """The ends of the runs that did not diverge."""
         return [end for end in self.ends.values() if not end.diverged_at]
 
     @property
@@ -91,15 +91,15 @@ def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
         unigram: perplexity of a model that knows only the frequencies of pieces. A model above half
             of it has learned nearly nothing from the order of the text, so its rank says nothing.
     """
-    best, level = models[0], unigram / 2
+    best, limit = models[0], unigram / 2
     sentences = [f"{x.variant.name} {x.divergence}." for x in models if x.divergence]
     if best.divergence:  # all did, since the best come first
         return sentences
-    if best.perplexity.mean > level:
+    if best.perplexity.mean > limit:
         ranks = (
             f"Ranks mean nothing yet: the lowest perplexity is {best.perplexity.mean:,.1f} "
-            f"({best.variant.name}). They mean something below {level:,.1f}, half the perplexity "
-            "of a model that only counts pieces; more --updates continue the runs."
+            f"({best.variant.name}), and must be below {limit:,.1f}, half the perplexity of a "
+            "model that only counts pieces. To continue the runs, give more --updates."
         )
         return [ranks, *sentences]
     few = f"Too few seeds to judge differences: a test needs {LEAST_SEEDS}, as in --seeds 1,2,3."

@@ -39,7 +39,7 @@ class ComparePlan(NamedTuple):
 
     @property
     def runs(self) -> list[outcomes.Run]:
-        """The trainings, seed by seed, so that an interruption leaves complete seeds."""
+        """The training runs, seed by seed, so that an interruption leaves complete seeds."""
         pairs = [(variant, lr) for variant in self.variants for lr in self.lrs]
         return [outcomes.Run(variant, seed, lr) for seed in self.seeds for variant, lr in pairs]
 
@@ -47,7 +47,7 @@ class ComparePlan(NamedTuple):
 def write_page(
     plan: ComparePlan, facts: DataFacts, ends: Mapping[outcomes.Run, TrainingEnd], path: Path
 ) -> None:
-    """Write the page with the trainings that are finished."""
+    """Write the page with the runs that are finished."""
     models = outcomes.rank_models(ends)  # each variant once, at its best learning rate
     missing = len(plan.runs) - len(ends)
     conclusions = ["Differences are judged when all training runs are finished."]
@@ -103,7 +103,7 @@ def _format_row(model: outcomes.ModelOutcome) -> dict[str, str]:
 def build_record(
     plan: ComparePlan, facts: DataFacts, ends: Mapping[outcomes.Run, TrainingEnd], data: Row
 ) -> Record:
-    """Build the record of all models on the same ``data``, their differences, and all trainings."""
+    """Build the record: models, best first, their differences, and runs; ``data`` is their data."""
     ranked = outcomes.rank_models(ends)
     models: list[Row] = [
         {

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(
         parser,
         "--windows",
-        "score only so many windows, spread over the text; those of every length predict the same "
+        "number of windows to score, spread over the text; those of every length predict the same "
         "tokens (default: all of the text)",
     )
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
     raw = read_text(args.text)
     rows: list[Row] = []
     texts: list[Tensor] = []  # the text's tokens, for each model
-    for named in models:  # a mistake in the last shows before anything is scored or written
+    for named in models:  # all are opened first, so that no mistake shows after hours of scoring
         model = hf_model.load(named, dtype, args.lengths[-1])  # the longest
         texts.append(hf_model.tokenize_text(raw, named.path, model))
         del model  # frees the memory for the next one
@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> None:
         _check_length(total, args)
         if not torch.equal(texts[-1][1:], texts[0][1:]):
             raise UserError(
-                f"{models[0].name} and {named.name} cut the text into other tokens, so their "
-                "perplexities by token cannot be compared: score them one by one"
+                f"{models[0].name} and {named.name} tokenize the text differently, so their "
+                "perplexities per token cannot be compared: score them one by one"
             )
     with lock_folder(args.out):
         if args.windows and args.windows < LEAST_SEEDS:  # windows replace seeds
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
             for score in _score_model(named, model, text, args):
                 rows.append({**facts, **report.score_figures(score)})
             del model  # frees the memory for the next one
-        record = report.build_record(rows, str(args.text), total)
+        record = report.build_record(rows, str(args.text), total)  # of all: the text is the same
         record.write(args.out / FIGURES)
         drawn = report.draw(record, args.out / PICTURE)
     print(report.format_results(record))
@@ -130,7 +130,7 @@ def _score_model(
                 score = scoring.score_windows(
                     model, text, windows, length, stride, args.max_tokens, shown.update
                 )
-            figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # refusal: why none
+            figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # "" if there is one
             say(f"{label}: {figure} ({score.seconds:.0f} s)")
             # The windows of a whole text are not a sample: they have no interval.
             figures = {**score._asdict(), "windows": score.windows if args.windows else []}
@@ -140,7 +140,7 @@ def _score_model(
 
 
 def _check_length(tokens: int, args: argparse.Namespace) -> None:
-    """Refuse a text that is too short for the context lengths, or for that many windows."""
+    """Refuse a text that is too short for the context lengths, or for the number of windows."""
     longest = args.lengths[-1]  # they are sorted
     if longest > tokens:
         raise UserError(f"--lengths {longest}: {args.text} has only {tokens:,} tokens")
@@ -148,8 +148,8 @@ def _check_length(tokens: int, args: argparse.Namespace) -> None:
         return
     if args.stride > args.lengths[0]:
         raise UserError(
-            f"--stride {args.stride}: windows of {args.lengths[0]} tokens cannot predict so many; "
-            "choose a smaller stride"
+            f"--stride {args.stride}: windows of {args.lengths[0]} tokens cannot predict "
+            f"{args.stride}; choose a smaller stride"
         )
     most = 1 + (tokens - longest) // args.stride  # the first window ends at token `longest`
     if args.windows > most:

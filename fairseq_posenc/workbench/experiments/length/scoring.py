@@ -16,8 +16,8 @@ from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.hf.folders import read_limit
 
-_MAX_BITS = 1000.0  # 2 to this power is still a number
-_TOKENS_AT_A_TIME = 1024  # losses of so many are computed together, to save memory
+_MAX_BITS = 1000.0  # bits per token; 2 to this power is still finite
+_TOKENS_AT_A_TIME = 1024  # number whose losses are computed together, to save memory
 
 
 class TextWindow(NamedTuple):
@@ -115,7 +115,7 @@ def score_windows(
             raise UserError(f"{length} tokens are more than the model's limit of {limit}")
         for module in model.modules():  # encodings of `set_positions`; a stock model has none
             if isinstance(module, Encoding):
-                module.make_room(length)  # or raises a UserError: it cannot read so many
+                module.make_room(length)  # raises a UserError if it cannot read this many tokens
         for batch in batch_windows(windows, max_tokens):
             inputs = torch.stack([text[w.start : w.end] for w in batch])  # [B, T]
             targets = torch.stack([text[w.scored + 1 : w.end + 1] for w in batch])  # [B, n]
@@ -124,7 +124,7 @@ def score_windows(
             tokens += log_probs.numel()
             perplexities += log_probs.mean(1).neg().exp().tolist()
             on_tokens(log_probs.numel())
-    except UserError as error:  # the model cannot read so long a window, which is a result
+    except UserError as error:  # that the model cannot read such a long window is a result
         refusal = str(error)
     loss = -log_likelihood / max(1, tokens) / math.log(2)  # no tokens after a refusal
     if not refusal and not (loss < _MAX_BITS and math.isfinite(sum(perplexities))):  # or NaN

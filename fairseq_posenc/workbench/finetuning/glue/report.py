@@ -70,7 +70,7 @@ def write_results(
 
 
 def name_model(path: Path) -> str:
-    """Name a model by its folder and, unless that is ``checkpoint_best.pt``, by its file."""
+    """Name a model by its folder, and by its file too unless this is ``checkpoint_best.pt``."""
     folder = path.parent.name
     return folder if path.name == BEST else f"{folder}-{path.stem}"
 
