@@ -134,7 +134,7 @@ class Mask(NamedTuple):
     def select_keys(self, places: Tensor) -> Mask:
         """Keep the keys at ``places``, of which the last T are the queries'.
 
-        The window hides all others, and then counts the keys that are left.
+        The window hid the others anyway; it now counts distances among the keys that are left.
         """
         return self._map(lambda x: x[:, places])
 

@@ -39,7 +39,7 @@ class Dims(NamedTuple):
     Attributes:
         embed_dim: C.
         num_heads: H.
-        max_positions: n, the positions that tables have room for.
+        max_positions: n, the number of positions that tables have room for.
         causal: whether queries see no later keys.
         pretrained_length: the length that loaded weights were trained at; None for new weights. The
             ramp of a scaled rotation and logarithmic buckets are made for it, whatever n is.
@@ -66,7 +66,7 @@ class Dims(NamedTuple):
 
     @property
     def trained_length(self) -> int:
-        """The length that the weights were trained at; for new weights n, which they will be."""
+        """The length in training: ``pretrained_length``, or for new weights n."""
         return self.max_positions if self.pretrained_length is None else self.pretrained_length
 
     def scale(self, scale_factor: float | None) -> float:

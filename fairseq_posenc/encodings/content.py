@@ -66,7 +66,7 @@ class Fox(Encoding):
     """
 
     acts_on = "scores"
-    axes = 0
+    axes = 0  # it reads no position ids
 
     def __init__(self, dims: Dims, *, start: float = 5.0) -> None:
         super().__init__(dims)

@@ -75,7 +75,7 @@ class Chunk(Encoding):
     """
 
     acts_on = "mask"
-    shared_by_layers = True
+    shared_by_layers = True  # one module, called once in a pass
 
     def __init__(self, dims: Dims, *, size: int = 8192) -> None:
         super().__init__(dims)
@@ -110,7 +110,7 @@ class Documents(Encoding):
 
     acts_on = "mask"
     axes = 0  # it reads no position ids: it makes positions
-    shared_by_layers = True
+    shared_by_layers = True  # one module, called once in a pass
     whole_stack = True  # also for layers whose part of the spec does not name it
 
     def __init__(self, dims: Dims, *, end: Literal["eos", "empty"] = "eos") -> None:

@@ -222,8 +222,8 @@ class XPos(Rope):
         from half of the trained length, to suit fp16; scores do not change.
     """
 
-    causal_reason = "it would amplify keys after the query"
-    without_options = _OPTIONS_OF_ROPE_ALONE
+    causal_reason = "it would amplify keys after the query"  # not empty: refused in encoders
+    without_options = _OPTIONS_OF_ROPE_ALONE  # which specs refuse
 
     def __init__(self, dims: Dims, *, scale_base: float = 512.0, **others: Any) -> None:
         super().__init__(dims, **others)  # the options of `Rope`

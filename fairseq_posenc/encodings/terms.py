@@ -144,7 +144,7 @@ class Terms(tuple[Term, ...]):
         return any(isinstance(term, ByDistance) and term.ids is not None for term in self)
 
     def expanded(self, select: Callable[[ByDistance], bool] = lambda term: True) -> Terms:
-        """Repeat rows of tables along their runs, so that each distance has a row.
+        """Repeat table rows that runs of distances share, so that each distance has its own.
 
         Where distances are differences of ids, a bias becomes a number for each pair; other tables
         are left unchanged, and so are terms that ``select`` does not choose.

@@ -84,7 +84,7 @@ class TupeShared(Encoding):
 
     acts_on = "scores"
     shared_by_layers = True  # one module, called once in a pass
-    has_position_table = True
+    has_position_table = True  # a row for each position: longer models need new rows
     ones, zeros = ("norm_weight",), ("norm_bias", "query_bias", "key_bias")  # start at 1, at 0
 
     def __init__(

@@ -24,8 +24,8 @@ class Kept(NamedTuple):
     """The K keys and values that a cache keeps; fairseq's and ours share this form.
 
     Attributes:
-        key: rotated keys, ``(B, H, K, D)``.
-        value: values, ``(B, H, K, D)``.
+        key: rotated keys, ``(B, H, K, D)``, or of fewer heads than the queries.
+        value: values, shaped as the keys unless the rotation made these wider.
         places: the index of each key among all tokens, ascending, int64 ``(K,)`` on the CPU: 0, 7,
             8, 9 of 10, for example; None for the last K.
     """
@@ -45,7 +45,7 @@ class Kept(NamedTuple):
         count = self.key.size(2)
         if last is None or (self.places is None and count <= last):
             return self  # all kept keys are needed
-        if first is None and self.places is None:  # only last ones, and these are the last K
+        if first is None and self.places is None:  # of the last K, the last ones are needed
             # Cloned, because a slice would keep the whole tensor in memory.
             return self.map(lambda x: x[:, :, count - last :].clone(), None)
         places = self.list_places(tokens)
@@ -54,7 +54,7 @@ class Kept(NamedTuple):
             stays = stays | torch.isin(places, first)
         places = places[stays]
         index = stays.nonzero()[:, 0].to(self.key.device)
-        without_gap = not len(places) or int(places[0]) == tokens - len(places)  # the last ones
+        without_gap = not len(places) or int(places[0]) == tokens - len(places)  # all are last ones
         return self.map(lambda x: x.index_select(2, index), None if without_gap else places)
 
     def with_gaps(self, queries: int, tokens: int) -> "Kept":

@@ -53,7 +53,7 @@ class StackPositions(nn.Module):
         self.id_readers = assembly.find_id_readers(spec, dims)  # encodings that ids must fit
         # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = any(limit.window is not None for limit in limits)
-        drafts = assembly.draft_terms(spec, dims, backend="auto")  # of each kind of layer
+        drafts = assembly.draft_terms(spec, dims, backend="auto")  # one for each kind of layer
         self.has_tables = any(terms.has(ByDistance) for terms in drafts)
         # Visible keys, distances and sentences also depend on the positions of earlier tokens.
         select_keys = any(x.segments is not None or x.first_keys is not None for x in limits)

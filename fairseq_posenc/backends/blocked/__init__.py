@@ -100,7 +100,7 @@ def _count_saved_bytes(call: AttentionCall) -> int:
     terms, temperature = call.terms, call.temperature()
     numbers = 1  # saved for each pair: its weight, and then
     numbers += int(terms.gain is not None)  # the content, for the gain's gradient
-    if terms.product:  # a product for each pair; with runs, only one for each token and row
+    if terms.product:  # a product for each pair; if distances share rows, for each token and row
         tables = [x for x in (terms.rows("query"), terms.rows("key")) if x is not None]
         numbers += len([x for x in tables if x.runs is None])
     numbers += int(temperature is not None and temperature.requires_grad)  # the score without it

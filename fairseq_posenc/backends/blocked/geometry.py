@@ -89,8 +89,7 @@ def split(call: AttentionCall) -> list[Block]:
     # With a table for each head, a block has one sentence: the views of pairs in `bands` have heads
     # and sentences as one dimension.
     per_head = any(term.per_head for term in call.terms if isinstance(term, ByDistance))
-    # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs work
-    # for all of its processors at once.
+    # A block's pairs should stay in a CPU's caches and occupy its threads, or fill a GPU.
     pairs = PAIRS_PER_THREAD * torch.get_num_threads() if device.type == "cpu" else PAIRS_ON_GPU
     deps = (*mask.cache_deps, tgt_len, src_len, device)  # the ranges are found once for all layers
     groups = mask.cached("ranges", deps, lambda: _find_ranges(mask, tgt_len, src_len, device))
@@ -105,14 +104,15 @@ def split(call: AttentionCall) -> list[Block]:
             of_block = slice(tgt_len - queries.stop, tgt_len - start)  # counted from the first
             keys = slice(min(ranges[0][of_block]), max(ranges[1][of_block]) + 1)
             far = (0, 0)
-            if near is not None:  # key j is at i' + j - (S - 1) from query i'
+            if near is not None:  # the distance of key j from query i' is i' + j - (S - 1)
                 low = near[0] + src_len - queries.stop  # the first key that is near for any query
                 high = near[1] + src_len - 1 - queries.start  # the first one that is far for all
                 low = min(max(low, keys.start), keys.stop - 1)  # a key at least is near
                 far = low - keys.start, keys.stop - max(min(high, keys.stop), low + 1)
             places.append((queries, keys, far))
         widest = max(keys.stop - keys.start for _, keys, _ in places)
-        fitting = max(pairs // (min(size, tgt_len) * widest), 1)  # heads of all sentences together
+        # How many heads fit into a block, of all of its sentences together.
+        fitting = max(pairs // (min(size, tgt_len) * widest), 1)
         sentences = 1 if per_head else max(fitting // heads, 1)
         for b, place in product(range(begin, end, sentences), places):
             of_sentences = slice(b, min(b + sentences, end))

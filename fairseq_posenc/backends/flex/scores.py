@@ -93,7 +93,7 @@ def build_score_mod(
         if term.ids is not None or terms.first is not None:
             rows = F.pad(row_index(term, terms.first, tgt_len, src_len, mask), missing)
             mark_batch_dynamic(rows)
-        elif term.runs is not None:
+        elif term.runs is not None:  # several distances may share a row
             rows = _pad_rows(term.runs.find(distances), 0)
         else:  # a row for each distance from 1 - S on, of which the visible ones are kept
             table = table.narrow(1, low + src_len - 1, high - low + 1)
