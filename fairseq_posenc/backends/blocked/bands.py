@@ -1,4 +1,4 @@
-"""Finds for each pair of tokens what its distance has: by views, or by an index of distinct rows.
+"""Finds the products of each pair with its distance's row: by views, or by an index of the rows.
 
 Queries are stored in reverse: then query i' and key j of a block have the distance i' + j, counted
 from the block's lowest one, and its M queries and W keys need M + W - 1 table rows.
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-# n is padded to a multiple of MAX_TILE, below FEW_TOKENS of MIN_TILE; N is the largest that fits.
+# n is padded to a multiple of MAX_TILE (MIN_TILE below FEW_TOKENS); N is the largest that fits.
 MAX_TILE, MIN_TILE, FEW_TOKENS = 64, 16, 128
 
 
@@ -100,12 +100,12 @@ class Band(torch.autograd.Function):
         skewed = skewed.mT if ctx.of_keys else skewed  # [G, tiles, k * h / G * N, N + others - 1]
         pairs = _unskew(skewed, x.shape)
         size = pairs.size(3)
-        # Zeros are where a tile's rows are not those of a token: up to N - 1 on either side.
+        # Zeros stay where a tile's rows are not those of a token: up to N - 1 on either side.
         skewed[..., : size - 1] = 0
         skewed[..., pairs.size(4) :] = 0
         by_tile = grad.unflatten(3 if ctx.of_keys else 2, (-1, size))
         by_tile = by_tile.permute(0, 1, 3, 4, 2) if ctx.of_keys else by_tile
-        few = (-1, math.gcd(pairs.size(4), 16))  # columns at a time: a transposed copy is faster
+        few = (-1, math.gcd(pairs.size(4), 16))  # columns at a time: faster if they are transposed
         pairs.unflatten(4, few).copy_(by_tile.unflatten(4, few))
         x_grad = (skewed @ window).unflatten(2, (-1, size))  # [G, tiles, k * h / G, N, D]
         rows_grad = torch.zeros_like(rows)
@@ -116,7 +116,7 @@ class Band(torch.autograd.Function):
 
 
 def _tile(x: Tensor, rows: Tensor) -> Tensor:
-    """Reshape ``(k, h, n, D)`` to ``(G, tiles, k * h / G * N, D)``: see `_unskew` for k, G > 1."""
+    """Reshape ``(k, h, n, D)`` to ``(G, tiles, k * h / G * N, D)``; k is 1 if G is not."""
     x = x.flatten(0, 1).unflatten(1, (-1, math.gcd(x.size(2), MAX_TILE)))  # [k * h, tiles, N, D]
     return x.unflatten(0, (rows.size(0), -1)).transpose(1, 2).flatten(2, 3)
 

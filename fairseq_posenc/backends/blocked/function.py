@@ -97,7 +97,7 @@ class Computation:
     def _multiply_tokens(self, x: Operands, block: Block) -> Tensor:
         """Combine the content q_i.k_j, its gain and the products with rows: ``(k, h, M, W)``."""
         before, after = x.before_key, x.after_key
-        if before is None or after is None:
+        if before is None or after is None:  # no keys are far
             return self._combine(x, block)
         if self.product:
             first = last = x.query
