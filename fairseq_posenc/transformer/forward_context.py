@@ -25,14 +25,14 @@ def current_context() -> tuple[Shared, ...] | None:
 def state_of_kind(stack: tuple[Spec, Dims] | None, kind: int) -> Shared:
     """Get the position state of a kind of layer; refuse a call outside its stack's forward."""
     states = current_context()
-    if states is None or states[0].stack != stack:
+    if states is None or states[0].stack != stack:  # both may be None: attention without a stack
         raise UserError("attention was called outside its stack's forward, so it has no positions")
     return states[kind]
 
 
 @contextmanager
 def set_context(states: tuple[Shared, ...] | None) -> Iterator[None]:
-    """Set the position state of a stack while a block runs."""
+    """Set the position state of a stack while a block runs; with None, no stack seems to run."""
     before = current_context()
     _context.states = states
     try:
