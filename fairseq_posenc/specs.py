@@ -72,7 +72,7 @@ class Item(NamedTuple):
         return {key: option.default for key, option in known.items()} | dict(self.options)
 
     def fill_defaults(self) -> "Item":
-        """Add the options that were not set, with their defaults."""
+        """Add the options that were not set, with their defaults, also in the text of a scaling."""
         values = self.all_options
         for key, value in values.items():
             if isinstance(value, Scaling):

@@ -51,10 +51,10 @@ class Tupe(DistanceEncoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Add products of positions, scaled here, ``(B or 1, 1, T, S)``, and those by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
-        # One row for all sentences, if it serves all: [B or 1, S].
+        # One row if it serves all sentences; its padding stays below the limit: [B or 1, S].
         ids = positions.common_ids(self.dims.max_positions)
         vectors = at_least_fp32(self.positions[ids])  # [B or 1, S, D]
-        if self.has_reset:  # two numbers of the table by distance replace its products
+        if self.has_reset:  # numbers of the table by distance replace the first token's products
             vectors = vectors.masked_fill(positions.is_first()[..., None], 0.0)
         with no_autocast(vectors.device):
             queries = positions.queries(vectors) @ at_least_fp32(self.query_projection)

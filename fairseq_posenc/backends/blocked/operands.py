@@ -91,7 +91,7 @@ def lay_out(call: AttentionCall, has_far: tuple[bool, bool]) -> Operands:
         if term.runs is not None:
             found[name.replace("rows", "index")] = term.runs.find(distances)
         found[name] = rows.contiguous()
-    if any(has_far):  # before, or after, queries
+    if any(has_far):  # whether any block has keys far before its queries, and any far after them
         of_query, of_key = found["query_rows"], found["key_rows"]
         for name, row, is_far in zip(("before_key", "after_key"), (0, -1), has_far):
             keys = key if is_far else key[:, :, :0]

@@ -12,13 +12,13 @@ Table rows at the ends also serve all distances beyond the table. Their gradient
 token's tiles there, the token's *ends*: two numbers for each row of tiles, one for the columns
 before the table's and one for the columns after them. Only clipped tables have ends.
 
-- ``slab``: the stored tiles: their first ``sequence``, and number of ``sequences``; ``queries`` and
-  ``keys``, the padded lengths.
+- ``slab``: the ``sequences`` from ``sequence`` on; ``queries`` and ``keys``, their padded lengths.
 - ``side``: a ``table``, its ``tiles`` and ``ends``, the SIGN of these, and the ``factor`` of their
   sums; ``tokens``, the queries or keys that its rows are multiplied by (None for numbers); and
   the gradients to write, ``table_grad`` and ``token_grad``.
 - ``tiles``, ``ends``: those of one sequence; a block of them has N rows and N columns.
-- ``problem``, ``opt`` and ``table``: see :mod:`~fairseq_posenc.backends.triton.tiles`.
+- ``table``: ``low``, the distance of its first row, and ``last``, the index of its last one.
+- ``problem``, ``opt``: see :mod:`~fairseq_posenc.backends.triton.tiles`; N: rows of a block.
 """
 
 import triton
@@ -55,7 +55,7 @@ def load_tile(opt, tiles, stride, row, column, start, end, SKEW: tl.constexpr):
 
 @triton.jit
 def add_ends(problem, opt, side, total, tiles, stride, ends, head, row, start, end):
-    """Add the products of the ends of N rows with the rows at the table's ends; store the ends."""
+    """Add the ends of N rows, multiplied by the rows at the table's ends; also store the ends."""
     i = row + tl.arange(0, opt.N)
     offset = row + find_offset(side)
     last = side.table.last
@@ -78,7 +78,7 @@ def add_ends(problem, opt, side, total, tiles, stride, ends, head, row, start, e
 
 @triton.jit
 def add_table_term(problem, opt, side, total, tiles, stride, head, row, start, end):
-    """Add the products of N rows of tiles with the rows of a table, ``(N, W)``."""
+    """Add the products of N rows of tiles and the rows of a table, ``(N, W)``."""
     offset = row + find_offset(side)
     last = side.table.last
     # The table's columns end one later in every row.
