@@ -1,7 +1,8 @@
 """Keeps what our attention needs of earlier tokens in transformers' caches.
 
-Decay, G sums of logarithms of forget gates, each as two numbers, is in additional layers, which are
-reordered, selected, cropped and copied with the keys. B batch, S tokens, T of them new.
+The decay of a token, G sums of logarithms of forget gates with two numbers each, is in layers after
+those of the model: transformers reorders, selects, crops and copies them with the keys.
+B batch, S tokens, T of them new, G heads with gates.
 """
 
 from collections.abc import Iterable
@@ -16,8 +17,8 @@ from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.errors import UserError
 
 _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
-# Attribute of a cache that a model filled: a bool tensor `()`, whether its tokens have other
-# positions than 0, 1, ...; None if the caller gave neither ids nor documents.
+# Attribute of a cache that our positions filled: a bool tensor `()`, whether its tokens have others
+# than 0, 1, ...; None if the caller gave neither ids nor documents.
 UNCOUNTED = "fairseq_posenc_uncounted"
 
 # What to do about caches, or masks by types of layers, that were made for other windows.
@@ -36,7 +37,7 @@ def find_self_cache(values: Iterable[Any]) -> Cache | None:
 def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRows:
     """Find the rows of DeBERTa's table that a layer has projected for earlier tokens, to add to.
 
-    Without ``earlier`` tokens, a cache may be used again with other weights.
+    Without ``earlier`` tokens they start anew: the cache may have served other weights before.
     """
     if cache is None:
         return ProjectedRows()
@@ -47,9 +48,7 @@ def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRow
 
 
 def read_decay(cache: Cache | None, place: int, earlier: int) -> Tensor | None:
-    """Read the decay of the ``earlier`` tokens, ``(B, G, S - T, 2)``; None in the first step.
-
-    It is in the additional layer ``place``.
+    """Read the decay of ``earlier`` tokens, ``(B, G, S - T, 2)``, in layer ``place``; None if 0.
 
     Raises:
         UserError: the cache has none, or that of other tokens.

@@ -53,8 +53,8 @@ class Family:
     # Names of the query and key projections in an attention, or only the name of the projection
     # that contains all; in `query_key_value`, those of a head are side by side.
     projections: tuple[str, ...] = ("q_proj", "k_proj")
-    # The projection whose weight's name files give to our record of the positions, so that stock
-    # classes refuse the files; empty for the first of `projections`.
+    # The projection under whose weight's name files store our record of the positions, so that
+    # stock classes fail on its shape; empty for the first of `projections`.
     guarded: str = ""
     bias: str = ""  # path of the table of distances in the first layer's attention
     sinks: str = ""  # name of the parameter of sinks in an attention
@@ -78,7 +78,7 @@ class Family:
         return stacks
 
     def first_id(self, config: PretrainedConfig) -> int:
-        """Return the number of a row's first token in the model's code; 0 in most families."""
+        """Return the position id of a text's first token in the model's code; most begin at 0."""
         if self.first_row != AFTER_PADDING:
             return 0
         if config.pad_token_id is None:
@@ -105,8 +105,8 @@ class Family:
         query, *others = (projection(rows) for projection in projections)
         if others:
             key = others[0]
+        # Only GPTBigCode's attention has the attribute.
         elif "query_key_value" in self.projections or not getattr(attention, "multi_query", True):
-            # GPTBigCode has a `multi_query`.
             query, key, _ = query.unflatten(-1, (dims.num_heads, 3, -1)).unbind(2)  # [R, H, D] each
             query, key = query.flatten(1), key.flatten(1)
         else:  # all queries, then all keys, then as many values
@@ -191,10 +191,7 @@ class Stack(NamedTuple):
         return [width] * len(self.attentions)
 
     def refuse_other_layers(self, spec: Spec) -> None:
-        """Refuse a spec that was read from the model, if it does not describe its layers.
-
-        Layers may have been removed from a model whose layers differ, or added to it.
-        """
+        """Refuse a spec that was read from the model, if it does not describe its layers."""
         if hasattr(self.module, POSITIONS):
             kinds = [getattr(getattr(x, POSITIONS, None), "kind", None) for x in self.attentions]
             fits = kinds == [spec.layer_kind(index) for index in range(len(kinds))]
@@ -210,7 +207,7 @@ class Stack(NamedTuple):
 
     @property
     def weight_names(self) -> dict[str, str]:
-        """The names of trained weights of the model's own positions, by their names in ours.
+        """Our names of position parameters -> the names of such weights in the stock model.
 
         The last is in an attention, the others in the stack. Names of a missing part fit no weight.
         """
@@ -244,7 +241,8 @@ class Stack(NamedTuple):
         if getattr(self.module, family.rotary, None) is not None:
             self.module.set_submodule(family.rotary, NoRotation())
         if hasattr(self.config, "layer_rope_theta"):  # granite_swa: bases of layers, 0 for none
-            self.config.layer_rope_theta = [0] * self.config.num_hidden_layers  # ours is passed on
+            # The model's code then passes no cosines to its attention, which gets ours.
+            self.config.layer_rope_theta = [0] * self.config.num_hidden_layers
         if family.temperature:
             self.config.rope_parameters[family.temperature] = 0.0
         if family.table:
@@ -302,7 +300,7 @@ _TYPES: dict[Family, str] = {
     _BART: "blenderbot",
     replace(_BART, first_row=2): "bart mbart plbart",  # two rows are unused
     replace(_BART, scale="embed_scale", sinusoids="half"): "marian pegasus",
-    replace(_BART, sinusoids="fairseq"): "m2m_100",
+    replace(_BART, sinusoids="fairseq"): "m2m_100",  # its code takes no ids, and counts by itself
     replace(_BART, stacks=("decoder",)): "whisper",  # its encoder reads audio, not tokens
     Family(stacks=("decoder",), table="embed_positions", first_row=2): "opt",
     Family(table="embed_positions", first_row=2): "biogpt",

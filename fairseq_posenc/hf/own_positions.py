@@ -42,7 +42,7 @@ def read_positions(model: Any) -> str:
 
 def read_spec(model: Any) -> Spec:
     """Read the positions that a model, or its configuration, has: see :func:`read_positions`."""
-    if (positions := _find_positions(model)) is not None:
+    if (positions := _find_positions(model)) is not None:  # its configuration may be a copy
         return positions.spec
     config = getattr(model, "config", model)
     if not isinstance(config, PretrainedConfig):
@@ -64,10 +64,7 @@ def count_positions(model: Any) -> int:
 
 
 def _find_positions(model: Any) -> StackPositions | None:
-    """Find the positions of a model's first stack; None for a stock model or a configuration.
-
-    A configuration may have been copied from a model with other positions.
-    """
+    """Find the positions of a model's first stack; None for a stock model or a configuration."""
     parts = model.modules() if isinstance(model, nn.Module) else ()
     return next((part for part in parts if isinstance(part, StackPositions)), None)
 

@@ -37,7 +37,6 @@ from fairseq_posenc.specs import Spec, parse
 # New positions by the modules that get them: the HFStackPositions of a stack's own module, then the
 # AttentionPositions of each of its attentions.
 Parts = dict[nn.Module, Any]
-_OLDEST = (5, 8)  # the oldest supported transformers: earlier ones fail in several families
 
 
 def replace_positions(
@@ -87,7 +86,8 @@ def replace_positions(
 
 def _find_supported_family(model: PreTrainedModel) -> Family:
     """Find the family of a model; refuse an unknown one, and old versions of transformers."""
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < _OLDEST:
+    # Earlier versions fail in several families.
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 8):
         raise UserError(f"install transformers 5.8 or later, not {transformers.__version__}")
     if (family := find_family(type(model.config))) is None:
         known = sorted(key for key in FAMILIES if key in CONFIG_MAPPING)
@@ -152,16 +152,13 @@ def _refuse_unfit(spec: Spec, stack: Stack) -> None:
 
 
 def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
-    """Put the new modules into a model, in place of its present positions.
-
-    Configurations are copied first: the later steps change them.
-    """
+    """Put the new modules into a model, in place of its present positions."""
     # A model has one attention function: its own (`stock`, the same in all stacks) if that computes
     # the positions of all stacks (`is_native`), else ours.
     is_native = all(parts[stack.module].is_native for stack in stacks)
     attention = parts[stacks[0].module].stock if is_native else OUR_ATTENTION
     copies: dict[int, object] = {}  # parts of the model that share one keep sharing it
-    for module in model.modules():  # other models may have been built from the same configuration
+    for module in model.modules():  # their configurations, which other models may share, are copied
         config: Any = vars(module).get("config")
         if isinstance(config, PretrainedConfig):
             module.config = copy.deepcopy(config, copies)

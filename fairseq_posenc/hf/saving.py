@@ -6,9 +6,9 @@ the folder has a small loader.
 
 Nothing loads it as the stock model, whose positions are different. Auto classes do not know its
 model type, and stock classes do not know its attention function. In the file of weights, the record
-of positions has the name of a weight of the stock model (:func:`~.record.exchange_names`): its
-shape does not fit, so that loaders of weights alone stop as well. So do the names in a state dict
-of a model around this one, which saves its own configuration.
+of positions has the name of a weight of the stock model, whose own name gets a suffix
+(:func:`~.record.exchange_names`): the record's shape does not fit, so that loaders of weights alone
+stop as well. So it is in state dicts of a model around this one, which saves its own configuration.
 """
 
 import json
@@ -140,7 +140,7 @@ class PositionsConfig(PretrainedConfig):
 
 
 def _read_content(content: dict[str, Any]) -> dict[str, Any]:
-    """Undo :meth:`ConfigWithPositions.to_json_string`."""
+    """Undo :meth:`ConfigWithPositions.to_json_string`, but for what each save writes again."""
     if content.get("model_type") != MODEL_TYPE:
         return content
     if not isinstance(spec := content.get(SPEC_FIELD), str):
@@ -152,7 +152,7 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
 class ModelWithPositions(Derived):
     """The part of a model with positions that its stock class, here ``super()``, lacks."""
 
-    is_first = True  # of the mixins, so it undoes what `StackWithPositions.state_dict` renames
+    is_first = True  # its `state_dict` comes before `StackWithPositions`', whose renaming it undoes
     config: PretrainedConfig
     is_saved = True  # as it is in a folder; False from `set_positions` until it is saved
 
@@ -168,7 +168,7 @@ class ModelWithPositions(Derived):
         self.record_in_adapters()
 
     def record_in_adapters(self) -> None:
-        """Let PEFT record the positions in adapters, if it is imported: this takes a second."""
+        """Let PEFT record the positions in adapters, if a program uses it: importing it is slow."""
         model = cast(PreTrainedModel, self)
         if sys.modules.get("peft") and not hasattr(model, record.RECORDS):
             from fairseq_posenc.hf.adapters import AdapterRecords
@@ -184,9 +184,9 @@ class ModelWithPositions(Derived):
     ) -> None:
         """Save the model as transformers does.
 
-        The folder is a stock one if a stock model computes the same, and a line says if none does.
-        Otherwise it has the spec, and the records of positions are in the place of stock weights.
-        Folders from which ``Trainer`` resumes, or of a given ``state_dict``, also have them.
+        The folder is a stock one if a stock model computes the same. Otherwise, which is logged, it
+        has the spec, and records of the positions under names of stock weights. So have folders
+        from which ``Trainer`` resumes, and those of a given ``state_dict``.
         """
         if kwargs.get("distributed_checkpoint"):
             raise UserError("distributed_checkpoint=True does not record positions: leave it out")
@@ -212,19 +212,19 @@ class ModelWithPositions(Derived):
         if is_whole:
             state_dict = dict(self.state_dict() if state_dict is None else state_dict)
             record.exchange_names(state_dict, type(self.config), saving=True)
-            kwargs["save_original_format"] = False  # the original names hide positions
+            kwargs["save_original_format"] = False  # which would rename weights, and so the record
         super().save_pretrained(folder, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
         self.is_saved = self.is_saved or is_whole
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load a model from a folder; refuse weights of other positions than its config.json's."""
+        """Load a model from a folder; refuse weights that do not fit the spec in config.json."""
         wants_info = kwargs.pop("output_loading_info", False)
         may_resize = kwargs.pop("ignore_mismatched_sizes", False)
         if kwargs.get(_ATTENTION) == OUR_ATTENTION:  # another model's, as TRL passes it on
             del kwargs[_ATTENTION]
         pattern = record.stock_name_pattern(cls.config_class)  # type: ignore[attr-defined]
-        # Names in the file -> in the model (`exchange_names`); \1 is the stack's, or the weight's.
+        # Names in files -> in the model: of a record (\1 is the stack's), and of the stock weight.
         ours = {f"^{pattern}$": rf"\1{record.RECORD}", rf"^(.+){re.escape(record.SUFFIX)}$": r"\1"}
         model, info = super().from_pretrained(  # type: ignore[misc]
             source,
@@ -256,8 +256,8 @@ class ModelWithPositions(Derived):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load weights, such as those of a saved folder; refuse those of other positions.
 
-        torch calls it before those of the parts, with all weights; changing their dictionary in
-        place is allowed, and reaches the parts.
+        torch calls it before those of the parts, with the weights under ``prefix`` alone; changing
+        their dictionary in place is allowed, and reaches the parts.
         """
         record.exchange_names(state_dict, type(self.config), saving=False)
         if not any(map(is_identity, state_dict)):  # without a record of positions
@@ -268,7 +268,7 @@ class ModelWithPositions(Derived):
                     f"these are the weights of a model whose positions were not set, and {has}: "
                     "load them before set_positions"
                 )
-            # Fewer weights are those of an adapter, or of a part of a model.
+            # Weights of fewer names are those of an adapter, or of a part of a model.
             logger.warning("nothing shows which positions these weights were trained with; %s", has)
         for key, positions in record.list_positions(cast(PreTrainedModel, self)).items():
             if (of_adapter := state_dict.pop(f"{prefix}{record.RECORDS}.{key}", None)) is not None:
@@ -276,7 +276,7 @@ class ModelWithPositions(Derived):
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def _validate_generation_mode(self, mode: str, config: Any, *args: Any) -> None:
-        """Refuse what would generate other tokens than steps of one token after a cache do."""
+        """Refuse ways of generating by which a prompt's tokens cannot be told from later ones."""
         specs = [getattr(self.config, key, "") for key in SPEC_FIELDS]
         is_stepwise = config.use_cache and mode != "assisted_generation"
         if not is_stepwise and any("prefill=true" in spec for spec in specs):

@@ -1,7 +1,7 @@
 """Reads the arguments with which a transformers model calls a stack of layers.
 
-By default tokens are counted from 0, without padding. A caller's other ids and documents hold for
-a single pass: a cache does not keep them, and a pass that would continue it is refused.
+By default tokens are counted from 0, without padding. Other ids, or documents, that a caller gives
+are used in that pass alone: a cache does not keep them, and a pass that continues it is refused.
 Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Encoding, Encodings
+from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import CACHE_ADVICE, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.families import Stack
@@ -42,39 +42,33 @@ class StackArguments:
     """
 
     def __init__(self, named: dict[str, Any], positions: StackPositions, stack: Stack) -> None:
-        self.spec = positions.spec
-        self.has_documents = any(item.name == "documents" for item in self.spec.items)
-        self.named = named
         if "document_ids" in named:
             raise UserError("document_ids: pass position_ids that begin at 0 in each document")
-        of_tokens = "inputs_embeds" if named.get("input_ids") is None else "input_ids"
-        self.inputs: Tensor = named[of_tokens]  # (B, T), or embeddings (B, T, C)
-        dimensions, shape = 2 if of_tokens == "input_ids" else 3, tuple(self.inputs.shape)
-        if len(shape) != dimensions or not shape[1]:
-            raise UserError(f"{of_tokens} {shape} must be a batch of texts that have tokens")
+        self.named, self.spec = named, positions.spec
+        self.has_documents = any(item.name == "documents" for item in self.spec.items)
+        name = "inputs_embeds" if named.get("input_ids") is None else "input_ids"
+        self.inputs: Tensor = named[name]  # (B, T), or embeddings (B, T, C)
+        shape = tuple(self.inputs.shape)
+        if len(shape) != (2 if name == "input_ids" else 3) or not shape[1]:
+            raise UserError(f"{name} {shape} must be a batch of texts that have tokens")
         mask = named.get("attention_mask")
         # `generate` makes a mask for each type of layer: our `make_mask` (attention.py) returns the
         # padding for all. Stock masks, of a model around this one, are None if they hide nothing.
         masks = mask.values() if isinstance(mask, dict) else [mask]
-        self.mask: Any = next((x for x in masks if x is not None), None)  # in any form
-        rows = self.mask if isinstance(self.mask, Tensor) and self.mask.dim() == 2 else None
-        self.real: Tensor | None = None if rows is None else rows.ne(0)  # padding is False, (B, S)
-        self.may_mix = self.mask is rows  # a mask of another form may keep texts apart
+        self.mask: Any = next((x for x in masks if x is not None), None)  # of any form
+        if isinstance(self.mask, Tensor):
+            self.mask = self.mask.to(self.inputs.device)
+        has_rows = isinstance(self.mask, Tensor) and self.mask.dim() == 2  # (B, S), of padding
+        self.real: Tensor | None = self.mask.ne(0) if has_rows else None  # padding is False
+        self.may_mix = has_rows or self.mask is None  # other masks may keep texts apart themselves
         self.cache: Any = find_self_cache(named.values())
         given = named.get("past_key_values", named.get("cache"))
         if given is not None and self.cache is None:  # its tokens would not be counted
             raise UserError(f"past_key_values is a {type(given).__name__}, not transformers' Cache")
         # The number of tokens in the cache; a tensor in a static one, which graphs can use.
         self.cached: Any = 0 if self.cache is None else self.cache.get_seq_length()
-        readers = positions.id_readers  # the encodings that read positions
-        ids, text_ids = self._read_axes(len(stack.family.sections), [*readers.values()])
-        if ids is not None:
-            batch, tgt_len = self.inputs.shape[:2]
-            ids = read_position_ids("position_ids", ids, readers, batch, (tgt_len,))  # axes last
-        if first_id := stack.family.first_id(stack.config):  # its ids begin after the padding's
-            ids = self._count_from_zero(ids, first_id, positions.dims.causal)
-        self.ids = ids  # the caller's, (B or 1, T) or (B or 1, T, axes), or None
-        text_ids = text_ids if ids is None or ids.dim() == 3 else ids
+        # The caller's ids, (B or 1, T) or (B or 1, T, axes), or None; and those on one axis alone.
+        self.ids, text_ids = self._read_ids(positions, stack)
         # Whether ids count several texts, a bool (); None where they cannot show it. A static cache
         # counts its tokens in a tensor, which is not read here.
         self.packs: Tensor | None = None
@@ -82,26 +76,41 @@ class StackArguments:
         if text_ids is not None and self.mask is None and is_first_pass:
             self.packs = counts_several(text_ids)
 
-    def _read_axes(self, axes: int, readers: list[Encoding]) -> tuple[Tensor | None, Tensor | None]:
-        """Read the caller's ids, and those of the text alone, which may precede M-RoPE's.
+    def _read_ids(
+        self, positions: StackPositions, stack: Stack
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Read the ids for the encodings, and those of the text on one axis; both may be None.
 
-        M-RoPE's are on ``axes`` axes, ``(axes or 1 + axes, B, T)``; other families have 0. A spec
-        that does not read them all reads those of the text, or else counts the tokens.
+        M-RoPE's are on several axes, ``(axes or 1 + axes, B, T)``: those of the text may precede
+        them. A spec without an encoding on as many axes reads the text's, or counts the tokens.
         """
         ids, text_ids = self.named.get("position_ids"), None
+        axes = len(stack.family.sections)  # 0 in families without M-RoPE
+        readers = positions.id_readers  # the encodings that read ids
         if axes and isinstance(ids, Tensor) and ids.dim() == 3 and len(ids) in (axes, 1 + axes):
             if len(ids) > axes:
                 text_ids, ids = ids[0], ids[1:]
-            if axes not in [reader.axes for reader in readers]:
+            if axes not in [reader.axes for reader in readers.values()]:
                 if text_ids is None and self.may_mix:
-                    begins = ids[0].diff(dim=-1).lt(0)  # as only the next text does
-                    # A mask that is too short is refused later.
-                    if self.real is not None and self.real.size(1) > begins.size(-1):
-                        real = self.real[:, -ids.size(-1) :]
-                        begins = begins & real[:, 1:] & real[:, :-1]  # padding has any ids
-                    refuse_if(begins.any(), _NO_DOCUMENTS)
+                    self._refuse_restarts(ids[0])
                 ids = text_ids
+        if ids is not None:
+            batch, tgt_len = self.inputs.shape[:2]
+            ids = read_position_ids("position_ids", ids, readers, batch, (tgt_len,))  # axes last
+        if first_id := stack.family.first_id(stack.config):  # of the first token, if it is not 0
+            ids = self._count_from_zero(ids, first_id, positions.dims.causal)
+        if ids is not None and ids.dim() == 2:
+            text_ids = ids
         return ids, text_ids
+
+    def _refuse_restarts(self, ids: Tensor) -> None:
+        """Refuse ids on an axis, ``(B, T)``, that fall, as only those of a next text do."""
+        begins = ids.diff(dim=-1).lt(0)
+        # A mask that is too short is refused later.
+        if self.real is not None and self.real.size(1) > begins.size(-1):
+            real = self.real[:, -ids.size(-1) :]
+            begins = begins & real[:, 1:] & real[:, :-1]  # ids of padding mean nothing
+        refuse_if(begins.any(), _NO_DOCUMENTS)
 
     def _count_from_zero(self, ids: Tensor | None, first_id: int, causal: bool) -> Tensor | None:
         """Convert the caller's ids, which begin after the padding symbol, ``first_id - 1``."""
@@ -119,7 +128,7 @@ class StackArguments:
             is_counted = ids.eq(torch.arange(ids.size(1), device=ids.device) + self.cached)
         else:
             is_counted = ids.eq(self.real.cumsum(1)[:, new] - 1) | ~self.real[:, new]
-        # From 0, as those of `generate` do in all models; encoders get none from it.
+        # `generate` counts from 0 in all models, and calls no encoder with ids.
         from_zero = is_counted.all() & causal
         if syncs and not from_zero and (ids < first_id - 1).any():  # padding has `first_id - 1`
             raise UserError(f"position_ids of this model count from {first_id}, as its class does")
@@ -128,8 +137,7 @@ class StackArguments:
     def refuse_packed(self, separates_by_ids: bool) -> None:
         """Refuse several documents in a row, unless the spec, attention or a mask separates them.
 
-        Args:
-            separates_by_ids: whether attention does so by the caller's ids, as FlashAttention.
+        With ``separates_by_ids``, attention does so by the caller's ids, as FlashAttention.
         """
         if self.has_documents or not self.may_mix:
             return
@@ -169,7 +177,7 @@ class StackArguments:
                 f"attention_mask {found} must be {shape}, 1 for tokens and 0 for padding, also "
                 "for those in the cache; windows and documents belong to the spec" + advice
             )
-        return mask.to(self.inputs.device)
+        return mask
 
     def read_positions(
         self, encodings: Encodings, boundary_id: int | None
@@ -188,7 +196,8 @@ class StackArguments:
             UserError: the arguments do not fit the spec, or tokens in a cache have positions that
                 counting does not give.
         """
-        past, mask = self.cached, self._read_mask()  # an int: static caches were refused before
+        # A number, as callers of this method refuse static caches before.
+        past, mask = self.cached, self._read_mask()
         if boundary_id is not None and (self.inputs.dim() == 3 or past):
             raise UserError(
                 "boundary_id: the ends of sentences are found in input_ids, and a cache does "
@@ -210,8 +219,8 @@ class StackArguments:
             by_axis = ids if ids.dim() == 3 else ids[..., None]
             wrong = by_axis.ne(positions.ids[:, past:, None]).any(-1) & mask[:, past:].ne(0)
             differs.append(wrong.any())
-            # Ids that count are left out. After a cache, all others are refused below. In a graph
-            # values cannot be read: there, ids of a first pass are taken as they are.
+            # Ids that equal the counted ones are dropped. After a cache, all others are refused
+            # below. In a graph values cannot be read: there, a first pass keeps its ids.
             if past or (may_sync(ids.device) and not differs[-1]):
                 ids = None
         is_uncounted = torch.stack(differs).any() if differs else None

@@ -18,6 +18,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import families, read_positions, set_positions
 from fairseq_posenc.hf.attention import AttentionPositions
+from fairseq_posenc.hf.stack_arguments import StackArguments
 from fairseq_posenc.workbench.hf.capture_attention import capture_attention
 from tests.helpers.hf_models import (
     CACHE,
@@ -264,6 +265,14 @@ def test_layers_with_different_numbers_of_heads_take_rotations_alone():
         set_positions(model, "alibi")
     set_positions(model, "own")
     assert distance(compute_logits(model, {"input_ids": ids}), before) < 1e-5
+
+
+def test_a_mask_may_be_on_another_device_than_the_tokens():
+    model = set_positions(MODELS["roberta"].build(), "alibi")
+    (stack,) = families.FAMILIES["roberta"].find_stacks(model)
+    ids = torch.arange(2, 8, device="meta")[None]  # those of positions begin after the padding, 1
+    named = {"input_ids": ids, "position_ids": ids, "attention_mask": torch.ones(1, 6)}
+    assert StackArguments(named, stack.module.positions, stack).ids.is_meta
 
 
 SHARED = {"num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 4}

@@ -307,7 +307,8 @@ def test_positions_or_everything_else_can_be_frozen(family, spec, frozen):
 def test_layerdrop_keeps_each_layers_direction_and_tables(family):
     side = "decoder" if family == "causal_lm" else "encoder"
     model = make_model(family, position_encoding="m4m", **{f"{side}_layerdrop": 0.5}).train()
-    stack = model.decoder if family == "causal_lm" else _encoder(model, family)
+    stack = getattr(model, side)
+    stack = getattr(stack, "sentence_encoder", stack)
     expected = "lr" if family == "causal_lm" else "both"
     attentions = [m for m in stack.modules() if isinstance(m, PositionalAttention)]
     assert len(attentions) == stack.num_layers
@@ -317,10 +318,6 @@ def test_layerdrop_keeps_each_layers_direction_and_tables(family):
         logits(model, family, make_tokens()).square().sum().backward()
     assert len({table.data_ptr() for table in tables}) == len(tables)
     assert all(table.grad is not None for table in tables)
-
-
-def _encoder(model, family):
-    return model.encoder.sentence_encoder if family == "masked_lm" else model.encoder
 
 
 @pytest.mark.parametrize(("family", "spec"), [*IN_TURN, ("translation", CROSS)])

@@ -17,21 +17,13 @@ from fairseq_posenc.workbench.results import intervals, markdown, pictures, reco
 T2 = 4.302652729911275  # Student's t with two degrees of freedom: 97.5 % lie below
 
 
-def p_of_three(t):
-    """Compute the two-sided p-value for two degrees of freedom, which has a closed form."""
-    return 1 - abs(t) / math.sqrt(2 + t * t)
-
-
 def test_the_interval_of_three_values_is_that_of_students_t():
     found = intervals.interval([1, 2, 3])
     reach = T2 / math.sqrt(3)
     assert found == pytest.approx((2, 2 - reach, 2 + reach))
     assert found.show(2) == "2.00 (-0.48 to 4.48)"
-    assert found.figures("loss") == {
-        "loss": found.mean,
-        "loss_low": found[1],
-        "loss_high": found[2],
-    }
+    figures = {"loss": found.mean, "loss_low": found[1], "loss_high": found[2]}
+    assert found.figures("loss") == figures
 
 
 @pytest.mark.parametrize("values", [[5.0], [4.0, 6.0], [1.0, math.nan, 2.0], [math.inf] * 3])
@@ -81,7 +73,8 @@ def test_seeds_are_compared_in_pairs():
     found = intervals.compare(*map(exponents, (ONE, OTHER)))
     assert found.seeds == 3
     assert found.interval == pytest.approx(intervals.interval([-1, -2, -3]))
-    assert found.p_value == pytest.approx(p_of_three(2 * math.sqrt(3)))
+    t = 2 * math.sqrt(3)  # of two degrees of freedom, for which p has a closed form
+    assert found.p_value == pytest.approx(1 - t / math.sqrt(2 + t * t))
     logs = [math.log(ONE[seed] / OTHER[seed]) for seed in (1, 2, 3)]
     assert intervals.compare(ONE, OTHER).interval == pytest.approx(intervals.interval(logs))
 
