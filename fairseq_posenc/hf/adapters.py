@@ -1,7 +1,7 @@
 """Records the positions of a model in adapters of PEFT, which this module imports.
 
 PEFT lets each wrapper of a module that is trained as a whole add weights to an adapter that it
-saves, of whatever kind. A wrapper of no module adds the records here.
+saves, of whatever kind. Here a wrapper without a module adds the records.
 """
 
 import copy
@@ -50,7 +50,7 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
             )
         # PEFT saves the configuration next. That of prompts is not in the model.
         config: Any = (getattr(model, "peft_config", None) or {}).get(adapter_name)
-        if not getattr(config, "exclude_modules", True):  # a field of most kinds
+        if not getattr(config, "exclude_modules", True):  # most kinds have this field: left empty
             config.save_pretrained = partial(_save_configuration, config)
         return {key: part.get_extra_state() for key, part in record.list_positions(model).items()}
 

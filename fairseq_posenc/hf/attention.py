@@ -54,12 +54,12 @@ class LayerState:
 class AttentionPositions(AttentionCore, nn.Module):
     """The positions of a layer's self-attention: its trained encodings, and how they are applied.
 
-    Neither the stack nor its positions are kept. ``index`` is the number of the layer.
+    ``positions`` and ``stack`` are only read. ``index`` is the number of the layer.
     """
 
     def __init__(self, positions: HFStackPositions, stack: Stack, index: int) -> None:
         super().__init__()
-        self.dims = positions.dims._replace(own_head_dim=stack.head_widths[index])  # may differ
+        self.dims = positions.dims._replace(own_head_dim=stack.head_widths[index])  # this layer's
         # The width of the cosines that the model's attention is called with; 0 for none.
         self.cosine_width = stack.find_cosine_width(stack.attentions[index])
         self.encodings = build_layer(positions.spec, positions.dims, index)
@@ -111,7 +111,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         positions = shared.positions
         earlier = positions.src_len - query.size(2)
         terms = self.collect_terms(shared)  # those of the layer and its stack
-        if terms.rows("layer") is not None:  # rows that the layer's own projections must project
+        if terms.rows("layer") is not None:  # rows for the layer's own projections to project
             project = partial(self.family.project_rows, attention, dims=self.dims)
             rows = caches.find_rows(state.cache, attention, earlier)
             terms = rows.project(terms, positions, project)
@@ -120,11 +120,11 @@ class AttentionPositions(AttentionCore, nn.Module):
         terms = Terms([ScaleFactor(factor * scale_factor), *terms.without(ScaleFactor)])
         decay = None
         if self.is_gated:
-            place = state.of_stack.num_layers + (getattr(attention, "layer_idx", 0) or 0)
-            past = caches.read_decay(state.cache, place, earlier)
+            extra_layer = state.of_stack.num_layers + (getattr(attention, "layer_idx", 0) or 0)
+            past = caches.read_decay(state.cache, extra_layer, earlier)
             decay = self.encodings.decay(state.inputs, positions.padding, past)
             if state.cache is not None and decay is not None:
-                caches.store_decay(state.cache, place, decay)
+                caches.store_decay(state.cache, extra_layer, decay)
         terms |= self.encodings.input_terms(state.inputs, positions, decay)
         query, key = self.rotate_tokens(query, key, shared)
         mask = shared.mask.with_direction(self.direction)
@@ -140,7 +140,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         src_len, tgt_len = shared.positions.src_len, shared.positions.tgt_len
         if keys == src_len:  # also for graphs of any length, which the comparisons below would fix
             return
-        last, first = shared.needed_keys()
+        last, first = shared.needed_keys()  # number of last keys, None: all; first ones, None: none
         # transformers' caches can drop all but the last keys, so not if the first are needed, too.
         least = src_len if last is None or first is not None else min(src_len, last + tgt_len)
         if not least <= keys <= src_len:

@@ -47,15 +47,15 @@ def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRow
     return cast(ProjectedRows, kept[_ROWS])
 
 
-def read_decay(cache: Cache | None, place: int, earlier: int) -> Tensor | None:
-    """Read the decay of ``earlier`` tokens, ``(B, G, S - T, 2)``, in layer ``place``; None if 0.
+def read_decay(cache: Cache | None, layer: int, earlier: int) -> Tensor | None:
+    """Read the decay of ``earlier`` tokens, ``(B, G, S - T, 2)``, in its ``layer``; None for 0.
 
     Raises:
         UserError: the cache has none, or that of other tokens.
     """
     if not earlier:
         return None
-    layers = [] if cache is None else cache.layers[place:]
+    layers = [] if cache is None else cache.layers[layer:]
     if not layers or layers[0].get_seq_length() != earlier:
         raise UserError(
             f"the cache lacks the forget gates of its {earlier} tokens: start with an empty cache "
@@ -64,10 +64,10 @@ def read_decay(cache: Cache | None, place: int, earlier: int) -> Tensor | None:
     return torch.cat([layers[0].keys, layers[0].values], -1)
 
 
-def store_decay(cache: Cache, place: int, decay: Tensor) -> None:
+def store_decay(cache: Cache, layer: int, decay: Tensor) -> None:
     """Store the decay of all tokens, ``(B, G, S, 2)``, to read it in the next step."""
-    while len(cache.layers) <= place:
+    while len(cache.layers) <= layer:
         cache.layers.append(DynamicLayer())
-    layer = cache.layers[place] = DynamicLayer()
+    cache.layers[layer] = DynamicLayer()
     # A cache layer has two tensors, so each of them holds one of a token's two numbers.
-    layer.update(*decay.split(1, -1))  # [B, G, S, 1] each
+    cache.layers[layer].update(*decay.split(1, -1))  # [B, G, S, 1] each

@@ -16,7 +16,7 @@ from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.identity import STATE_KEY
 
 RECORD = f"{POSITIONS}.{STATE_KEY}"  # a stack's record of its positions
-SUFFIX = ".fairseq_posenc_set_positions_first"  # see `exchange_names`; errors quote this advice
+SUFFIX = ".fairseq_posenc_set_positions_first"  # of names (`exchange_names`); errors quote it
 RECORDS = f"{POSITIONS}_record"  # a model's part by which its adapters get records
 
 
@@ -31,7 +31,7 @@ def stock_name_pattern(config_class: Any) -> str:
 
 
 def exchange_names(weights: dict[str, Any], config_class: type, *, saving: bool) -> None:
-    """Give the record of each stack the name of a stock weight and this a suffix, or undo it.
+    """Give each stack's record the name of a stock weight, which gets a suffix, or undo that.
 
     In state dicts and files, ``q_proj.weight`` is then the record, and ``q_proj.weight`` + SUFFIX
     the weight, so that a stock class fails on the record's shape and does not ignore the positions;

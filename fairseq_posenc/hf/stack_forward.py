@@ -55,7 +55,7 @@ class PassState(NamedTuple):
 class HFStackPositions(StackPositions):
     """The positions of a stack, which become a submodule of it named ``POSITIONS``.
 
-    The stack is not changed. The other arguments are those of ``set_positions`` for it.
+    The stack is only read. The other arguments are those of ``set_positions``.
 
     Raises:
         UserError: the spec does not fit the stack.
@@ -208,7 +208,7 @@ class HFStackPositions(StackPositions):
             self._refuse_gaps(positions)  # of padding, which may lie between documents alone
         shared = compute_shared(self.shared, positions)
         if arguments.cached and not hasattr(arguments.cache, UNCOUNTED):  # of another origin
-            last, first = shared[0].needed_keys()
+            last, first = shared[0].needed_keys()  # None: all keys are last, none are first
             if first is None and last == arguments.cached and stack.is_decoder_alone:
                 raise UserError(
                     f"a cache of {last} keys that this model did not fill may lack those that a "
