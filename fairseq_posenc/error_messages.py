@@ -84,7 +84,7 @@ def _match_rank(error: BaseException) -> re.Match[str] | None:
 
 
 def _find_errno(error: BaseException) -> int:
-    """Find the errno of an error, or that of a full disk or too many files in its text; or 0."""
+    """Find an error's errno, or the one whose text (disk full, too many files) it has; 0: none."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
     text = str(error)

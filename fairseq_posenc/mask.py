@@ -263,7 +263,7 @@ class Mask(NamedTuple):
     def __and__(self, other: Mask) -> Mask:
         """Combine the limits of two encodings: a key is visible if both allow it.
 
-        Two windows with first keys are refused before. The other fields are those of ``self``.
+        Specs refuse two windows if one has first keys. The other fields are those of ``self``.
         """
         segments = other.segments if self.segments is None else self.segments
         if self.segments is not None and other.segments is not None:

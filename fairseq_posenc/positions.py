@@ -327,7 +327,7 @@ class Positions(NamedTuple):
         return torch.where(real, numbers, numbers.clamp(min=0))  # any row of a table for padding
 
     def is_first(self) -> Tensor:
-        """Mark the first real token of each row, or document if there are several.
+        """Mark the first real token of each row, or of each document if rows have several.
 
         The result is ``(B or 1, S)`` of bool; it is a single row for all if ids are indices.
         """

@@ -75,8 +75,8 @@ def options(name: str) -> dict[str, inspect.Parameter]:
     >>> {name: option.default for name, option in options("window").items()}
     {'size': 512, 'first': None, 'prefill': False}
 
-    If the constructor has ``**others``, those of the base class come first, without those in the
-    attribute ``without_options``.
+    If the constructor has ``**others``, the options of the base class come first, except those that
+    the attribute ``without_options`` lists.
     """
     encoding = get(name)
     found: dict[str, inspect.Parameter] = {}

@@ -260,7 +260,7 @@ def _sort_key(item: Item) -> tuple[int, str]:
 
 
 def name_modules(items: Iterable[Item]) -> dict[str, Item]:
-    """Name the modules of items; those of one encoding with different options rope, rope_2, ..."""
+    """Name items' modules by their encodings; with several sets of options rope, rope_2, ..."""
     named: dict[str, Item] = {}
     for item in items:
         same = sum(other.name == item.name for other in named.values())

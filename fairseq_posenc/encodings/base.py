@@ -112,7 +112,7 @@ class Encoding(nn.Module):
         """Set ``zeros`` and ``ones``, and draw the others; called once the module is built."""
         for name, parameter in self.named_parameters():
             if name in self.zeros or name in self.ones:
-                nn.init.constant_(parameter, float(name in self.ones))
+                nn.init.constant_(parameter, 1.0 if name in self.ones else 0.0)
             else:
                 nn.init.normal_(parameter, std=INIT_STD)
 

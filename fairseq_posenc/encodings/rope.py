@@ -96,7 +96,7 @@ class Rope(Encoding):
         self.axes = axes or len(sections or [1])  # sections alone have an axis each
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
-        self.pair_axes = torch.tensor(self._assign_axes(), device="cpu")  # moved by `_apply`
+        self.pair_axes = torch.tensor(self._assign_axes(), device="cpu")  # see `Encoding._apply`
         self.compute_constants()
 
     def _assign_axes(self) -> list[int]:
@@ -133,7 +133,7 @@ class Rope(Encoding):
         Positions on several axes are ``(B or 1, T, axes)``; a token with one number has it on all.
         """
         frequencies = self.angles_per_position().to(ids.device, non_blocking=True)
-        pair_axes = self.pair_axes.to(ids.device, non_blocking=True)  # no buffer: see `_apply`
+        pair_axes = self.pair_axes.to(ids.device, non_blocking=True)  # new constants are on the CPU
         ids = ids[..., pair_axes] if ids.dim() == 3 else ids[..., None]
         angles = ids[:, None] * frequencies  # [B or 1, 1, T, rotated/2]
         phases = torch.complex(self.gain * angles.cos(), self.gain * angles.sin())

@@ -78,7 +78,7 @@ def build_score_mod(
     missing = (0, 0 if key is None else key.size(2) - src_len, 0, queries - tgt_len)  # for F.pad
     low, high = _find_visible_distances(tgt_len, src_len, mask)
     # Both are tensors, as they differ from call to call: numbers would be compiled into the kernel.
-    lowest = torch.tensor(src_len - tgt_len + low, device=device)  # as key index minus query index
+    lowest = torch.tensor(src_len - tgt_len + low, device=device)  # of j - i; i counts queries only
     last = torch.tensor(high - low, device=device)
 
     def tabulate(
