@@ -58,7 +58,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     )
     kept = F.dropout(weights, dropout) if dropout else weights
     with no_autocast(query.device):
-        # The queries of heads that share values side by side, `(B, heads of values, queries, S)`.
+        # Heads that share values have their queries side by side: `(B, value heads, queries, S)`.
         groups = kept.type_as(value).unflatten(1, (value.size(1), -1)).flatten(2, 3)
         attended = (groups @ value).reshape(*kept.shape[:3], value.size(3))  # [B, H, T, D]
         if (rows := terms.rows("value")) is not None:
@@ -81,7 +81,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = NO_MASK) -> Te
         count, gain = None, terms.gain
         if (counted := terms.find(CountedRows)) is not None:
             table, hidden = at_least_fp32(counted.rows), mask.forbidden(*sizes, query.device)
-            count = partial(equation.attend_counted, query, table, hidden=hidden)
+            count = partial(equation.attend_counted, query, table, hidden=hidden)  # of the content
         temperature = call.temperature()
         return equation.score(
             content,

@@ -276,7 +276,7 @@ class Encodings(nn.ModuleDict):
 
         Returns:
             ``(B, H, S, 2)``, or in an encoder ``(B, 2 H, T, 2)``, the second half for later
-            keys. Each sum has two parts (see :func:`sum_exactly`).
+            keys. Each sum has two parts to add up, more exact than one (:func:`sum_exactly`).
         """
         gates = find_first(encoding.forget_gates(x) for encoding in self.as_list())
         if gates is None:

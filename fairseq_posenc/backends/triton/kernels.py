@@ -58,7 +58,7 @@ def forward_kernel(problem, opt, attended, shifts):
     total = tl.zeros((opt.M,), tl.float32)
     highest = tl.full((opt.M,), float("-inf"), tl.float32)
     scale = problem.scale * LOG2_E
-    for part in tl.static_range(3):  # far keys BEFORE and AFTER a clipped table's, and NEAR ones
+    for part in tl.static_range(3):  # keys far BEFORE and AFTER a clipped table, and NEAR ones
         if problem.CLIPPED or part == NEAR:
             start, end = find_columns(problem, opt, batch, first_query, SIGN=1, PART=part)
             for first_key in range(start, end, opt.N):
