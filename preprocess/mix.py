@@ -120,7 +120,7 @@ def mix_corpora(
                     totals.update(measure(document))
             manifest.save("totals", str(number), totals)
         samplers.append(Sampler(corpus, f"{rules.seed} {number}", rules.unit, Counter(totals)))
-    width = len(str(rules.files - 1))
+    width = len(str(rules.files - 1))  # of the longest number in a file's name
     names = [*(f"train/{number:0{width}d}.txt" for number in range(rules.files)), "valid.txt"]
     paths = [manifest.folder / name for name in names]
     paths[0].parent.mkdir(exist_ok=True)

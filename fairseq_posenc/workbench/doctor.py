@@ -23,8 +23,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # A GPU may round the factors of float32 products to TF32 (ten bits); a wrong term is off by more.
 TOLERANCE = 1e-2
 _MARKS = {True: "ok", None: "-", False: "FAILED"}
-# `registry.names()` leaves out companions, which are used with another encoding. These act on the
-# softmax; their options make a difference in the 6 tokens of the self-test.
+# `registry.names()` leaves out companions, encodings that are added to another one. These act on
+# the softmax; their options make a difference in the 6 tokens of the self-test.
 SOFTMAX_SPECS = ("ssmax", "ssmax(offset=true)", "logn(length=2)", "sink", "softcap(cap=1)")
 
 
@@ -32,7 +32,7 @@ class Finding(NamedTuple):
     """A line of the report."""
 
     subject: str
-    works: bool | None  # None if it is missing and optional
+    works: bool | None  # None if it is optional and missing, or does not run here
     text: str
 
 

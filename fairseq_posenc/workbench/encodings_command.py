@@ -38,7 +38,7 @@ _OPTION_LETTERS = {"K": "max_distance", "c": "scale_factor"}  # of encodings wit
 
 def run_list(args: argparse.Namespace) -> None:
     """Print a line for each encoding."""
-    names = registry.names(companions=True)  # with windows, temperatures, ...
+    names = registry.names(companions=True)  # also those added to others: windows, sinks, ...
     acts_on = {name: registry.get(name).acts_on for name in names}
     width, acts_on_width = max(map(len, names)), max(map(len, acts_on.values()))
     for name in names:
@@ -108,7 +108,7 @@ def run_count(args: argparse.Namespace) -> None:
     """Print the number of position parameters, in total and by name."""
     spec = specs.parse(args.encoding)
     dims = Dims(args.embed_dim, args.heads, args.max_positions, causal=args.decoder)
-    spec.check_length(args.layers)  # refuses a list of more layers
+    spec.check_length(args.layers)  # refuses a spec that lists more layers
     sizes = count_parameters(spec, dims, args.layers)
     for name, size in sizes.items():
         print(f"{size:>12,}  {name}")

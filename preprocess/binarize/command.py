@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, line_format: LineFormat) -> None:
 def _fill_folder(
     settings: BinarizeSettings, files: Mapping[str, Sequence[SourceFile]], manifest: Manifest
 ) -> None:
-    """Write the dictionary and the splits of a data-bin."""
+    """Write the dictionary and the splits of a data-bin; the next split saves the manifest."""
     path = manifest.folder / DICTIONARY
     dictionary = _write_dictionary(settings, files.get("train", ()), path)
     manifest.entries[DICTIONARY] = {"symbols": len(dictionary), "sha256": checksum(path)}

@@ -15,7 +15,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
     text = "transformers (default), or ctranslate2 to serve a translation model or causal LM"
     add("--to", choices=["transformers", "ctranslate2"], default="transformers", help=text)
-    add_data(parser, "folder with the dictionaries (default: that of the training)")
+    add_data(parser, "folder with the dictionaries (default: the one it was trained on)")
     text = (
         "tokenizer: a sentencepiece model, a folder with encoder.json and vocab.bpe, words, "
         "characters, or none for no tokenizer (default: the one in the data folder)"
@@ -88,7 +88,7 @@ def run_swap(options: argparse.Namespace) -> None:
     if options.position_encoding is None and options.max_positions is None:
         raise UserError("nothing to swap: give --position-encoding or --max-positions")
     source = options.checkpoint
-    # The folder of an adapter has another file, and is refused below.
+    # The folder of an adapter (PEFT) has another file; `swap_folder` refuses it with advice.
     if not (source / "config.json").is_file() and not (source / "adapter_config.json").is_file():
         raise UserError(
             f"--checkpoint {source} has no config.json: give a folder of transformers, as hf "

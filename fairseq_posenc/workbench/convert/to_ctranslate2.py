@@ -144,7 +144,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     dims: Dims = stack.dims
     length = dims.max_positions
     tokens = torch.full((1, length), comparison.SPECIAL_SYMBOLS)  # any symbol that is not padding
-    states = stack.compute_states(tokens)  # what layers share, for each kind of layer
+    states = stack.compute_states(tokens)  # by `kind`: layers of a kind have the same encodings
     attentions = [layer.self_attn for layer in stack.layers]
     # What each layer adds to the scores, in tables with a row for every distance.
     terms = [x.compute_terms(states[x.kind]).expanded() for x in attentions]
@@ -173,7 +173,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     else:
         spec = transformer_spec.TransformerEncoderSpec(len(stack.layers), **style)
     for layer_spec, attention, layer_terms in zip(spec.layer, attentions, terms):
-        encodings = stack.encodings.select(attention.kind).as_list()  # of its kind
+        encodings = stack.encodings.select(attention.kind).as_list()
         layer_spec.self_attention = _build_attention(encodings, layer_terms, dims)
     if dims.causal:  # CTranslate2's converter for fairseq copies all weights but the positions'
         converter.set_transformer_decoder(spec, copied, trained.head == "translation")
@@ -225,14 +225,14 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
 
 
 def _set_bias(spec: Any, bias: Tensor, dims: Dims) -> None:
-    """Set a bias by distance in the form of T5's, with a bucket for each distance.
+    """Set a bias by distance, ``(H or 1, 2 T - 1)``, as T5's, with a bucket for each distance.
 
     T5 has buckets for earlier keys, by distance, then for later keys. In both, the first half of
     the buckets have a single distance; the second half have ranges of larger distances, which the
     model never sees, so they repeat the last bias.
     """
     length = dims.max_positions
-    past, later = bias[:, :length].flip(1), bias[:, length - 1 :]
+    past, later = bias[:, :length].flip(1), bias[:, length - 1 :]  # [H or 1, T] from distance 0
     sides = [past] if dims.causal else [past, later]
     buckets = torch.cat([F.pad(side, (0, length), mode="replicate") for side in sides], dim=1)
     spec.relative_attention_bias = buckets.expand(dims.num_heads, -1).t().contiguous().numpy()

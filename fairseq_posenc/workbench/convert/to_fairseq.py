@@ -64,12 +64,12 @@ def import_folder(path: Path, out: Path) -> list[str]:
     _fold_token_types(source, stock)  # may untie the embeddings, so ties are listed after it
     options = {**_list_options(config, stock), **_list_ties(source, stock)}
     task: dict[str, Any] = {"_name": _TASKS.get(head, head), "data": str(path)}
-    if stock.family == "translation":
+    if stock.family == "translation":  # without `langs`, fairseq infers the languages from data
         task["source_lang"], task["target_lang"] = getattr(config, "langs", None) or (None, None)
     if stock.family == "causal_lm":  # </s> begins texts, unless the model was trained with <s>
         has_bos = config.bos_token_id != config.eos_token_id
         task["add_bos_token"] = options["add_bos_token"] = has_bos  # both read it
-    settings = open_model.build_settings(options, task)  # of a training
+    settings = open_model.build_settings(options, task)  # those that a training run would save
     with checkpoints.refuse_unusable_settings("", path):  # its errors name the folder
         model = open_model.build_model(settings, dictionaries)
         if head == "spans":
@@ -168,7 +168,7 @@ def _load_dictionaries(path: Path, config: PretrainedConfig, family: str) -> lis
             continue
         dictionary = load_dictionary(path / name, mask=family == "masked_lm")
         if (count := len(dictionary)) != size:
-            raise UserError(f"{path / name}: has {count:,} symbols, and the model {size:,}")
+            raise UserError(f"{path / name}: has {count:,} symbols, the model has {size:,}")
         dictionaries.append(dictionary)
     return dictionaries
 

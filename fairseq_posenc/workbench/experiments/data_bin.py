@@ -49,9 +49,9 @@ def make_data(text: Path | None, vocab_size: int, folder: Path) -> DataFacts:
     request = data_request(text, vocab_size)
     if not is_made(folder, request):
         documents = corpus.read_documents(text)
-        with whole_folder(folder, request) as partial:
-            facts = _fill(partial, documents, vocab_size)
-            (partial / _FACTS).write_text(json.dumps(facts._asdict(), indent=1) + "\n", "utf-8")
+        with whole_folder(folder, request) as unfinished:  # renamed to `folder` at the end
+            facts = _fill(unfinished, documents, vocab_size)
+            (unfinished / _FACTS).write_text(json.dumps(facts._asdict(), indent=1) + "\n", "utf-8")
     facts = DataFacts(**json.loads((folder / _FACTS).read_text("utf-8")))
     say(
         f"text: {facts.words:,} words in {facts.documents:,} documents, of which "

@@ -1,8 +1,8 @@
 """Trains small models with ``fairseq-train``, several at a time, on this machine or on a cluster.
 
-An experiment is a list of trainings. The log and the checkpoints in a training's folder show what
-it has reached: fairseq continues from the last checkpoint, and a training with more updates
-continues a shorter one.
+An experiment is a list of training runs. The log and the checkpoints in a run's folder show what it
+has reached: fairseq continues from the last checkpoint, and a run with more updates continues a
+shorter one.
 """
 
 import re
@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_f
 from fairseq_posenc.workbench.running.programs import Environment, run_logged
 from fairseq_posenc.workbench.running.progress import bar, say
 
-POINTS = 10  # validations of a training, each with a checkpoint
+POINTS = 10  # validations of a training run, each with a checkpoint
 _NEVER = 10**9  # epochs between validations and checkpoints: intervals are in updates instead
 _TAIL_BYTES = 4096  # of a log, with its last figures
 _UPDATES = re.compile(r'num_updates": "?(\d+)')  # as fairseq's JSON logs have it: `"20"` or 20
@@ -32,7 +32,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Training(NamedTuple):
-    """A training of a small model."""
+    """A training run of a small model."""
 
     label: str  # its name in messages
     folder: Path  # for the checkpoints and the log
@@ -46,24 +46,24 @@ class Training(NamedTuple):
 
     @property
     def reached(self) -> int:
-        """The updates in the last figures of the log, at most those of the training."""
+        """The updates in the last figures of the log, at most ``updates``."""
         found = next(reversed(_UPDATES.findall(_read_end_of_log(self.log))), 0)
         return min(int(found), self.updates)
 
 
 class TrainingEnd(NamedTuple):
-    """What a finished training left; one that diverged has a curve only."""
+    """The results of a finished run; if it diverged, only ``curve`` and ``diverged_at`` are set."""
 
     curve: Curve  # its last validation is that of the last update
     seconds: float = float("nan")  # fairseq's time of training, without start-up
-    position_parameters: int = 0
+    position_parameters: int = 0  # numbers in the parameters of the positions
     diverged_at: int = 0  # update; 0 if it did not
 
 
 def train_command(
     data: Path, folder: Path, updates: int, seed: int, options: Sequence[str]
 ) -> tuple[str, ...]:
-    """Build the command of a training that validates and saves at ``POINTS`` of its updates.
+    """Build the command of a run that validates and saves at ``POINTS`` of its updates.
 
     Args:
         data: the data-bin.
@@ -78,13 +78,13 @@ def train_command(
         f"--validate-interval-updates {interval} --save-interval-updates {interval} "
         f"--keep-interval-updates 1 --no-epoch-checkpoints --save-interval {_NEVER} "
         f"--validate-interval {_NEVER} --log-format json --log-interval {min(20, interval)} "
-        "--num-workers 0 --distributed-world-size 1"  # workers repeat the masks of a masked LM
+        "--num-workers 0 --distributed-world-size 1"  # one process, as many runs share the cores
     )
     return ("fairseq-train", str(data), "--save-dir", str(folder), *fixed.split(), *options)
 
 
 def read_end(training: Training) -> TrainingEnd | None:
-    """Read the end of a training; None if it is not finished.
+    """Read the results of a run; None if it is not finished.
 
     Raises:
         UserError: it was trained for more updates.
@@ -99,7 +99,7 @@ def read_end(training: Training) -> TrainingEnd | None:
             f"{training.label}: was trained for {saved:,} updates; give --updates {saved} or "
             "more, or another --out"
         )
-    # fairseq deletes old checkpoints last: while there are any, it is not finished.
+    # fairseq deletes old checkpoints last: while there are any, the run is not finished.
     if saved < training.updates or _list_old_checkpoints(training.folder):
         return None
     curve = read_curve_file(training.log)
@@ -148,19 +148,19 @@ def run_trainings(
     """Train all models that are not finished, with a progress bar over all updates.
 
     Args:
-        trainings: the trainings, in the order in which they begin.
+        trainings: the runs, in the order in which they begin.
         run_tasks: ``run_here`` or ``run_on_slurm``, which call ``watch`` meanwhile.
-        on_end: called with each training that is finished, also with those of earlier commands.
+        on_end: called with each run that is finished, also with those of earlier commands.
 
     Raises:
-        RunError: a training failed.
+        RunError: a run failed.
     """
     unfinished = list(trainings)
     total, initial = sum(x.updates for x in trainings), sum(x.reached for x in trainings)
-    with bar(desc="all trainings", total=total, unit=" updates", initial=initial) as shown:
+    with bar(desc="all runs", total=total, unit=" updates", initial=initial) as shown:
 
         def look() -> None:
-            """Show how far trainings are (one that diverged counts as whole), and which ended."""
+            """Show how far the runs are (one that diverged counts in full), and which ended."""
             for training in unfinished[:]:
                 if end := read_end(training):
                     unfinished.remove(training)

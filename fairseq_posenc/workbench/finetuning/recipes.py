@@ -29,7 +29,7 @@ from fairseq_posenc.workbench.running.progress import say
 # Errors of hydra and omegaconf about overrides; errors of code that uses a value of a wrong type.
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, AssertionError)
 _VALUE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-# Texts that hydra reads as texts without quotes: not as a number, true or null, and only ASCII.
+# Texts that hydra reads as texts even without quotes, not as a number, true or null; only ASCII.
 _UNQUOTED = re.compile(r"(?!(true|false|null|nan|inf)$|\.\d)[a-z_./][\w./+-]*", re.ASCII | re.I)
 _WARMUP_RATIO = 0.06  # that of RoBERTa, for recipes that give none
 _ON_CPU = re.compile(r"\+*common\.cpu=(true|yes|y|on|[1-9]\d*)", re.I)  # as omegaconf reads them
@@ -168,7 +168,7 @@ def train(
         environment: variables that select its GPU.
 
     Raises:
-        RunError: the training failed.
+        RunError: training failed.
     """
     before = updates_done(folder)
     start = f"resuming from update {before:,}" if before else f"starting, {updates:,} updates"

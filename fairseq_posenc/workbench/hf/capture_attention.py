@@ -36,7 +36,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **named: Any
     ) -> tuple[Tensor, Tensor | None]:
         positions = getattr(module, POSITIONS, None)  # None in attention to the encoder's output
-        if positions is not None or module not in encoder:  # not shown: Whisper's stock encoder
+        if positions is not None or module not in encoder:  # leaves out a stock encoder (Whisper's)
             # Unscaled, and the c of 1 / sqrt(c D).
             queries, factor = plain_queries(module, query, named.get("scaling"))
             if positions is None:

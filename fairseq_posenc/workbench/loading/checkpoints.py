@@ -86,7 +86,7 @@ def write_state(state: State, path: Path) -> None:
 
 
 def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor], out: Path) -> None:
-    """Write a checkpoint of settings and weights with which a training can begin, at update 0.
+    """Write a checkpoint of settings and weights from which training can start, at update 0.
 
     fairseq looks up all these keys when it loads a checkpoint, even those without content.
     """
@@ -107,5 +107,5 @@ def read_updates(state: State) -> int:
 
 
 def updates_done(folder: Path) -> int:
-    """Read the updates of ``checkpoint_last.pt``; 0 if it is missing or not whole."""
+    """Read the number of updates of ``checkpoint_last.pt``; 0 if it is missing or not whole."""
     return last.updates if (last := read_if_whole(folder / LAST)) else 0

@@ -55,7 +55,7 @@ def list_stacks(model: Any) -> dict[str, Any]:
 
 
 def build_settings(model_options: dict[str, Any], task_options: dict[str, Any]) -> dict[str, Any]:
-    """Build fairseq's configuration of a training, as a dictionary of sections.
+    """Build fairseq's configuration of a training run, as a dictionary of sections.
 
     Options that are not given have their defaults. ``_name`` is the architecture, or the task. The
     section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
@@ -94,10 +94,10 @@ class TrainedDictionary(NamedTuple):
     checkpoint: Path
     size: int | None  # number of symbols; None without token embeddings
     fingerprint: str | None  # hash of its symbols; None in checkpoints of fairseq
-    file: Path | None  # the file that the training read, which may be gone; None if unknown
+    file: Path | None  # the file that training read, which may be gone; None if unknown
 
     def check(self, file: Path, dictionary: Dictionary, advice: str) -> None:
-        """Refuse a dictionary that differs from that of the training.
+        """Refuse a dictionary that differs from the one used in training.
 
         Args:
             file: file of the dictionary.
@@ -110,7 +110,7 @@ class TrainedDictionary(NamedTuple):
                 f"{file} has {len(dictionary):,} symbols{' with <mask>' if has_mask else ''}, but "
                 f"{self.checkpoint} has {self.size:,}; {advice}"
             )
-        trained = self.fingerprint  # else that of the training's file, if it is still in its place
+        trained = self.fingerprint  # else that of the file in training, if it is still there
         if trained is None and self.file and self.file.is_file():
             trained = fingerprint(load_dictionary(self.file, mask=has_mask))
         if trained is not None and trained != fingerprint(dictionary):
@@ -126,7 +126,7 @@ class OpenTask:
 
     path: Path  # the checkpoint
     task: Any  # fairseq's task
-    settings: Any  # configuration of the training, with the data and languages of the task
+    settings: Any  # configuration in training, but with the data and languages of the task
     data: Path  # the data-bin, with the dictionaries and the tokenizer's files
     dictionaries: dict[str, Dictionary]  # file name -> dictionary; the source's is the first
 
@@ -142,10 +142,10 @@ def open_task(path: Path, state: State, data: Path | None = None) -> OpenTask:
     Args:
         path: the checkpoint.
         state: its content.
-        data: folder with the dictionaries; by default the one of the training.
+        data: folder with the dictionaries; by default the one used in training.
 
     Raises:
-        UserError: the folder or a dictionary is missing, or is not that of the training.
+        UserError: the folder or a dictionary is missing, or is not the one used in training.
     """
     settings = deepcopy(state["cfg"])
     trained_folder = Path(split_paths(str(settings.task.get("data")))[0])  # its first shard
@@ -170,8 +170,8 @@ def open_task(path: Path, state: State, data: Path | None = None) -> OpenTask:
                 f"--data {folder}: holds no {name}; name the folder that {path} was trained on, "
                 "or a copy of its dictionaries and tokenizer"
             )
-    # The training may have had --init-positions. Here, it would replace positions that the
-    # checkpoint lacks by new ones, and so hide a wrong spec or a damaged file.
+    # The model may have been trained with --init-positions. Here, it would replace positions that
+    # the checkpoint lacks by new ones, and so hide a wrong spec or a damaged file.
     overwrite_args_by_name(settings, {"data": str(folder), "init_positions": False})  # in place
     task = fairseq_tasks.setup_task(settings.task)
     # `files` has the source's first. If it is alone, `zip` leaves out the target's dictionary: the
@@ -193,7 +193,7 @@ def read_trained_dictionary(
     Args:
         weights: its weights, by name.
         path: the checkpoint.
-        file: the dictionary's file, which the training read.
+        file: the dictionary's file that training read, which may be gone; None if unknown.
         prefix: beginning of the names of the weights of the stack that reads its symbols.
     """
     names = [name for name in weights if name.startswith(prefix)]
@@ -267,13 +267,13 @@ def open_model(
 
     Args:
         path: the checkpoint.
-        data: data-bin with the dictionaries; by default the one of the training.
+        data: data-bin with the dictionaries; by default the one used in training.
         option: the option that named the checkpoint, for messages.
         state: content of the checkpoint if it was read already.
 
     Raises:
         UserError: the file is not a whole checkpoint of one of the families, weights are NaN or
-            infinite, or a dictionary is missing or is not that of the training.
+            infinite, or a dictionary is missing or is not the one used in training.
     """
     state = state or load_state(path, option)
     arch = getattr(state["cfg"].model, "_name", None)

@@ -1,6 +1,6 @@
 """Reads a trained RoBERTa to start from: the options that build it again, weights, dictionary.
 
-No model is built, so neither the data nor the dictionaries of the training are needed.
+No model is built, so neither the data nor the dictionaries used in training are needed.
 """
 
 import re
@@ -37,7 +37,7 @@ class Pretrained(NamedTuple):
     dictionary: open_model.TrainedDictionary
 
     def check_dictionary(self, path: Path) -> None:
-        """Refuse the dictionary of data for the model if it is not that of the training."""
+        """Refuse the dictionary of data, a file, if the model was trained with another one."""
         advice = "make the data with the vocabulary of the pre-training: --dict"
         self.dictionary.check(path, load_dictionary(path), advice)
 

@@ -53,7 +53,7 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
             add_count(kind, "--heads", "its number of heads (default: 4)")
             add("--decoder", action="store_true", help="draw SPEC in a causal stack")
         add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
-        add_data(kind, "folder with its dictionaries (default: that of the training)")
+        add_data(kind, "folder with its dictionaries (default: the one it was trained on)")
         add("--stack", choices=stacks, help="default: the model's first")
         for option in ("--layer", "--head") if name != "decay" else ():  # all have one decay
             add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
@@ -127,7 +127,7 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, action="append", required=True, metavar="MODEL", help=text)
     add("--text", required=True, help="text to read; the source of a translation")
     add("--target", metavar="TEXT", help="the translation (default: the model's own)")
-    add_data(parser, "folder with dictionaries and tokenizer (default: that of the training)")
+    add_data(parser, "folder with dictionaries and tokenizer (default: the one it was trained on)")
     add("--out", type=Path, default="attention.html", metavar="FILE", help="default: %(default)s")
 
 
@@ -145,8 +145,8 @@ def run_inspect(args: argparse.Namespace) -> None:
 def read_attention(path: Path, data: Path | None, text: str, target: str | None) -> TextAttention:
     """Read a text with a checkpoint of fairseq, or a folder of transformers.
 
-    ``data`` has the dictionaries (None: those of the training), and ``target`` is the translation
-    (None: the model's own).
+    ``data`` is the folder with the dictionaries (None: the one that the model was trained on), and
+    ``target`` is the translation (None: the model's own).
 
     Raises:
         UserError: the model cannot be read, or a text does not fit it.

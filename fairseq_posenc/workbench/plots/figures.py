@@ -197,7 +197,7 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
         names = " and ".join(x.name for x in (term, *others))
         title = f"{names.replace('_', ' ')}, {layer_name}"
         shown = _title_heads(title, subject.heads if term.per_head else None)
-        # A reset's two rows at the end are left out: [H or 1, R], or of vectors [H or 1, R, D].
+        # Without a reset's last two rows (as in TUPE): [H or 1, R], or of vectors [H or 1, R, D].
         table = term.table[:, : len(distances)][:, visible]
         if isinstance(term, term_types.RowsByDistance):
             for head, name in shown.items():

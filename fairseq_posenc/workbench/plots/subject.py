@@ -77,7 +77,7 @@ class Subject:
         """
         encoding = self.encodings[layer]
         positions = make_positions(self.dims.max_positions)
-        (shared,) = compute_shared(encoding.shared, positions)  # a layer is of one kind
+        (shared,) = compute_shared(encoding.shared, positions)  # one for each kind of layer: one
         terms = shared.terms | encoding.encodings.terms(positions)
         return positions.distances(), terms.expanded()
 
@@ -114,7 +114,7 @@ def make_positions(length: int) -> Positions:
 
 
 def _build_trained_subject(stack: Any) -> Subject:
-    """Build the encodings of each layer, with the trained modules."""
+    """Build each layer's encodings of trained modules; layers with the same ones are of a kind."""
     dims = stack.dims
     sizes = dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
     encodings, projections = [], []
@@ -125,7 +125,7 @@ def _build_trained_subject(stack: Any) -> Subject:
         encoding.dims = dims
         at_input = stack.embed_positions  # None if nothing is added at the input
         encoding.input = None if at_input is None else at_input.encodings
-        encoding.shared = stack.encodings.select(attention.kind)  # of its kind of layer
+        encoding.shared = stack.encodings.select(attention.kind)  # those that its kind shares
         encoding.encodings = attention.encodings  # those of this layer alone
         encodings.append(encoding.eval())
         weights = (x.weight.detach() for x in (attention.q_proj, attention.k_proj))

@@ -36,16 +36,16 @@ class Result(NamedTuple):
     """A row of a table."""
 
     table: str  # title of the table
-    model: str  # name of the model or training
+    model: str  # name of the model or training run
     encoding: str  # its positions; `-` if they are not known
     figures: Figures
     path: str  # file or folder of the results
-    fingerprint: str = ""  # of a training's settings, without the seed, and updates
+    fingerprint: str = ""  # hash of a training run's settings, except the seed, and its updates
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc report``."""
-    text = "results of glue, squad predict and bleu, folders of trainings, or folders of these"
+    text = "results of glue, squad predict and bleu, folders of training runs, or folders of these"
     parser.add_argument("results", nargs="+", type=Path, metavar="PATH", help=text)
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     results: dict[tuple[str, str, str], Result] = {}  # a path may be given twice
     for path in args.results:
         if not (found := list(_find_results(path))):
-            raise UserError(f"{path}: no results of glue, squad predict, bleu or a training yet")
+            raise UserError(f"{path}: no results of glue, squad predict, bleu or training yet")
         results |= {(result.table, result.path, result.model): result for result in found}
     rows = results.values()
     print(json.dumps([x._asdict() for x in rows], indent=1) if args.json else format_report(rows))
@@ -105,9 +105,9 @@ def _read_squad(record: Record, path: Path) -> Iterator[Result]:
 
 
 def _read_bleu(record: Record, path: Path) -> Iterator[Result]:
-    """Read the means over the trainings of a system, by search, and the best of them."""
+    """Read the means over the checkpoints of a system, by search, and the best of them."""
     groups = group_by(record.rows, lambda row: f"{row['system']}, beam {row['beam']}")
-    for name, rows in groups.items():  # rows of the first table, one for each training
+    for name, rows in groups.items():  # rows of the first table, one for each checkpoint
         figures: Figures = {"BLEU": statistics.fmean(row["BLEU"] for row in rows)}
         if len(rows) > 1:
             figures[f"best of {len(rows)}"] = max(row["BLEU"] for row in rows)
@@ -120,7 +120,7 @@ _READERS = {"glue": _read_glue, "squad": _read_squad, "bleu": _read_bleu}
 
 
 def _read_training(folder: Path) -> Iterator[Result]:
-    """Read the training in a folder; none for a fine-tuning, which has a record."""
+    """Read the training run in a folder; nothing for a fine-tuning run, which has a record."""
     state = load_state(folder / LAST, "")  # no option named it
     settings, updates, best = state["cfg"], read_updates(state), state["extra_state"].get("best")
     task = settings.task._name
@@ -143,16 +143,16 @@ def _read_training(folder: Path) -> Iterator[Result]:
                 figures["valid accuracy"] = curve.best.accuracy / 100  # of the lowest loss
         figures["valid loss"] = None if loss is None else loss * NATS_PER_BIT
         title = f"Translation, losses in nats, {data}"
-    else:  # the task of a fine-tuning
+    else:  # a task of fine-tuning
         return
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
-    shared = flatten(container) | {"seed": None, "updates": updates}
+    shared = flatten(container) | {"seed": None, "updates": updates}  # without sections and paths
     fingerprint = hashlib.sha256(str(sorted(shared.items())).encode()).hexdigest()[:8]
     yield Result(title, folder.name, encoding, figures, str(folder), fingerprint)
 
 
 def format_report(results: Iterable[Result]) -> str:
-    """Format the tables in Markdown, with means over the seeds of trainings."""
+    """Format the tables in Markdown, with means over the seeds of training runs."""
     parts = []
     for title, rows in group_by(results, lambda result: result.table).items():
         found = dict.fromkeys(name for row in rows for name in row.figures)
@@ -168,7 +168,7 @@ def format_report(results: Iterable[Result]) -> str:
 
 
 def _average_seeds(rows: Iterable[Result]) -> Iterator[Result]:
-    """Yield the means of trainings that differ in their seeds alone."""
+    """Yield the means of training runs that differ only in their seeds."""
     for group in group_by(rows, lambda row: row.fingerprint).values():
         seeds = {row.figures.get("seed") for row in group}  # of other results only None
         if 1 < len(seeds) == len(group):  # several, and each seed once

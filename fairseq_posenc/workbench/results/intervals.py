@@ -1,6 +1,6 @@
 """Computes means over seeds with confidence intervals, and paired differences, by Student's t.
 
-The figure of a training that diverged is NaN; the mean is then NaN too, with infinite bounds.
+The figure of a training run that diverged is NaN; the mean is then NaN too, with infinite bounds.
 
 All models with the same seed read the same text in the same order, so differences are taken within
 each seed, and a paired t-test over the seeds decides whether they are significant. With fewer than
@@ -97,7 +97,7 @@ def compare(first: Values, other: Values) -> PairedDifference:
 
 
 def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
-    """Compare the perplexities of all pairs of models, which come with the best mean first.
+    """Compare the perplexities of all pairs of models; ``samples`` have the best mean first.
 
     Holm's correction counts all pairs with enough seeds for a test.
     """

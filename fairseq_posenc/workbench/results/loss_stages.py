@@ -67,7 +67,7 @@ def training_points(curve: Curve) -> list[tuple[int, float]]:
 
 
 def find_stages(curve: Curve) -> LossStages | None:
-    """Find the stages of a training's loss; None if no dive follows a plateau.
+    """Find the stages of a training loss; None if no dive follows a plateau.
 
     The loss is fitted with line segments (:func:`fit_segments`). With r for ``SLOPE_RATIO``, the
     *dive* is the steepest segment that follows one at least r times flatter (the *plateau*), which

@@ -11,7 +11,7 @@ from typing import Any
 from fairseq_posenc.files import written_whole
 from fairseq_posenc.workbench.results.intervals import Interval
 
-# A line: x, and the mean there with its interval; NaN or infinite where a training diverged.
+# A line: x, and the mean there with its interval; NaN or infinite where a training run diverged.
 Means = Sequence[tuple[int, Interval]]
 
 # Okabe and Ito's colours, without the pale ones.
@@ -57,7 +57,7 @@ def draw_means(
 ) -> None:
     """Draw lines by name with bands for their intervals; the legend has names and last points.
 
-    ``label`` formats the last point; the legend says instead where a training diverged.
+    ``label`` formats the last point; the legend says instead where a training run diverged.
     ``log`` makes the axis of values logarithmic. ``style`` are matplotlib's settings of all lines.
     """
     if log:

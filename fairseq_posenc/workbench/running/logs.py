@@ -13,7 +13,7 @@ from typing import NamedTuple
 # beginning is `[DATE][valid][INFO] - `.
 _LINE = re.compile(r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) (\{.*\}|epoch .*)$")
 _FIGURE = re.compile(r'([a-z]\w*)(?:": "?|=| )([^\s,|"}]+)')  # name and value in each of them
-TRAIN_LOG = "train.log"  # the log of a training, beside its checkpoints
+TRAIN_LOG = "train.log"  # the log of a training run, beside its checkpoints
 NATS_PER_BIT = math.log(2)  # fairseq's losses are in bits, those of most papers in nats
 
 
@@ -24,7 +24,7 @@ class Entry(NamedTuple):
     updates: int  # training updates so far; 0 if the line does not say
     loss: float  # in bits: mean since the previous line (training), or over the validation text
     perplexity: float  # of the tokens, without label smoothing; NaN if the loss is not finite
-    accuracy: float | None  # of the tokens, in percent; None if the training does not report it
+    accuracy: float | None  # of the tokens, in percent; None if the criterion does not report it
     speed: float  # tokens per second
     figures: Mapping[str, str] = {}  # all figures by name, as text, without the prefix `valid_`
 
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """The figures of one training's log."""
+    """The figures in the log of one training run."""
 
     entries: list[Entry]  # validations in the order of updates
     speed: float  # tokens per second in training: the median over the lines
@@ -75,9 +75,9 @@ def parse_line(text: str) -> Entry | None:
 
 
 def read_curve_file(log: Path) -> Curve:
-    """Read the log of one training.
+    """Read the log of one training run.
 
-    A training that was stopped repeats the updates since its last checkpoint; the later line wins.
+    A run that was stopped repeats the updates since its last checkpoint; the later line wins.
     """
     with open(log, encoding="utf-8", errors="replace") as lines:
         latest = {(entry.updates, entry.kind): entry for entry in map(parse_line, lines) if entry}

@@ -1,7 +1,7 @@
 """Command-line options that several commands share, each defined once.
 
 ``add_NAME`` adds the option ``--NAME``; its parameter ``text`` is the help. Functions that parse
-values (argparse calls them for defaults, too) raise ``ArgumentTypeError``, and so a UserError.
+values, also default texts, raise ``ArgumentTypeError``, which :class:`Parser` makes a UserError.
 """
 
 import argparse
@@ -147,7 +147,7 @@ def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
 
 
 def split_trainings(text: str) -> list[str]:
-    """Split the paths of trainings at commas, except at commas in names of existing files."""
+    """Split paths of logs or checkpoints at commas, except at commas in names of existing files."""
     parts = text.split(",")
     counts = range(len(parts), 1, -1)  # of the parts in the first path, the longest path first
     count = next((count for count in counts if Path(",".join(parts[:count])).exists()), 1)

@@ -29,7 +29,7 @@ Task = Callable[[Environment], object]
 
 _QUOTED_LINES = 15  # of the end of a log, in a message
 # By default an OpenMP thread that waits for another one spins. With other work on the same cores
-# that makes the training several times slower; sleeping costs a few percent on an idle machine. The
+# that makes training several times slower; sleeping costs a few percent on an idle machine. The
 # user's own values of both variables win.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
 # What precedes a message that explains a failure, so that the end of the log is not shown.
@@ -70,7 +70,7 @@ def run_logged(
     on_line: Callable[[str], None] | None = None,
     environment: Environment | None = None,
 ) -> None:
-    """Run a command, and append it and its output to a log file; if this process dies, it is ended.
+    """Run a command, which ends if this process dies; append it and its output to a log file.
 
     Without ``on_line``, the program itself writes to the file, so no line is lost at a kill.
 
@@ -84,7 +84,7 @@ def run_logged(
     Raises:
         RunError: the command failed; the message ends with the last lines of the log.
     """
-    # Only Linux can kill a program when the thread that started it ends; util-linux has this.
+    # From util-linux: only Linux can kill a program when the thread that started it ends.
     die_with_parent = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     with open(log, "a", encoding="utf-8", buffering=1) as output:  # a line at a time
         output.write(f"$ {shlex.join(command)}\n")

@@ -73,7 +73,7 @@ def run_on_slurm(
                 has_result = job.paths.result_pickle.exists()
                 if has_result or (listed is not None and job.job_id not in listed):
                     del running[label]
-                    if error := job.exception() if has_result else "no result":
+                    if error := (job.exception() if has_result else "no result"):
                         reason = find_error_line(str(error)) or "it failed"
                         failures.append(f"{label}: {reason} (its log: {job.paths.stderr})")
             watch()

@@ -54,7 +54,7 @@ def count_steps(batch: int, batch_size: int, world_size: int) -> int:
 
 
 def name_data(paths: str) -> str:
-    """Name a training's data: by its folder, or by the folder of its shards, joined by colons."""
+    """Name the data of a run by its folder or, of shards joined by colons, by the folder of all."""
     return Path(paths.split(":")[0]).absolute().parts[-2 if ":" in paths else -1]
 
 
@@ -68,7 +68,7 @@ class LoadPlugin(Callback):
     """Loads the plugin, which prints errors as one line, before fairseq can raise its first."""
 
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Load the plugin, and check the model's settings; hydra calls this before a training."""
+        """Load the plugin, and check the model's settings; hydra calls this before a run."""
         register()
         if config.common.user_dir == str(USER_DIR):  # else the model may be the user's own
             refuse_unknown_settings(config.model)

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the model's data and of beam search, which ``bleu`` has too."""
-    text = "folder with dictionaries and sentencepiece model (default: that of the training)"
+    text = "folder with dictionaries and sentencepiece model (default: the one it was trained on)"
     add_data(parser, text)
     add_count(parser, "--beam", "beam size", 5)
     text = "length penalty: below 1 favours short translations, above 1 long ones (default: 1)"

@@ -429,7 +429,7 @@ def test_a_roberta_of_transformers_computes_the_same_in_fairseq(name, types):
         ({"layer_norm_eps": 1e-12}, "layer_norm_eps is 1e-12, and fairseq's is 1e-05"),
         ({"hidden_act": "relu"}, "RobertaForMaskedLM differs from fairseq's model by"),
         ({"num_hidden_layers": 5}, "the weights lack"),
-        (lambda x: (x / "dict.txt").write_text("x 1"), "dict.txt: has 6 symbols, and the model 97"),
+        (lambda x: (x / "dict.txt").write_text("x 1"), "dict.txt: has 6 symbols, the model has 97"),
         (partial(save_llama, words=[]), "a LlamaForCausalLM cannot be imported, only RoBERTa"),
         (shutil.rmtree, "roberta has no config.json: give a folder"),
     ],

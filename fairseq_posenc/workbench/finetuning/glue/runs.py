@@ -22,7 +22,7 @@ RESULT = "result.json"  # a run's metrics
 
 
 class GlueRun(NamedTuple):
-    """A fine-tuning with one task, learning rate and seed."""
+    """A fine-tuning run with one task, learning rate and seed."""
 
     task: str  # name of the task
     learning_rate: float  # peak learning rate
@@ -53,7 +53,7 @@ class GlueRun(NamedTuple):
 
 
 class GlueRequest(NamedTuple):
-    """The user's choices for the fine-tunings of a model."""
+    """The user's choices for the fine-tuning runs of a model."""
 
     protocol: str  # `m4m` or `decbert`
     tasks: Sequence[Task]
@@ -81,7 +81,7 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
         path = CONFIGS / f"{task.config_name(request.protocol)}.yaml"
         examples = data.splits["train"]["examples"]  # their number, from the data's manifest
         cfg = recipes.compose_recipe(path, examples, request.overrides)
-        # The options come first, then the file's lists, then the values of a single training.
+        # The user's options win, then the file's lists, then its values for a single run.
         rates = request.rates or cfg.task.learning_rates or cfg.optimization.lr[:1]
         seeds = request.seeds or cfg.task.seeds or [cfg.common.seed]
         for rate, seed in product(rates, seeds):

@@ -52,7 +52,7 @@ def fine_tune(run: GlueRun, out: Path, environment: programs.Environment) -> Non
             # `run_logged` looks up a bare name in the folder of the running Python.
             evaluation = [Path(sys.executable).name, "-m", __name__, str(folder)]
             programs.run_logged(evaluation, folder / logs.TRAIN_LOG, lock, environment=environment)
-        shrink_checkpoints(folder)  # not before the result: the training could not continue
+        shrink_checkpoints(folder)  # only after the result, as training cannot continue from them
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
     say(f"{run.label}: finished, {scores}")

@@ -65,7 +65,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the fine-tuned model")
     add("--questions", type=Path, required=True, metavar="JSON", help="SQuAD file")
-    text = "folder made by fairseq-posenc preprocess squad (default: that of the training)"
+    text = "folder made by fairseq-posenc preprocess squad (default: the one it was trained on)"
     options.add_data(parser, text)
     options.add_out(parser)
     options.add_count(parser, "--max-tokens", "maximum tokens of a batch", 8192)
@@ -82,7 +82,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> None:
-    """Train, or continue."""
+    """Train, or continue; the program's ``cli`` module has added ``--user-dir``."""
     out: Path = args.out
     changes = [recipes.format_override("common.user_dir", args.user_dir.resolve()), *args.changes]
     pretrained = read_pretrained(args.checkpoint)
@@ -93,7 +93,7 @@ def _train(args: argparse.Namespace) -> None:
         ensure_last_checkpoint(out)
         if (out / folders.REQUEST).exists() and not updates_done(out):
             begun = folders.read_json(out / folders.REQUEST)
-            if isinstance(begun, dict) and begun.keys() == request.keys():  # a training
+            if isinstance(begun, dict) and begun.keys() == request.keys():  # of this command
                 folders.empty(out)  # it failed before its first checkpoint
         folders.claim(out, request)
         if updates_done(out) >= updates:
@@ -106,7 +106,7 @@ def _train(args: argparse.Namespace) -> None:
 def compose_training(
     pretrained: Pretrained, data_bin: SquadDataBin, out: Path, changes: Sequence[str]
 ) -> tuple[DictConfig, list[str]]:
-    """Compose a training; return its configuration and its command.
+    """Compose a training run; return its configuration and its command.
 
     Args:
         pretrained: the model to start from.
@@ -126,7 +126,7 @@ def compose_training(
     values = {"task.data": data_bin.path.resolve(), "checkpoint.save_dir": out.resolve()}
     settings = recipes.build_settings(pretrained, values, changes)
     cfg = recipes.compose_recipe(path, data_bin.train_windows, recipes.join_overrides(settings))
-    settings["optimization.max_update"] = str(cfg.optimization.max_update)  # open in the recipe
+    settings["optimization.max_update"] = str(cfg.optimization.max_update)  # the recipe lacks both
     settings["lr_scheduler.warmup_updates"] = str(cfg.lr_scheduler.warmup_updates)
     return cfg, recipes.build_command(path, settings)
 
