@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
             "options": {"max_tokens": args.max_tokens},
             "files": vocabulary.checksums(),
             "inputs": {split: checksum(path) for split, path in paths.items()},
-            "packages": {name: version(name) for name in PACKAGES},
+            "packages": {name: version(name) for name in PACKAGES},  # token ids depend on these
         }
         make_folder(args.out / task.name, request, partial(writer.write_task, task, paths))
     if len(tasks) == len(TASKS) and (args.raw / WNLI.name).is_dir():  # only for a whole submission

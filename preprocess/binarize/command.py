@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, line_format: LineFormat) -> None:
         "corpus": describe_format(line_format),
         "files": settings.vocabulary.checksums(),
         "inputs": {split: combine_checksums(found) for split, found in files.items()},
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in PACKAGES},  # token ids depend on these
     }
     make_folder(settings.out, request, partial(_fill_folder, settings, files))
 

@@ -19,14 +19,14 @@ TABLE = Path(__file__).with_name("choose.json")
 
 
 class Advice(NamedTuple):
-    """The encodings to use in one case; figures are texts, such as ``15.94 (14.12 to 18.00)``."""
+    """The encodings to use in one case, each with its figure: ``15.94 (14.12 to 18.00)``."""
 
     models: str  # the measured models: size, text, updates and seeds
     figure: str  # what was measured
     up_to: float  # longest text, as a multiple of the length in training
-    encodings: int  # how many were measured; of trained models, without the kept one
-    best: dict[str, str]  # the encoding with the best figure; of trained models, the kept one
-    others: dict[str, str]  # not significantly worse than it; of trained models, those better
+    encodings: int  # number that were measured; for trained models, without the one they had
+    best: dict[str, str]  # the one with the best figure; for trained models, the one they had
+    others: dict[str, str]  # those not significantly worse; for trained models, those better
     fast: dict[str, str]  # the best one whose layer is at most 10 % slower than without positions
 
 

@@ -37,13 +37,13 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     ) -> tuple[Tensor, Tensor | None]:
         positions = getattr(module, POSITIONS, None)  # None in attention to the encoder's output
         if positions is not None or module not in encoder:  # leaves out a stock encoder (Whisper's)
-            # Unscaled, and the c of 1 / sqrt(c D).
+            # Queries without the model's scale; it divides scores by the root of `factor` * D.
             queries, factor = plain_queries(module, query, named.get("scaling"))
             if positions is None:
                 terms = Terms([ScaleFactor(factor)])
                 call, rotation = AttentionCall(queries, key, value, terms), None
             else:
-                state = named[POSITION_STATE]  # the `LayerState`
+                state = named[POSITION_STATE]  # the `LayerState` that our layers pass on
                 call = positions.prepare_call(module, queries, key, value, state, factor)
                 rotation = positions.rotation(state.shared)
             _, weights = reference.attend(call._replace(need_weights=True))
