@@ -27,7 +27,7 @@ test: install ## all tests, of products a choice
 test-unit: install ## the fast tests
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-trust: install ## kill a training at random moments, for hours, make up inputs, and combine all of them
+test-trust: install ## kill training runs at random moments, for hours, make up inputs, and combine all of them
 	$(BIN)/python -m tests.helpers.kills $(ARGS)
 	TRUST_EXAMPLES=2000 $(BIN)/pytest --timeout 0 tests/workbench/test_inputs.py
 	WHOLE_PRODUCTS=1 $(PYTEST)

@@ -2,7 +2,7 @@ r"""Mixes several corpora, each sampled to a size, into one text, and holds out 
 
 Each --corpus is a format (plain, json, wikipedia, wikitext), files or folders, and settings:
 size=64GiB samples documents up to this size, lines=158400000 up to this number of lines,
-hold-out=50000 holds this number of documents (see --unit) out for validation, where=FIELD=VALUE and
+hold-out=50000 holds out this number of documents (see --unit) for validation; where=FIELD=VALUE and
 field=NAME are for json.
 
   fairseq-posenc preprocess mix --out text/books-wiki --sentences --unit lines \
@@ -153,7 +153,7 @@ def _sample(
         documents: the documents of a corpus.
         sampler: the sampler of the corpus.
         paths: the files.
-        sizes: their bytes to keep; the rest is of an interrupted run.
+        sizes: their bytes to keep; the rest was left by an interrupted run.
 
     Returns:
         The new sizes of the files, which are synced to disk.

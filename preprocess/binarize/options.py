@@ -33,7 +33,7 @@ class BinarizeSettings:
     min_count: int  # of a symbol in a new dictionary; 0: all are kept
     max_symbols: int  # of a new dictionary; -1: no limit
     sentences: bool  # whether lines are split into sentences
-    # `drop` them, `keep` them as items of `</s>` alone, or one such item between two `documents`
+    # `drop` them, `keep` each as an item `</s>`, or write one such item between two `documents`
     empty_lines: str
     longest_line: Optional[int]  # maximum tokens of an item; None: no limit
     invalid_lines: str  # `skip` invalid lines, or `error`: stop at the first

@@ -44,7 +44,7 @@ def test_a_folder_gets_other_positions(
         assert torch.equal(model.get_parameter(name), weight), name
     printed = capsys.readouterr().out
     assert "LlamaForCausalLM, positions: rope(layout=half)\n" in printed
-    assert "in the new model alone: model.positions.shared.t5.table (4, 32)" in printed
+    assert "only in the new model: model.positions.shared.t5.table (4, 32)" in printed
     assert "positions: rope(layout=half)+t5,rope(layout=half) (max_positions 128)" in printed
     assert "AutoModelForCausalLM.from_pretrained after `import fairseq_posenc.hf` (and" in printed
     assert (tmp_path / "swapped" / "vocab.json").read_text(encoding="utf-8") == "{}"

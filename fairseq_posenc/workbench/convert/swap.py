@@ -66,8 +66,8 @@ def swap_folder(
         f"source: {source}: {type(model).__name__}, positions: {old_positions}",
         f"kept bit for bit: the {len(new.keys() & old) - len(both)} tensors that are not positions",
         *(_describe_origin(name, old[name], new[name]) for name in both),
-        *(f"in the new model alone: {x} {tuple(new[x].shape)}" for x in new if x not in old),
-        *(f"in the old model alone: {x} {tuple(old[x].shape)}" for x in old if x not in new),
+        *(f"only in the new model: {x} {tuple(new[x].shape)}" for x in new if x not in old),
+        *(f"only in the old model: {x} {tuple(old[x].shape)}" for x in old if x not in new),
         f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'} "
         f"({class_name.removeprefix(CLASS_PREFIX)}): positions: {read_positions(model)} "
         f"(max_positions {model.config.position_encoding_max_positions:,})",

@@ -93,7 +93,7 @@ def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder
     end = torch.tensor([trained.model.decoder.eos_idx])
     ours, lines = [], []
     for row in zip(*comparison.draw_batch(trained.model, "right")):
-        # Without <s>, </s> and padding; a causal LM has a target alone.
+        # Without <s>, </s> and padding; a causal LM has only a target.
         *sources, target = sentences = [ids[ids.ge(comparison.SPECIAL_SYMBOLS)] for ids in row]
         inputs = [torch.cat([ids, end])[None] for ids in sources]  # batches of one
         inputs.append(torch.cat([end, target])[None])  # fairseq's decoders begin with </s>

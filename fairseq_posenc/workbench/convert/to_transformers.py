@@ -62,7 +62,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
         # After `set_positions`, `save_pretrained` would look for another stock class that computes
         # the same; with `state_dict` it saves the model as it is.
         model.save_pretrained(folder, state_dict=model.state_dict())
-        for path in folder.glob("*.safetensors"):  # transformers lets their owner alone read them
+        for path in folder.glob("*.safetensors"):  # transformers lets only their owner read them
             path.chmod((folder / "config.json").stat().st_mode)
         written = load_model(folder).eval()
         difference = compare_with_transformers(trained.model, trained.head, written)

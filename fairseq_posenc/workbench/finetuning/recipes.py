@@ -52,7 +52,7 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictConfig:
-    """Compose a recipe, and count the updates that it leaves open by the size of the data.
+    """Compose a recipe, and compute the numbers of updates and of warm-up updates if it has none.
 
     Args:
         path: the YAML file.

@@ -192,7 +192,7 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
         for head, name in shown.items():
             yield PlottedTable(name, biases[head], queries, *labels)
     by_distance = [term for term in terms if isinstance(term, term_types.ByDistance)]
-    # Terms that share a table, as m4's do, differ in their names alone.
+    # Terms that share a table, as m4's do, differ only in their names.
     for term, *others in group_by(by_distance, lambda term: id(term.table)).values():
         names = " and ".join(x.name for x in (term, *others))
         title = f"{names.replace('_', ' ')}, {layer_name}"

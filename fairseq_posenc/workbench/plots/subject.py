@@ -55,7 +55,7 @@ class Subject:
         return {self.layers[0]: "all layers"}
 
     def limit_reach(self, reach: int) -> int:
-        """Limit a distance so that the middle position has as many positions on each side."""
+        """Limit a distance so that the middle position has that many positions on each side."""
         return min(reach, (self.dims.max_positions - 1) // 2)
 
     def compute_input_vectors(self) -> Tensor | None:
@@ -126,7 +126,7 @@ def _build_trained_subject(stack: Any) -> Subject:
         at_input = stack.embed_positions  # None if nothing is added at the input
         encoding.input = None if at_input is None else at_input.encodings
         encoding.shared = stack.encodings.select(attention.kind)  # those that its kind shares
-        encoding.encodings = attention.encodings  # those of this layer alone
+        encoding.encodings = attention.encodings  # those only of this layer
         encodings.append(encoding.eval())
         weights = (x.weight.detach() for x in (attention.q_proj, attention.k_proj))
         query, key = (weight.unflatten(0, (dims.num_heads, -1)) for weight in weights)

@@ -44,7 +44,7 @@ _SEED_COLUMNS |= {name: _STAGE_COLUMNS[name] for name in ("plateau_ends", "plate
 _STAGES_NOTE = (
     "The dive is the steepest line segment after a plateau, which is a segment at least "
     f"{loss_stages.SLOPE_RATIO} times flatter than the dive and than an earlier segment; in the "
-    f"dive, the loss falls by at least {loss_stages.MIN_FALL:.0%} of its whole fall."
+    f"dive, the loss falls by at least {loss_stages.MIN_FALL:.0%} of its total fall."
 )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, Curve
 
 SLOPE_RATIO = 4  # factor by which the loss falls faster before and after the plateau than on it
-MIN_FALL = 0.1  # smallest share of the whole fall of the loss in a dive
+MIN_FALL = 0.1  # share of the loss's total fall that a dive has at least
 _SIDE_LINES = 2  # number of neighbouring lines of the log, on each side, that smooth a line
 _MIN_LINES = 3  # fewest lines of the log in a segment
 _MIN_NOISE = 0.001  # in nats; fairseq's logs round losses to 0.001 bits, so some show no noise
@@ -74,7 +74,7 @@ def find_stages(curve: Curve) -> LossStages | None:
     in turn follows one at least r times steeper (the *start*). The dive includes all following
     segments that are at least 1 / r times as steep; the plateau includes all preceding segments
     that are flatter than this. Both the sum of the falls in the dive and the difference between its
-    beginning and end must be at least ``MIN_FALL`` of the whole fall, so that the recovery from a
+    beginning and end must be at least ``MIN_FALL`` of the total fall, so that the recovery from a
     jump of the loss does not count as a dive.
     """
     segments = fit_segments(training_points(curve))

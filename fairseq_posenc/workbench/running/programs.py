@@ -129,7 +129,7 @@ def _end_program(process: subprocess.Popen[str]) -> None:
 
 def _describe_failure(name: str, status: int, log: Path) -> str:
     text = "\n" + log.read_text(encoding="utf-8", errors="replace")
-    lines = text.rpartition("\n$ ")[2].splitlines()[1:][-_QUOTED_LINES:]  # of this command alone
+    lines = text.rpartition("\n$ ")[2].splitlines()[1:][-_QUOTED_LINES:]  # of this command only
     if message := find_error_line("\n".join(lines)):
         return f"{name}: {message} (its log: {log})"
     end = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"

@@ -89,7 +89,7 @@ def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
     Args:
         models: all models, the best first.
         unigram: perplexity of a model that knows only the frequencies of pieces. A model above half
-            of it has learned nearly nothing from the order of the text, so its rank says nothing.
+            of it has learned nearly nothing from the order of the text, so its rank means nothing.
     """
     best, limit = models[0], unigram / 2
     sentences = [f"{x.variant.name} {x.divergence}." for x in models if x.divergence]

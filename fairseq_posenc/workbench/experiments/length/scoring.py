@@ -58,7 +58,7 @@ def spread_windows(
 
 
 def batch_windows(windows: Iterable[TextWindow], max_tokens: int) -> Iterator[list[TextWindow]]:
-    """Group neighbours of equal sizes into batches of ``max_tokens``; a longer window is alone."""
+    """Group neighbours of equal sizes into batches of ``max_tokens``, or of one longer window."""
     for (read, _), same in groupby(windows, lambda x: (x.end - x.start, x.end - x.scored)):
         while batch := list(islice(same, max(1, max_tokens // read))):
             yield batch
@@ -67,7 +67,7 @@ def batch_windows(windows: Iterable[TextWindow], max_tokens: int) -> Iterator[li
 class Score(NamedTuple):
     """The loss of a model on a text, or the reason why it cannot read it."""
 
-    length: int  # context length: most tokens of a window
+    length: int  # context length: maximum tokens in a window
     stride: int  # tokens of a window that are predicted
     tokens: int  # predicted tokens of all windows
     loss: float | None  # bits per token; None if there is no figure
@@ -98,9 +98,9 @@ def score_windows(
         text: ``(N + 1,)``, the token with which texts begin in training, then token i of the text
             at i + 1; so the first one is predicted like any other.
         windows: the windows of the text.
-        length: most tokens that are read of a window.
-        stride: tokens that are predicted of a window.
-        max_tokens: most tokens of a batch, unless a window alone has more.
+        length: maximum tokens in a window.
+        stride: tokens of a window that are predicted.
+        max_tokens: maximum tokens in a batch, unless a single window has more.
         on_tokens: called with the number of tokens that a batch predicts.
     """
     began = time.monotonic()
