@@ -137,7 +137,7 @@ class Encoding(nn.Module):
         self.compute_constants()
 
     def make_room(self, length: int) -> None:
-        """Set ``max_positions`` to ``length``, at least as trained; tables by position stay.
+        """Set the room to ``length``, or the trained length if that is more; position tables stay.
 
         Raises:
             UserError: the encoding cannot read that many tokens.

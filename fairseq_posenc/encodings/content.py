@@ -39,7 +39,7 @@ class Cope(Encoding):
 
     def __init__(self, dims: Dims, *, positions: int = 64) -> None:
         super().__init__(dims)
-        self.table = nn.Parameter(torch.empty(positions, dims.head_dim))  # `zeros`, set later
+        self.table = nn.Parameter(torch.empty(positions, dims.head_dim))  # 0 later: see `zeros`
 
     def terms(self, positions: Positions) -> list[Term]:
         """Return the table; attention counts the positions, as they depend on the scores."""

@@ -129,14 +129,14 @@ class ByDistance(Term):
 
 @dataclass(frozen=True, eq=False)
 class NumbersByDistance(ByDistance):
-    """A number for each distance: b_r, added after scaling; or ``multiplies``: a factor of q_i.k_j.
+    """A number for each distance: b_r is added after scaling, or gain_r multiplies q_i.k_j.
 
     >>> numbers = torch.tensor([[0.9, 0.1, 0.5]])  # of three buckets: 2 or more back; 1 back; 0
     >>> t5 = NumbersByDistance(numbers, Runs((-1, 0), low=-4, high=0))
     >>> t5.runs.expand(t5.table)  # of the distances -4 to 0
     tensor([[0.9000, 0.9000, 0.9000, 0.1000, 0.5000]])
 
-    The table is ``(G, R)``.
+    The table is ``(G, R)``; ``multiplies``: whether its numbers are gain_r, not b_r.
     """
 
     multiplies: bool = field(default=False, kw_only=True)
@@ -148,8 +148,9 @@ class NumbersByDistance(ByDistance):
 
     def add(self, other: Self) -> Self:
         """Add up two biases, which ``Terms`` has expanded to all distances; refuse two gains."""
-        is_gain = self.multiplies
-        return super().add(other) if is_gain else replace(self, table=self.table + other.table)
+        if self.multiplies:
+            return super().add(other)
+        return replace(self, table=self.table + other.table)
 
 
 @dataclass(frozen=True, eq=False)

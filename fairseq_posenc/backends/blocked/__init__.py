@@ -83,7 +83,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
         saves=saves,
     )
     sums: Tensor = Blocks.apply(work, *operands)
-    attended = sums.flip(2)  # queries were in reverse
+    attended = sums.flip(2)  # blocks have the queries in reverse
     if call.dropout:
         attended.mul_(1 / (1 - call.dropout))  # blocks leave this out; a rate of 1 was refused
     if call.mask.may_hide_all:  # padding or pairs may leave a query without any key: zeros

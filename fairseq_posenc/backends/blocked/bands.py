@@ -1,4 +1,4 @@
-"""Finds the products of each pair with its distance's row: by views, or by an index of the rows.
+"""Multiplies tokens by the table row of each pair's distance: by views, or by an index of rows.
 
 Queries are stored in reverse: then query i' and key j of a block have the distance i' + j, counted
 from the block's lowest one, and its M queries and W keys need M + W - 1 table rows.
@@ -105,7 +105,7 @@ class Band(torch.autograd.Function):
         skewed[..., pairs.size(4) :] = 0
         by_tile = grad.unflatten(3 if ctx.of_keys else 2, (-1, size))
         by_tile = by_tile.permute(0, 1, 3, 4, 2) if ctx.of_keys else by_tile
-        few = (-1, math.gcd(pairs.size(4), 16))  # columns at a time: faster if they are transposed
+        few = (-1, math.gcd(pairs.size(4), 16))  # a copy that transposes is faster in small parts
         pairs.unflatten(4, few).copy_(by_tile.unflatten(4, few))
         x_grad = (skewed @ window).unflatten(2, (-1, size))  # [G, tiles, k * h / G, N, D]
         rows_grad = torch.zeros_like(rows)

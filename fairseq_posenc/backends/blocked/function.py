@@ -110,7 +110,7 @@ class Computation:
         parts = [before, F.pad(x.key, more) if more[1] else x.key, after]
         keys = torch.cat(parts, 2).mT
         place = keys.data_ptr()
-        with saved_tensors_hooks(  # the graph joins the parts again (in 3-D, as `@` saves keys)
+        with saved_tensors_hooks(  # the graph joins the parts again, in the 3-D form that `@` saves
             lambda saved: None if saved.data_ptr() == place else saved,
             lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
         ):

@@ -67,7 +67,7 @@ AXES = [x.__metadata__[0] for x in get_type_hints(Operands, include_extras=True)
 
 
 def lay_out(call: AttentionCall, has_far: tuple[bool, bool]) -> Operands:
-    """Lay out the tensors of a call; distances may share rows of queries and of keys alone."""
+    """Lay out the tensors of a call; distances share rows only in tables of queries and of keys."""
     device, terms = call.query.device, call.terms
     (batch, heads, tgt_len, head_dim), src_len = call.query.shape, call.key.size(2)
     scale = terms.scale(head_dim)

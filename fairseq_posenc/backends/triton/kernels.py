@@ -16,7 +16,7 @@ times content * gain + query_term + key_term or, with PRODUCT, times their produ
 Dropout drops weights P with probability p; P' is 0 there, else P. As in FlashAttention, gradients
 of scores are dS = P' dP / (1 - p) - P delta, where dP are those of the weights, and delta is the
 sum of a query's attended values times their gradients. The kernels compute (1 - p) dS, with a delta
-that was multiplied by 1 - p before; their sums are multiplied by scale * kept_factor, 1 / (1 - p).
+that was multiplied by 1 - p before; their sums get the factors scale and kept_factor, 1 / (1 - p).
 
 - ``slab``: the stored tiles: their first ``sequence``; ``queries`` and ``keys``, padded lengths.
 - ``tiles``: where the gradients of each part are stored; None where they are not needed.
