@@ -103,7 +103,7 @@ class ByDistance(Term):
         return self.table if self.runs is None else self.runs.expand(self.table)
 
     def without_first_keys(self, count: int) -> Self:
-        """Leave out the ``count`` lowest distances and their rows; with runs, those of no others."""
+        """Leave out the ``count`` lowest distances and their rows: with runs, rows of no others."""
         dropped, runs = (count, None) if self.runs is None else self.runs.without_first(count)
         table = self.table.narrow(1, dropped, self.table.size(1) - dropped)
         return replace(self, table=table, runs=runs)
