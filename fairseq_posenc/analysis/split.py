@@ -108,7 +108,7 @@ def split(
     position = sum((added.pop(name) for name in biases if name in added), torch.zeros_like(content))
     both = reference.scores(query, key, terms, mask) - content - position
     details = added if rotation is None else {**added, "rotation": rotated - content}
-    if terms.product:  # `compute` adds tables, so differences are dot products
+    if terms.product:  # the tables in `summands` add to scores, so differences are dot products
         products = {"content": rotated} | {x: added[x] for x in _FACTORS if x in added}
         details = {name: x / terms.scale(query.size(-1)) for name, x in products.items()}
     return Split(content, position, both, details, terms.product)

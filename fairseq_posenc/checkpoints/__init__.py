@@ -1,1 +1,1 @@
-"""Loads checkpoints safely, adapts them to a model, and recovers and resumes trainings."""
+"""Loads checkpoints safely, adapts them to a model, and recovers and resumes training runs."""

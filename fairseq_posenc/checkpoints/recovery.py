@@ -39,7 +39,7 @@ FlatSettings = dict[str, object]
 
 
 class WholeCheckpoint(NamedTuple):
-    """A checkpoint from which a training can be resumed; ``max`` of several is the newest."""
+    """A checkpoint from which training can be resumed; ``max`` of several is the newest."""
 
     updates: int  # number of updates made
     written: int  # modification time, in nanoseconds
@@ -47,7 +47,7 @@ class WholeCheckpoint(NamedTuple):
 
 
 def newest_checkpoint(folder: Path) -> WholeCheckpoint | None:
-    """Find the newest whole checkpoint in the folder of a training, or None."""
+    """Find the newest whole checkpoint in the folder of a training run, or None."""
     files = folder.iterdir() if folder.is_dir() else ()
     return max(filter(None, map(read_if_whole, files)), default=None)
 
@@ -74,7 +74,7 @@ def ensure_last_checkpoint(folder: Path) -> bool:
 
 
 def read_if_whole(path: Path) -> WholeCheckpoint | None:
-    """Read a checkpoint's number of updates; None if no training can be resumed from the file."""
+    """Read a checkpoint's number of updates; None if training cannot be resumed from the file."""
     if not _NAMES.fullmatch(path.name):
         return None
     try:  # loads the whole file, so a torn one fails here
@@ -85,7 +85,7 @@ def read_if_whole(path: Path) -> WholeCheckpoint | None:
 
 
 class Resumption(NamedTuple):
-    """What a training takes from the checkpoint that it is resumed from."""
+    """What a training run takes from the checkpoint that it is resumed from."""
 
     updates: int  # number of updates before the checkpoint was written
     loads_optimizer: bool  # whether the optimizer's state is loaded
@@ -93,7 +93,7 @@ class Resumption(NamedTuple):
 
 
 def find_start(checkpoint: Any) -> Path | None:
-    """Find the local file that a training starts from, by its ``checkpoint`` section, or None.
+    """Find the local file that training starts from, by its ``checkpoint`` section, or None.
 
     Raises:
         UserError: an option names a file that does not exist.
@@ -194,7 +194,7 @@ def list_changes(before: FlatSettings, now: FlatSettings) -> list[str]:
 
 
 def flatten(cfg: Mapping[str, object]) -> FlatSettings:
-    """Select the settings of fairseq's configuration that shape a training."""
+    """Select the settings of fairseq's configuration that shape a training run."""
     # A model that still uses argparse repeats the options of all sections in its own.
     uncompared = [_get_section(cfg, key) for key in cfg if key not in _SECTIONS]
     skipped = _ALIASES.union(*uncompared)

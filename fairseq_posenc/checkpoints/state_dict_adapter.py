@@ -42,7 +42,7 @@ class IdentifiedStack(Protocol):
 class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
-    num_updates: int = 0  # of the training so far, for the message if it diverges
+    num_updates: int = 0  # made so far, for the message if training diverges
     optimizer_source: Path | None = None  # checkpoint whose optimizer's state is loaded as well
 
     def set_num_updates(self, num_updates: int) -> None:

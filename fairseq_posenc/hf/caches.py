@@ -37,7 +37,7 @@ def find_self_cache(values: Iterable[Any]) -> Cache | None:
 def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRows:
     """Find the rows of DeBERTa's table that a layer has projected for earlier tokens, to add to.
 
-    Without ``earlier`` tokens they start anew: the cache may have served other weights before.
+    Without ``earlier`` tokens there are none yet: the cache may have served other weights before.
     """
     if cache is None:
         return ProjectedRows()

@@ -38,7 +38,7 @@ class StackArguments:
 
     Raises:
         UserError: position ids have another shape, or are on axes that the encodings do not have;
-            or ``document_ids`` are given, an argument of the library's modules alone.
+            or ``document_ids`` are given, which only the library's own modules take.
     """
 
     def __init__(self, named: dict[str, Any], positions: StackPositions, stack: Stack) -> None:

@@ -66,7 +66,7 @@ class HFStackPositions(StackPositions):
     ) -> None:
         sizes = (stack.config.hidden_size, stack.num_heads, max_positions)
         super().__init__(spec, *sizes, stack.causal, head_dim=max(stack.head_widths))
-        # Scalings and buckets depend on the length of the training, not on `max_positions`.
+        # Scalings and buckets depend on the length in training, not on `max_positions`.
         length = read_trained_length(stack.config)
         self.dims = self.dims._replace(pretrained_length=length)  # for the layers, built later
         for encodings in filter(None, (self.input, self.shared)):  # which the base class has built
@@ -139,7 +139,7 @@ class HFStackPositions(StackPositions):
             )
 
     def get_extra_state(self) -> Tensor:
-        """Build the record for the state dict: the spec, and the length of the training."""
+        """Build the record for the state dict: the spec, and the length in training."""
         settings = WeightSettings()
         if any(item.encoding.rows_depend_on_causal for item in self.spec.items):
             settings = WeightSettings(attention="causal" if self.dims.causal else "bidirectional")

@@ -16,7 +16,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.transformer.options import read_task_options
 
-# In this order, because memory_efficient_fp16 also sets fp16.
+# In this order, so that the first is what the user gave: memory_efficient_fp16 also sets fp16.
 _HALF_PRECISIONS = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
 _BETTER_LOW = {"loss", "nll_loss", "ppl"}  # metrics of validation
 _BETTER_HIGH = {"accuracy", "bleu", "f1", "acc_and_f1", "mcc", "pearson", "spearman"}
@@ -42,7 +42,7 @@ def check_precision(common: Any) -> None:
 def use_gpu_for_bf16(options: Any) -> None:
     """Undo fairseq's choice of a TPU for ``--bf16`` if torch_xla, which TPUs need, is missing.
 
-    Otherwise a training in bf16 would fail, on a GPU as well.
+    Otherwise training in bf16 would fail, on a GPU as well.
     """
     if getattr(options, "tpu", False) and options.bf16 and not find_spec("torch_xla"):
         options.tpu = False
@@ -76,7 +76,7 @@ def refuse_long_blocks(task: Any, block: int, max_positions: int) -> None:
 
 
 def check_shards(data: str, split: str) -> None:
-    """Refuse folders of a training that lack its split, or have another dictionary than the first.
+    """Refuse folders of data that lack the split, or have another dictionary than the first.
 
     fairseq opens a shard only when its epoch begins, perhaps days after the start.
 

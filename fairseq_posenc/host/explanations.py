@@ -69,7 +69,7 @@ def watch(model: PositionCheckpoints, save_dir: str) -> None:
 
 
 def parse_stop_update(message: str) -> int:
-    """Parse the update at which a training diverged from its message or log; 0 if it did not."""
+    """Parse the update at which training diverged from its message or log; 0 if it did not."""
     match = re.search(r"training stopped at update ([\d,]+): ", message)
     return int(match[1].replace(",", "")) if match else 0
 

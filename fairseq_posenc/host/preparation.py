@@ -79,7 +79,7 @@ def prepare_evaluation(settings: DictConfig, max_positions: int) -> None:
 
 
 def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
-    """Check the options of a training, lock its folder, and prepare to resume it."""
+    """Check the options of a training run, lock its folder, and prepare to resume it."""
     for function in filter(None, (checkpoint_utils.save_checkpoint, _find_counter())):
         for name in ("best", "num_runs"):  # attributes that an earlier run of a hydra sweep left
             vars(function).pop(name, None)
@@ -160,13 +160,13 @@ def refuse_full_disk(folder: str) -> None:
 
 
 def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> None:
-    """Check the checkpoint that a training starts from, and restore the count of its patience."""
+    """Check the checkpoint that a run starts from, and restore its count of ``--patience``."""
     checkpoint = settings.checkpoint
     if (path := find_start(checkpoint)) is None:
         return
     restore_if_torn(path, checkpoint)
     if checkpoint.finetune_from_model and path == Path(checkpoint.finetune_from_model):
-        return  # another training: its optimizer starts fresh
+        return  # a new run, whose optimizer starts fresh
     resumed = check_resumption(path, settings)  # what fairseq will load of the checkpoint
     if resumed.loads_optimizer:
         model.optimizer_source = path  # loading then refuses to resize tables: the state fits none
@@ -228,7 +228,7 @@ def _find_counter() -> Any:
 
 
 def keep_batches(task: Any) -> None:
-    """Let a resumed training group its examples into batches as an uninterrupted one does.
+    """Let a resumed run group its examples into batches as an uninterrupted one does.
 
     fairseq groups them once in a command, seeded by the epoch that the command begins with.
     """

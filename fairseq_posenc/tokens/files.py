@@ -16,7 +16,7 @@ from typing import Any
 from fairseq_posenc.errors import UserError
 
 _BLOCK_BYTES = 1 << 16  # about a thousand sentences
-# By suffix: functions that open compressed files, which are read from the beginning only.
+# By suffix: functions that open compressed files, of which no part can be read by itself.
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # Errors that a damaged compressed file raises while it is read.
 DAMAGE_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)

@@ -115,7 +115,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         if incremental_state is not None:
             # Projected rows of DeBERTa's table, under a key of this module; all beams share them.
             key_of_rows = self._get_full_incremental_state_key("rows")
-            rows = incremental_state.setdefault(key_of_rows, ProjectedRows())  # to be extended
+            rows = incremental_state.setdefault(key_of_rows, ProjectedRows())  # extended below
         inputs = query.transpose(0, 1)  # [B, T, C]
         # What the forget gates of all S tokens sum up to; None for encodings without gates.
         decay = self.encodings.decay(inputs, positions.padding, buffer.get("prev_decay"))
@@ -130,7 +130,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             pairs=None if attn_mask is None else attn_mask.bool(),
         )
         if incremental_state is not None:
-            needed = kept.select(*shared.needed_keys(), positions.src_len)  # by later queries
+            needed = kept.select(*shared.needed_keys(), positions.src_len)  # in later steps
             places = needed.places
             if places is not None:  # a row for each of B, see `_read_kept`
                 places = places.to(query.device).expand(query.size(1), -1)

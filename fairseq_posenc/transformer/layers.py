@@ -51,16 +51,16 @@ class _PositionalLayer:
 
     def build_self_attention(self, embed_dim: int, cfg: Any, **kwargs: Any) -> PositionalAttention:
         """Build self-attention with this layer's encodings; the arguments are fairseq's."""
-        stack = cfg.position
-        options = cfg.decoder if stack.dims.causal else cfg.encoder
+        ours = cfg.position  # the `StackSettings` that `configure_stack` has added
+        options = cfg.decoder if ours.dims.causal else cfg.encoder
         return PositionalAttention(
             embed_dim,
             options.attention_heads,
-            encodings=build_layer(stack.spec, stack.dims, self.index),
-            direction=stack.directions[self.index],
-            backend=stack.backend,
-            stack=(stack.spec, stack.dims),
-            kind=stack.spec.layer_kind(self.index),
+            encodings=build_layer(ours.spec, ours.dims, self.index),
+            direction=ours.directions[self.index],
+            backend=ours.backend,
+            stack=(ours.spec, ours.dims),
+            kind=ours.spec.layer_kind(self.index),
             dropout=cfg.attention_dropout,
             q_noise=cfg.quant_noise.pq,
             qn_block_size=cfg.quant_noise.pq_block_size,

@@ -87,9 +87,9 @@ class _PositionalStack(nn.Module):
         at_input = assembly.build_input(spec, dims)
         self.embed_positions = None if at_input is None else InputPositions(at_input)
         self.encodings = assembly.build_shared(spec, dims)  # those that layers share
-        # They are checked; a draft for each kind of layer.
+        # A draft of the terms of each kind of layer; making it refuses what does not work together.
         drafts = assembly.draft_terms(spec, dims, self.settings.backend)
-        self.has_reset = any(terms.has(Reset) for terms in drafts)  # of first tokens
+        self.has_reset = any(terms.has(Reset) for terms in drafts)  # other rows for first tokens
 
     def _next_index(self) -> int:
         """Count the layer that fairseq is about to build, as it does not pass the layer's index."""
@@ -165,7 +165,7 @@ class _PositionalStack(nn.Module):
             positions = positions.replace_ids(ids)
         if self.has_reset:
             positions = positions._replace(first=positions.is_first())  # once for all layers
-        built = self.settings.spec, self.settings.dims  # loading changes `self.dims`
+        built = self.settings.spec, self.settings.dims  # the layers': loading changes `self.dims`
         return tuple(x._replace(stack=built) for x in compute_shared(self.encodings, positions))
 
 

@@ -23,8 +23,8 @@ from fairseq_posenc.tasks.glue.definitions import Task
 class GlueTaskConfig(FairseqDataclass):
     """Options of the task; the data-bin determines everything else.
 
-    A training ignores ``learning_rates``, ``seeds`` and ``warmup_ratio``, from which
-    ``fairseq-posenc glue`` plans several trainings.
+    ``fairseq-train`` ignores ``learning_rates``, ``seeds`` and ``warmup_ratio``, from which
+    ``fairseq-posenc glue`` plans several training runs.
     """
 
     data: str = field(default=MISSING, metadata={"help": "data-bin of one task"})
