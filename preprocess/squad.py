@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_vocabulary(parser)
     texts = {
         "max_length": "maximum tokens of a window",
-        "stride": "tokens from the start of a window to that of the next",
+        "stride": "tokens from the start of one window to the start of the next",
         "max_question": "maximum tokens of a question; longer ones are cut",
     }
     for name, default in Limits()._asdict().items():

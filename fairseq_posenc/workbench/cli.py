@@ -117,7 +117,7 @@ def _run(argv: Sequence[str] | None) -> int | None:
         words = os.environ["COMP_LINE"].split()[1:]
     name = next((word for word in words if not word.startswith("-")), "")  # on Tab, its beginning
     if name and name not in COMMANDS and not is_completing:
-        meant = suggest(name, COMMANDS)
+        meant = suggest(name, COMMANDS)  # "did you mean NAME? ", or ""
         raise UserError(f"there is no command '{name}': {meant}fairseq-posenc --help lists all")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")  # fairseq would show INFO
     os.environ["MPLBACKEND"] = "agg"  # all pictures are written to files
@@ -164,7 +164,7 @@ def run_user_dir(args: argparse.Namespace) -> None:
 
 
 def _add_user_dir(parser: argparse.ArgumentParser) -> None:
-    """Add ``--user-dir`` to a parser, or to those of its subcommands."""
+    """Add ``--user-dir`` to a parser, or to its subcommands' parsers."""
     if parser._subparsers:  # argparse has no public way to ask
         for subparser in parser._subparsers._group_actions[0].choices.values():  # type: ignore
             _add_user_dir(subparser)

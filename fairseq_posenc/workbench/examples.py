@@ -1,6 +1,6 @@
 """The examples that end each command's help; a test parses them all.
 
-``EXAMPLES["list"]`` has those of ``fairseq-posenc list``, ``EXAMPLES["squad train"]`` those of a
+``EXAMPLES["list"]`` has the examples of ``fairseq-posenc list``, ``EXAMPLES["squad train"]`` of a
 subcommand.
 """
 

@@ -130,7 +130,7 @@ class ItemWriter:
     tokens: BinaryIO  # file of the tokens
     sizes: BinaryIO  # file of the items' sizes
     separator: np.integer | None  # token of the empty item between documents; None to write none
-    counts: Counter[str]  # sums of `Items.counts`, with those of interrupted runs
+    counts: Counter[str]  # sums of `Items.counts`, also of interrupted runs
     document_ended: bool = True  # also where a run resumes, at the beginning of a file
 
     def write(self, items: Items) -> None:

@@ -28,7 +28,7 @@ class BinarizeSettings:
     vocabulary: Vocabulary  # files that define the tokens
     out: Path
     words: bool  # tokens are words between spaces
-    characters: bool  # tokens are characters; with neither, those of `vocabulary`
+    characters: bool  # tokens are characters; with neither, `vocabulary` has them
     keep_spaces: bool  # of characters: write white space as the token ▁, instead of dropping it
     min_count: int  # of a symbol in a new dictionary; 0: all are kept
     max_symbols: int  # of a new dictionary; -1: no limit

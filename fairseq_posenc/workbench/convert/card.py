@@ -54,7 +54,7 @@ def format_usage(trained: OpenModel, is_plain: bool, tokenizers: Sequence[str]) 
     Args:
         trained: the model.
         is_plain: whether transformers loads the model without this package.
-        tokenizers: folders of its tokenizers within that of the model, the source's first.
+        tokenizers: folders of its tokenizers inside the model's folder, the source's first.
     """
     auto, _ = _HEADS[trained.head]
     lines = [] if is_plain else ["import fairseq_posenc.hf  # lets transformers load its positions"]

@@ -17,7 +17,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 EPSILON = 1e-5  # of fairseq's layer norms
-UNUSED_ROWS = 2  # rows of RoBERTa's table of positions before that of position 0
+UNUSED_ROWS = 2  # rows of RoBERTa's table of positions before the row of position 0
 TOKEN_TYPES = "token_type_embeddings.weight"  # end of the name of a table that fairseq lacks
 
 # fairseq's names of activations -> names in transformers, where they differ.

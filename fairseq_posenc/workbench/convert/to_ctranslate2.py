@@ -26,8 +26,8 @@ from fairseq_posenc.workbench.convert.card import format_serving_usage, write_ca
 from fairseq_posenc.workbench.convert.stock_classes import refuse_unsupported_parts
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
-FOR_CAUSAL_LMS = {"alibi", "learned", "lerope", "none", "rope", "shaw", "shaw_values", "sinusoidal"}
 # Names of encodings. In prompts of causal LMs, CTranslate2 gets distances of other biases wrong.
+FOR_CAUSAL_LMS = {"alibi", "learned", "lerope", "none", "rope", "shaw", "shaw_values", "sinusoidal"}
 FOR_TRANSLATION = FOR_CAUSAL_LMS | {"sandwich", "t5"}
 _ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,
@@ -161,7 +161,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
         (encoding,) = stack.embed_positions.encodings.as_list()  # specs with two are refused
         vectors = encoding.embed(states[0].positions)[0]  # [T, C]; all kinds have these positions
     copied = copy.deepcopy(stack)  # quantization changes weights in place
-    table = F.pad(vectors, (0, 0, 1, 0))  # a row for padding, and those of positions
+    table = F.pad(vectors, (0, 0, 1, 0))  # a row for padding, then a row for each position
     copied.embed_positions = nn.Embedding.from_pretrained(table, padding_idx=0)
     if dims.causal:
         style["with_encoder_attention"] = trained.head == "translation"
@@ -186,8 +186,8 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
     """Build the specification of a layer's self-attention, with only its positions set.
 
     Args:
-        encodings: those of the layer.
-        terms: theirs, in tables with a row for each distance, in ascending order.
+        encodings: the layer's encodings.
+        terms: their terms, in tables with a row for each distance, in ascending order.
         dims: sizes of the stack.
     """
     rope = next((encoding for encoding in encodings if isinstance(encoding, Rope)), None)

@@ -121,7 +121,7 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
 
 
 def _select_weights(trained: OpenModel) -> dict[str, Tensor]:
-    """Select a model's weights without those of unused heads, which only fairseq's class keeps."""
+    """Select a model's weights except unused heads, which only fairseq's class keeps."""
     heads = {"masked_lm": "encoder.lm_head.", "classes": "classification_heads."}  # their prefixes
     unused = tuple(name for head, name in heads.items() if head != trained.head)
     # What our stacks store about their training, and fairseq's buffers without content.

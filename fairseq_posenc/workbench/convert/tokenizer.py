@@ -87,7 +87,7 @@ def build_tokenizers(trained: OpenModel, tokens: str | None) -> list[Tokenizer]:
 
 
 def build_tokenizer(tokenization: Path | str, dictionary: Dictionary) -> Tokenizer:
-    """Build a tokenizer; pieces that the dictionary lacks get the ids after those of its symbols.
+    """Build a tokenizer; pieces that the dictionary lacks get the ids after its symbols.
 
     Args:
         tokenization: result of :func:`find_tokenization`; a file that cannot be read is refused.

@@ -70,7 +70,7 @@ def drop_repeats(documents: Iterable[Document]) -> list[Document]:
 
 
 def hold_out(documents: list[Document]) -> tuple[list[Document], list[Document]]:
-    """Shuffle documents from a fixed seed; return those for training and those for validation."""
+    """Shuffle documents from a fixed seed; return the training and the validation documents."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
     least_words = VALIDATION_SHARE * sum(map(count_words, documents))
     words = held_out = 0  # words of the documents that are held out, and number of these documents

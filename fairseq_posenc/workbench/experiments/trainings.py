@@ -54,7 +54,7 @@ class Training(NamedTuple):
 class TrainingEnd(NamedTuple):
     """The results of a finished run; if it diverged, only ``curve`` and ``diverged_at`` are set."""
 
-    curve: Curve  # its last validation is that of the last update
+    curve: Curve  # ends with the validation at the last update
     seconds: float = float("nan")  # fairseq's time of training, without start-up
     position_parameters: int = 0  # numbers in the parameters of the positions
     diverged_at: int = 0  # update; 0 if it did not
@@ -150,7 +150,7 @@ def run_trainings(
     Args:
         trainings: the runs, in the order in which they begin.
         run_tasks: ``run_here`` or ``run_on_slurm``, which call ``watch`` meanwhile.
-        on_end: called with each run that is finished, also with those of earlier commands.
+        on_end: called with each run that is finished, also by an earlier command.
 
     Raises:
         RunError: a run failed.

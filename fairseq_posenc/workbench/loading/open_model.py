@@ -76,7 +76,7 @@ def build_model(settings: Mapping[str, Any], dictionaries: Sequence[Dictionary])
 
     Args:
         settings: result of :func:`build_settings`.
-        dictionaries: those of its text, the source's first.
+        dictionaries: the dictionaries of its text, the source's first.
     """
     task = SimpleNamespace(  # all that models read of a task while they are built
         source_dictionary=dictionaries[0],
@@ -110,7 +110,7 @@ class TrainedDictionary(NamedTuple):
                 f"{file} has {len(dictionary):,} symbols{' with <mask>' if has_mask else ''}, but "
                 f"{self.checkpoint} has {self.size:,}; {advice}"
             )
-        trained = self.fingerprint  # else that of the file in training, if it is still there
+        trained = self.fingerprint  # else that of the file, if it still exists
         if trained is None and self.file and self.file.is_file():
             trained = fingerprint(load_dictionary(self.file, mask=has_mask))
         if trained is not None and trained != fingerprint(dictionary):
@@ -132,7 +132,7 @@ class OpenTask:
 
 
 def translates(settings: Any) -> bool:
-    """Check whether the settings of a task are those of a translation."""
+    """Check by the settings of a task whether it is translation."""
     return issubclass(TASK_REGISTRY.get(settings.get("_name"), object), TranslationTask)
 
 
@@ -255,7 +255,7 @@ class OpenModel(OpenTask):
 
     @property
     def ties_embeddings(self) -> bool:
-        """Whether the output embeddings are those of the input."""
+        """Whether input and output have the same embeddings."""
         outputs = {"encoder.lm_head.weight", "decoder.output_projection.weight"}
         return outputs.isdisjoint(dict(self.model.named_parameters()))  # has tied ones once
 

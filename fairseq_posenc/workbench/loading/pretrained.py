@@ -80,7 +80,7 @@ def read_pretrained(path: Path) -> Pretrained:
 
 
 def _list_model_options(args: Namespace) -> dict[str, Any]:
-    """List the options that define a RoBERTa, and those of them that have a value."""
+    """List the values of the options that define a RoBERTa, except options without a value."""
     parser = ArgumentParser(allow_abbrev=False, add_help=False)
     PositionalRoberta.add_args(parser)
     names = sorted(option.dest for option in parser._actions)  # argparse has no public list

@@ -339,7 +339,7 @@ def draw_curves(
         axes.grid(axis="y", color=pictures.GRID, linewidth=0.8)
         axes.spines[["top", "right", "left"]].set_visible(False)
         label_axes(axes, curve.title, x, y)
-    # One legend, that of a panel with the most lines: others may have a single one for all heads.
+    # One legend, of a panel with the most lines; other panels may have a single line for all heads.
     lines, names = max(panels, key=lambda axes: len(axes.lines)).get_legend_handles_labels()
     if len(names) > 1:
         figure.legend(lines, names, loc="outside lower center", ncols=8, fontsize=8)

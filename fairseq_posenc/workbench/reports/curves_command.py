@@ -1,7 +1,7 @@
 """``fairseq-posenc learning-curves``: tables and pictures of training logs.
 
 ``rope=a.log,b.log none=c.log`` are two models, the first trained with two seeds. fairseq logs
-losses in bits; those in nats are ``ln 2`` times as large.
+losses in bits; a loss in nats is ``ln 2`` times as large.
 """
 
 import argparse

@@ -129,7 +129,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
     if directions := getattr(settings.model, "attention_directions", None):
         encoding += f", {directions}"
     figures: Figures = {"seed": settings.common.seed, "updates": updates}
-    metric = settings.checkpoint.best_checkpoint_metric  # that of `best`, such as bleu
+    metric = settings.checkpoint.best_checkpoint_metric  # whose value is `best`, such as bleu
     loss = float(best) if metric == "loss" and best is not None else None  # in bits
     if task in ("masked_lm", "language_modeling"):
         perplexity = None if loss is None else 2.0**loss

@@ -26,7 +26,7 @@ _REPORT, _FIGURES = "bleu.md", "bleu.json"
 
 
 class TrainedSystem(NamedTuple):
-    """A checkpoint of a system; those of the same system come from training runs by seed."""
+    """A checkpoint of a system, which has one for each training run (seed)."""
 
     system: str  # name of the system in tables
     number: int  # number among the system's checkpoints, from 1

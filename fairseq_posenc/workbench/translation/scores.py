@@ -55,7 +55,7 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
     many, are compared by approximate randomization over training runs and sentences (Clark et al.
     2011, "Better hypothesis testing for statistical machine translation"): the translations of
     a sentence by the n-th checkpoints of two systems are exchanged at random, and the score is
-    that of the translations by all checkpoints.
+    computed from the translations by all checkpoints.
 
     Returns:
         Rows with the system, the metric, the difference of its score, and the p-value (None if

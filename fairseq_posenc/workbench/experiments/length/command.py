@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(
         parser,
         "--windows",
-        "number of windows to score, spread over the text; those of every length predict the same "
-        "tokens (default: all of the text)",
+        "number of windows to score, spread over the text; they predict the same tokens at every "
+        "length (default: all of the text)",
     )
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
     options.add_out(parser, "lm-length")

@@ -22,7 +22,7 @@ _TOKENS_OF_A_SAMPLE = 200  # number that is decoded to see whether a tokenizer k
 class NamedModel(NamedTuple):
     """A model that the user named."""
 
-    name: str  # the user's name for it, also that of its folder of scores
+    name: str  # the user's name for it; its folder of scores has the same
     path: Path  # its folder
     spec_override: str | None = None  # replaces the positions that it has; None keeps them
 
@@ -70,7 +70,7 @@ def tokenize_text(text: str, folder: Path, model: PreTrainedModel) -> Tensor:
     """Tokenize a text with the tokenizer of a model's folder.
 
     Returns:
-        The token with which a text begins, and those of the text, ``(N + 1,)``.
+        The token with which a text begins, then the tokens of the text, ``(N + 1,)``.
 
     Raises:
         UserError: the folder has no tokenizer that keeps words apart and is the model's.

@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.results.record import Record, Row, group_by, own_c
 
 
 def score_figures(score: Score) -> Row:
-    """Collect the figures of a score by column, those of windows in ``window_1`` and so on."""
+    """Collect the figures of a score by column; windows have the columns ``window_1`` and so on."""
     figures = {**score._asdict(), "perplexity": score.perplexity}
     windows = enumerate(figures.pop("windows"), start=1)
     return {**figures, **{f"window_{number}": value for number, value in windows}}

@@ -134,7 +134,7 @@ def format_report(record: Record) -> str:
         "",
         "## Learning rates and seeds",
         "",
-        "The seeds are those of the learning rate with the best mean; `best` is over all runs.",
+        "All runs count for `best`; the other figures are of the learning rate with the best mean.",
         "",
         table(_SPREAD_COLUMNS, [_format_spread(x) for x in tasks if x["reported"]], align="l"),
         "",
@@ -173,7 +173,7 @@ def complete_submission(folder: Path, data: Path) -> list[str]:
 
 
 def format_predictions(task: Task, outputs: Tensor) -> list[str]:
-    """Format the outputs ``(N, C)`` as labels, or those of STS-B as scores from 0 to 5."""
+    """Format the outputs ``(N, C)`` as labels or, for STS-B, as scores from 0 to 5."""
     if task.regression:
         scores = (outputs.view(-1) * SCORE_MAXIMUM).clamp(0, SCORE_MAXIMUM)  # trained on 0 to 1
         return [f"{score:.3f}" for score in scores.tolist()]

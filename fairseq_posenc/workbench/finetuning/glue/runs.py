@@ -60,8 +60,8 @@ class GlueRequest(NamedTuple):
     data: Path  # folder of their data-bins
     pretrained: Pretrained  # the model to start from, its path absolute
     out: Path  # folder of the runs, absolute
-    rates: Sequence[float]  # peak learning rates; empty for those of the YAML files
-    seeds: Sequence[int]  # random seeds; empty for those of the YAML files
+    rates: Sequence[float]  # peak learning rates; empty: as in the YAML files
+    seeds: Sequence[int]  # random seeds; empty: as in the YAML files
     overrides: Sequence[str]  # hydra overrides
 
 
@@ -123,6 +123,6 @@ def claim(run: GlueRun, out: Path) -> None:
 
 
 def list_runs(out: Path) -> list[GlueRun]:
-    """List the runs in a folder, those of earlier commands too."""
+    """List the runs in a folder, also those that earlier commands began."""
     requests = sorted(out.glob(f"*/*/{folders.REQUEST}"))  # the fields, as `claim` wrote them
     return [GlueRun(**folders.read_json(path)) for path in requests]

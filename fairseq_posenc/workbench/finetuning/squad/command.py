@@ -90,12 +90,12 @@ def _train(args: argparse.Namespace) -> None:
     updates = cfg.optimization.max_update
     request = cast("dict[str, Any]", OmegaConf.to_container(cfg, enum_to_str=True))
     with folders.lock_folder(out) as lock:
-        ensure_last_checkpoint(out)
+        ensure_last_checkpoint(out)  # a kill may have left it torn or missing
         if (out / folders.REQUEST).exists() and not updates_done(out):
             begun = folders.read_json(out / folders.REQUEST)
             if isinstance(begun, dict) and begun.keys() == request.keys():  # of this command
                 folders.empty(out)  # it failed before its first checkpoint
-        folders.claim(out, request)
+        folders.claim(out, request)  # records the request, or refuses the folder of another one
         if updates_done(out) >= updates:
             say(f"{out}: the training is finished, and nothing was changed")
         else:
@@ -143,7 +143,7 @@ def _predict(args: argparse.Namespace) -> None:
         preferred = {x.id: "" if odds and x.null_odds > 0.0 else x.answer for x in predictions}
         _write_json(args.out / "predictions.json", preferred)
         if odds is not None:
-            # Also those of questions left unanswered above: scoring finds the best threshold.
+            # Also for questions left unanswered above, as scoring finds the best threshold.
             _write_json(args.out / "answers.json", answers)
             _write_json(args.out / "null_odds.json", odds)
         if squad.answered:  # as no test set is
@@ -152,7 +152,7 @@ def _predict(args: argparse.Namespace) -> None:
             facts = {"name": args.checkpoint.resolve().parent.name}
             facts |= {"checkpoint": str(args.checkpoint), "questions": str(squad.path)}
             facts["squad"] = squad.version
-            # Figures of both versions have the names of those of 2.0.
+            # Both versions have the names of SQuAD 2.0's figures.
             row = {name.replace("exact_match", "exact"): x for name, x in figures.items()}
             tables = {"scores": [{**row, "total": len(squad.questions)}]}
             record = Record("squad", tables, facts, predictor.spec, command=own_command())
