@@ -149,7 +149,7 @@ def split_long_sizes(sizes: np.ndarray, longest: int) -> np.ndarray:
 def _keep_between_documents(
     is_blank: np.ndarray, is_text: np.ndarray
 ) -> tuple[np.ndarray, bool, bool]:
-    """Keep one empty item between documents, and none before the first and after the last.
+    """Keep one empty item between documents, and none before the first or after the last.
 
     With fairseq's ``--sample-break-mode complete``, an empty item is an extra ``</s>``, which
     RoBERTa has after each document. A line that is not empty but has no tokens would look the same,

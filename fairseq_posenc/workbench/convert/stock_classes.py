@@ -237,7 +237,7 @@ _UNSUPPORTED_PARTS = {
 
 
 def refuse_unsupported_parts(trained: OpenModel, target: str) -> None:
-    """Refuse a model with parts that ``target`` lacks, which is transformers or CTranslate2."""
+    """Refuse a model with parts that ``target`` (transformers or CTranslate2) lacks."""
     for stack in trained.stacks.values():
         parts = [part for name, part in _UNSUPPORTED_PARTS.items() if getattr(stack, name, None)]
         if type(stack.embed_tokens) is not nn.Embedding:  # such as AdaptiveInput

@@ -99,7 +99,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Refuse links that leave a folder, and pipes, which would be waited for."""
+    """Refuse links that leave a folder, and pipes, which would block their reader."""
     inside = [folder.resolve()]
     if folder.parent.name == "snapshots":  # of a cache of the hub, whose files are in `blobs`
         inside.append(folder.parent.parent.resolve() / "blobs")
@@ -153,7 +153,7 @@ def check_ids(folder: Path, ids: Tensor, model: PreTrainedModel) -> None:
 
 
 def is_stock(folder: Path) -> bool:
-    """Check whether a saved folder needs nothing of this package."""
+    """Check whether transformers can load a saved folder without this package."""
     return f'"model_type": "{saving.MODEL_TYPE}"' not in (folder / "config.json").read_text("utf-8")
 
 

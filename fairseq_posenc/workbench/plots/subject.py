@@ -114,7 +114,7 @@ def make_positions(length: int) -> Positions:
 
 
 def _build_trained_subject(stack: Any) -> Subject:
-    """Build each layer's encodings of trained modules; layers with the same ones are of a kind."""
+    """Build each layer's encodings from trained modules; layers of a ``kind`` have the same."""
     dims = stack.dims
     sizes = dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
     encodings, projections = [], []

@@ -99,7 +99,7 @@ def collect_figures(trainings: Trainings) -> Tables:
 
 
 def _describe_curve(curve: Curve) -> dict[str, Any]:
-    """Compute the figures of a curve by name, without those that it lacks, or None for them."""
+    """Compute the figures of a curve by name; unknown ones are None or absent."""
     best = curve.best
     figures: dict[str, Any] = {
         "updates": curve.entries[-1].updates,

@@ -120,7 +120,7 @@ _READERS = {"glue": _read_glue, "squad": _read_squad, "bleu": _read_bleu}
 
 
 def _read_training(folder: Path) -> Iterator[Result]:
-    """Read the training run in a folder; nothing for a fine-tuning run, which has a record."""
+    """Read the training run in a folder; skip a fine-tuning run, which has a record."""
     state = load_state(folder / LAST, "")  # no option named it
     settings, updates, best = state["cfg"], read_updates(state), state["extra_state"].get("best")
     task = settings.task._name

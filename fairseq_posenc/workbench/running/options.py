@@ -95,7 +95,7 @@ def add_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
 
 
 def data_path(text: str) -> Path:
-    """Parse the path of a folder of fairseq, which splits paths at colons: they are refused."""
+    """Parse the path of a folder for fairseq; refuse colons, at which fairseq splits paths."""
     if ":" in text:
         raise ArgumentTypeError(f"'{text}': fairseq splits names at ':'; name a folder without one")
     return Path(text)

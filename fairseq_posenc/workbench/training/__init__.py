@@ -54,7 +54,7 @@ def count_steps(batch: int, batch_size: int, world_size: int) -> int:
 
 
 def name_data(paths: str) -> str:
-    """Name the data of a run by its folder or, of shards joined by colons, by the folder of all."""
+    """Name the data of a run by its folder or, for shards (joined by colons), by their folder."""
     return Path(paths.split(":")[0]).absolute().parts[-2 if ":" in paths else -1]
 
 

@@ -58,7 +58,7 @@ class ModelOutcome(NamedTuple):
 
     @property
     def still_falls(self) -> bool:
-        """Whether perplexity fell by more than 2 % in the last quarter of the training."""
+        """Whether perplexity fell by more than 2 % in the last quarter of the updates."""
         curve = self.curve
         before = [figure.mean for updates, figure in curve if updates <= 0.75 * curve[-1][0]]
         return bool(before) and curve[-1][1].mean < 0.98 * before[-1]

@@ -59,7 +59,7 @@ def fine_tune(run: GlueRun, out: Path, environment: programs.Environment) -> Non
 
 
 def shrink_checkpoints(folder: Path) -> None:
-    """Drop the optimizer's state, two thirds, from the best checkpoint; delete the last one."""
+    """Drop the optimizer's state (two thirds) from the best checkpoint; delete the last one."""
     path = folder / BEST  # replaced as a whole: a kill leaves the old file or the new one
     write_state({**open_whole(path), "last_optimizer_state": None}, path)
     (folder / LAST).unlink(missing_ok=True)

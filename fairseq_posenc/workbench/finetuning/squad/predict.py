@@ -80,7 +80,7 @@ def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> 
 def combine_windows(
     question_id: str, context: str, tokens: TextTokens, windows: Sequence[WindowSpans]
 ) -> Prediction:
-    """Choose the best span of all windows of a question that has text of the context."""
+    """Choose the best span, in any window of a question, whose text is not empty."""
     # As in BERT, the smallest score of no answer among the windows counts.
     null = min(window.null for window in windows)
     for span in sorted(chain(*(window.spans for window in windows)), key=lambda span: -span.score):
