@@ -37,7 +37,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     ) -> tuple[Tensor, Tensor | None]:
         positions = getattr(module, POSITIONS, None)  # None in attention to the encoder's output
         if positions is not None or module not in encoder:  # leaves out a stock encoder (Whisper's)
-            # Queries without the model's scale; it divides scores by the root of `factor` * D.
+            # Queries before any scaling; the model divides scores by the root of `factor` * D.
             queries, factor = plain_queries(module, query, named.get("scaling"))
             if positions is None:
                 terms = Terms([ScaleFactor(factor)])

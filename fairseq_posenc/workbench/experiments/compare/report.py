@@ -103,7 +103,7 @@ def _format_row(model: outcomes.ModelOutcome) -> dict[str, str]:
 def build_record(
     plan: ComparePlan, facts: DataFacts, ends: Mapping[outcomes.Run, TrainingEnd], data: Row
 ) -> Record:
-    """Build the record: models (best first), differences, and runs; ``data`` has what they share."""
+    """Build the record: models (best first), differences and runs; ``data`` is what they share."""
     ranked = outcomes.rank_models(ends)
     models: list[Row] = [
         {
