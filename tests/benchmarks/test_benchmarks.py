@@ -219,7 +219,7 @@ def test_what_survives_has_learnt(family):
     size = families.FAMILIES[family].sizes["tiny"]
     whole = families.Case(16, 4, 0.0, torch.bfloat16, CPU, family=family, size=size, vocabulary=100)
     text = torch.tensor([4 + number % 7 for number in range(2000)])
-    row = survive.survive(Contender("rope", "reference"), whole, 40, text)
+    row = survive.survive(Contender("rope", "reference"), whole, 20, text)
     assert row["finite"]
     assert row["last"] < row["first"] - 1  # bits
 

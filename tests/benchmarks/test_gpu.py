@@ -10,7 +10,6 @@ import pytest
 
 import gpu
 from fairseq_posenc.workbench.results.record import read
-from tests.helpers.programs import SERVER
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,7 +19,6 @@ pytestmark = [
 
 def test_what_needs_a_gpu_for_seven_minutes_can_be_tried_without(tmp_path, monkeypatch):
     assert sum(gpu.SECTIONS.values()) <= 420
-    monkeypatch.delenv(SERVER, raising=False)  # whose triton is not for the interpreter
     for name in ("TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")  # so that they are as before in the end
     monkeypatch.setattr(gpu, "TESTS", [*gpu.TESTS[:-1], "--noconftest", "-m"])  # without fairseq

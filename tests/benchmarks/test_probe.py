@@ -208,9 +208,10 @@ def test_a_dictionary_without_a_symbol_is_refused(words, missing):
     "family", some_of(["causal-lm"], ["masked-lm", "causal-lm", "encoder-decoder"])
 )
 def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path):
-    words = "--tasks flip_flop --encodings rope --seeds 1 --updates 160 --trained 5 --lengths 4,5,9"
+    words = "--tasks flip_flop --encodings rope --seeds 1 --updates 80 --trained 5 --lengths 4,5,9"
     call = ["python", probe.__file__, *words.split(), "--family", family]
-    call += ["--out", tmp_path / "probe", "--", "--max-tokens", "1024"]
+    fast = "--max-tokens 512 --max-tokens-valid 2048 --lr 0.005 --warmup-updates 20"
+    call += ["--out", tmp_path / "probe", "--", *fast.split()]
     shares, again = (run(*call).out.splitlines()[-1] for _ in range(2))
     assert shares == again
     label, *values = shares.split()[-4:]

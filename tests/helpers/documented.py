@@ -44,7 +44,7 @@ def commands(script: str) -> list[str]:
 @made_once
 def book() -> Path:
     path = new_directory() / "book.txt"
-    lines = (f"the list {n} of keys returned a sentence of text {n * n}.\n\n" for n in range(800))
+    lines = (f"the list {n} of keys returned a sentence of text {n * n}.\n\n" for n in range(500))
     path.write_text("".join(lines))
     return path
 

@@ -1,8 +1,8 @@
 """Stands before a program on the PATH, and has a documented command do less of the same.
 
 ``python -IS shrink_command.py PROGRAM WORD...`` becomes the program, with options after its own
-that make models tiny and trainings short, and with two of the encodings that it names. It needs
-nothing but Python's own modules, as it starts before each command.
+that make models tiny and trainings short, and with the last of the encodings that it names. It
+needs nothing but Python's own modules, as it starts before each command.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ def less(program: str, words: list[str]) -> list[str]:
         layers = 4 if "," in spec else 1  # room for a list of layers
         words = [*words, *sizes(arch, layers), "--max-update", "1", "--cpu", "--num-workers", "0"]
         return [*words, "--required-batch-size-multiple", "1"]
+    if words[0] == "lm-length":
+        return [*words, "--lengths", "64"]
     if words[0] != "compare":
         return words
     at = words.index("--encodings") + 1
-    encodings = ",".join(words[at].split(",")[-2:])
-    return [*words[:at], encodings, *words[at + 1 :], *AT_ONCE, "--", *sizes("roberta")]
+    encoding = words[at].split(",")[-1]
+    return [*words[:at], encoding, *words[at + 1 :], *AT_ONCE, "--", *sizes("roberta")]
 
 
 if __name__ == "__main__":

@@ -38,11 +38,11 @@ def test_training_says_which_positions_are_on_and_learns(family):
 @each_family
 def test_a_resumed_run_equals_the_uninterrupted_one(family):
     """It draws the same batches, masks and dropout."""
-    several = ["--batch-size", 4, "--dropout", 0.1, "--max-epoch", 3]
+    several = ["--batch-size", 4, "--dropout", 0.1, "--max-epoch", 2]
     whole = train(family, *several)
-    resumed = train(family, *several, "--restore-file", whole.save_dir / "checkpoint2.pt")
+    resumed = train(family, *several, "--restore-file", whole.save_dir / "checkpoint1.pt")
     for group, key in (("train", "loss"), ("train", "gnorm"), ("valid", "loss")):
-        assert resumed.figures(group, key) == whole.figures(group, key)[2:]
+        assert resumed.figures(group, key) == whole.figures(group, key)[1:]
     ours, theirs = (each.checkpoint()["model"] for each in (resumed, whole))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 

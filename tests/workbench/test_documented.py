@@ -147,7 +147,7 @@ def test_python_of_a_page_runs(page, monkeypatch):
     checkpoint = trained("masked_lm").save_dir / "checkpoint_last.pt"
     Path("checkpoint_best.pt").symlink_to(checkpoint)
     Path("HuggingFaceTB").mkdir()
-    Path("HuggingFaceTB/SmolLM2-135M-Instruct").symlink_to(documented.llama(layers=30))
+    Path("HuggingFaceTB/SmolLM2-135M-Instruct").symlink_to(documented.llama())
     if page.name == "exchange.md":
         words = ["--checkpoint", str(checkpoint), "--out", "my-model", "--tokens", "words"]
         assert cli.main(["export", *words]) == 0

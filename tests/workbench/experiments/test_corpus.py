@@ -86,7 +86,7 @@ def small_text(path: Path) -> Path:
     chance = random.Random(7)
     nouns, verbs = ["cat", "dog", "bird", "fox", "tree", "stone"], ["sees", "hears", "likes"]
     lines = []
-    for _ in range(1500):
+    for _ in range(750):
         one, verb, other = map(chance.choice, (nouns, verbs, nouns))
         lines.append(f"the {one} {verb} the {other} number {chance.randrange(1000)} .")
     path.write_text("\n".join(lines))

@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.experiments.length import hf_model, scoring
 from fairseq_posenc.workbench.experiments.length.hf_model import parse_models
 from fairseq_posenc.workbench.experiments.length.scoring import batch_windows, cut_windows
 from fairseq_posenc.workbench.results.record import read
-from tests.helpers.commands import call, kill_command, refused, run
+from tests.helpers.commands import call, kill_command, refused
 from tests.helpers.hf_models import MODELS, save_llama, save_tokenizer
 
 SENTENCE = "the cat sat on a mat and then the dog came in to see it . it ran away ."
@@ -207,13 +207,13 @@ def test_a_finished_score_is_not_computed_again_and_another_request_is_refused(l
 
 
 @pytest.mark.slow
-def test_a_killed_measurement_continues_with_the_score_that_it_was_at(llama, tmp_path):
-    (tmp_path / "text.txt").write_text(" ".join([TEXT] * 30))
+def test_a_killed_measurement_continues_with_the_score_that_it_was_at(llama, tmp_path, capsys):
+    (tmp_path / "text.txt").write_text(" ".join([TEXT] * 8))
     out = tmp_path / "out"
     words = ["lm-length", f"a={llama}", "--text", tmp_path / "text.txt", "--out", out]
     words += ["--lengths", "8,16,24", "--stride", "1", "--max-tokens", "48"]
     kill_command(words, lambda: any(out.glob("a/*.json")), out)
     finished = {path: path.read_bytes() for path in out.glob("a/*.json")}
-    assert run("fairseq-posenc", *words).err.count("perplexity") == 3 - len(finished)
+    assert call(capsys, *words)[1].count("perplexity") == 3 - len(finished)
     assert all(path.read_bytes() == content for path, content in finished.items())
     assert len(json.loads((out / "lm-length.json").read_text())["figures"]["perplexity"]) == 3

@@ -17,7 +17,7 @@ from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints
 from fairseq_posenc.workbench.running import options, programs, progress
-from fairseq_posenc.workbench.running.devices import choose_device, choose_dtype, place
+from fairseq_posenc.workbench.running.devices import choose_device, choose_dtype, cores, place
 from tests.helpers.waiting import is_running, wait_until
 
 
@@ -193,11 +193,12 @@ def test_a_folder_has_the_updates_of_its_last_checkpoint_unless_that_is_torn(tmp
 class TestDevices:
     @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux alone has affinities")
     def test_cores_that_others_keep_do_not_count(self):
-        ask = (
-            "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
-            "from fairseq_posenc.workbench.running.devices import cores; print(cores())"
-        )
-        assert subprocess.check_output([sys.executable, "-c", ask], text=True) == "1\n"
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, [min(before)])
+        try:
+            assert cores() == 1
+        finally:
+            os.sched_setaffinity(0, before)
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     def test_a_gpu_that_is_not_there_is_shown(self):
