@@ -140,16 +140,13 @@ def test_models_of_transformers(name, spec):
     on_gpu = copy.deepcopy(cell.model).to(GPU)
     expected, found = compute_logits(cell.model, inputs), compute_logits(on_gpu, there).cpu()
     assert distance(found[:, 3:], expected[:, 3:]) < 1e-4
-    in_half = compute_logits(copy.deepcopy(on_gpu).bfloat16(), to_bfloat16(there)).float().cpu()
+    halves = {key: x.bfloat16() if x.is_floating_point() else x for key, x in there.items()}
+    in_half = compute_logits(copy.deepcopy(on_gpu).bfloat16(), halves).float().cpu()
     assert distance(in_half[:, 3:], expected[:, 3:]) < 0.5
     if MODELS[name].generates:
         moved = cell._replace(model=on_gpu, inputs={k: x.to(GPU) for k, x in cell.inputs.items()})
         assert moved.compare_cache() < 1e-4
         assert moved.compare_generated(do_sample=False)
-
-
-def to_bfloat16(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {key: x.bfloat16() if x.is_floating_point() else x for key, x in inputs.items()}
 
 
 @pytest.mark.parametrize("spec", ["own", "alibi", "m4m", "own+window(size=8,first=2)"])

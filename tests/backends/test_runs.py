@@ -20,7 +20,7 @@ from tests.helpers.products import product_of
 from tests.helpers.terms import ROWS, TABLES, draft_call, leaves_of, terms_of, with_tensors
 from tests.helpers.uncompiled_flex import attend_uncompiled
 
-B, H, T, D = 2, 2, 70, 4
+B, H, T, D = 2, 2, 70, 3
 CPU = torch.device("cpu")
 STARTS: dict[str, Sequence[int]] = {
     "clipped": range(-4, 6),
@@ -151,7 +151,7 @@ def test_limits_of_the_keys(name, starts, form, window, left):
 def test_gradients_at_the_ends_of_runs_are_finite_differences(starts, form, monkeypatch):
     """At both ends of each run a pair moves from one row to the next, here in several blocks."""
     monkeypatch.setattr(geometry, "FEW_QUERIES", 4)
-    length = 9
+    length = 7
     runs = Runs(STARTS[starts], 1 - length, length - 1)
     terms, _ = make_terms(form, STARTS[starts], T, reset=False)
     qkv = [torch.randn(1, H, length, D, dtype=torch.float64, requires_grad=True) for _ in range(3)]

@@ -262,14 +262,11 @@ MAY = {  # of each family several at once
         ["label_smoothing 0.1 -> 0.2", "dropout 0.0 -> 0.1", "max_source_positions 16 -> 64"],
     ),
 }
-
-
-def _table(of):
-    return [(family, *row) for family, rows in of.items() for row in rows]
+REFUSALS = [(family, *row) for family, rows in REFUSED.items() for row in rows]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "more", "message"), _table(REFUSED))
+@pytest.mark.parametrize(("family", "more", "message"), REFUSALS)
 def test_a_training_is_not_resumed_with_another_meaning(family, more, message):
     assert message in resumed(family, *more, fails=True).error()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil, cos, exp, floor, inf, log, log1p, pi, sin, sqrt
+from operator import mul
 from typing import Any, NamedTuple
 
 Row = list[float]
@@ -28,7 +29,7 @@ Score = Callable[[Head, int, int], float]
 
 
 def dot(a: Row, b: Row) -> float:
-    return sum(x * y for x, y in zip(a, b))
+    return sum(map(mul, a, b))
 
 
 def sigmoid(x: float) -> float:

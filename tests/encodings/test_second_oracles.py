@@ -129,14 +129,10 @@ def built(case: Case, causal: bool, backend: str = "reference") -> tuple[Any, An
     layer = SelfAttention(positions, backend=backend)
     for module in (positions.double().eval(), layer.double().eval()):
         for name, parameter in module.named_parameters():
-            draw_parameter(name, parameter)
+            torch.nn.init.normal_(parameter, 1 if "gate.bias" in name else 0, 0.4)
+            if name.endswith("delta"):  # to both sides of their bounds
+                torch.nn.init.uniform_(parameter, -8, 1)
     return positions, layer
-
-
-def draw_parameter(name: str, parameter: Any) -> None:
-    torch.nn.init.normal_(parameter, 1 if "gate.bias" in name else 0, 0.4)
-    if name.endswith("delta"):  # to both sides of their bounds
-        torch.nn.init.uniform_(parameter, -8, 1)
 
 
 def expected(case: Case, causal: bool, layer: Any, x: Tensor) -> list[Tensor]:
@@ -162,12 +158,13 @@ def batch() -> tuple[Tensor, Tensor]:
 @every_run
 @torch.no_grad()
 def test_padding_on_either_side(case, causal):
+    (x, padding), (_, layer) = batch(), built(case, causal)
+    exact = [expected(case, causal, layer, x[row, slice(*REAL[row])]) for row in range(len(REAL))]
     for backend in case.backends:
-        positions, layer = built(case, causal, backend)
-        x, padding = batch()
+        positions, layer = built(case, causal, backend)  # with the same parameters
         out, weights = layer(*positions(x, padding), need_weights=backend == "reference")
         for row, (start, end) in enumerate(REAL):
-            theirs, their_weights = expected(case, causal, layer, x[row, start:end])
+            theirs, their_weights = exact[row]
             assert_close(out[row, start:end], theirs, rtol=0, atol=case.tolerance)
             if weights is not None:
                 ours = weights[row, :, start:end, start:end].double()
@@ -178,17 +175,18 @@ def test_padding_on_either_side(case, causal):
 @pytest.mark.parametrize(("case", "causal"), [run for run in RUNS if run.values[1]])
 @torch.no_grad()
 def test_decoding_token_by_token(case, causal):
+    (_, layer), (x, padding) = built(case, causal), (rows[:2] for rows in batch())
+    exact = [expected(case, causal, layer, x[row, slice(*REAL[row])])[0] for row in range(2)]
     for backend in case.backends:
-        positions, layer = built(case, causal, backend)
-        x, padding = (rows[:2] for rows in batch())
+        positions, layer = built(case, causal, backend)  # with the same parameters
         cache = Cache()
         steps = [
             layer(*positions(x[:, i : i + 1], padding[:, : i + 1], past=i), cache)[0]
             for i in range(T)
         ]
-        for row, (start, end) in enumerate(REAL[:2]):
-            theirs, _ = expected(case, causal, layer, x[row, start:end])
-            assert_close(torch.cat(steps, 1)[row, start:], theirs, rtol=0, atol=case.tolerance)
+        for row, (start, _) in enumerate(REAL[:2]):
+            ours = torch.cat(steps, 1)[row, start:]
+            assert_close(ours, exact[row], rtol=0, atol=case.tolerance)
 
 
 @every_run

@@ -72,7 +72,7 @@ def main(program: str, words: list) -> None:
         os.execv(sys.executable, [sys.executable, *words])
     os.environ.update({OPTIONS[option]: "1" for option in words[:end]})
     words = words[end:]
-    if name == "fairseq-posenc" or PLUGIN in words:
+    if name == "fairseq-posenc" or {PLUGIN, f"common.user_dir={PLUGIN}"} & set(words):
         server += ".plugin"
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server)

@@ -356,7 +356,7 @@ class Cell(NamedTuple):
         mask_name = name.replace("input_ids", "attention_mask")
         ids, mask = inputs[name], inputs[mask_name]
         cache, parts = None, []
-        for start, end in [(0, 5), (5, 8), *((i, i + 1) for i in range(8, ids.size(1)))]:
+        for start, end in [(0, 5), (5, 9), *((i, i + 1) for i in range(9, ids.size(1)))]:
             step = {**inputs, name: ids[:, start:end], mask_name: mask[:, :end]}
             with torch.no_grad():
                 out = self.model(**step, **{CACHE: cache}, use_cache=True)
@@ -378,7 +378,7 @@ class Cell(NamedTuple):
         for inputs, use_cache in ((named, True), (pad(named, 3, 0), True), (named, False)):
             torch.manual_seed(11)
             tokens = self.model.generate(
-                **inputs, max_new_tokens=5, use_cache=use_cache, pad_token_id=PADDING, **settings
+                **inputs, max_new_tokens=3, use_cache=use_cache, pad_token_id=PADDING, **settings
             )
             start = 0 if self.tiny.has_encoder else inputs["input_ids"].size(1)
             lines.append(tokens[:, start:])

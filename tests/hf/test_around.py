@@ -28,7 +28,7 @@ from tests.helpers.hf_models import (
     position_parameters,
     save_tokenizer,
 )
-from tests.helpers.products import product_of, some_of
+from tests.helpers.products import some_of
 from tests.helpers.uncompiled_flex import run_uncompiled
 
 # Vectors at the input, terms of the scores with limits, and rotations that the model applies.
@@ -47,11 +47,11 @@ def test_compiled_as_a_single_graph(spec: str) -> None:
 
 
 def test_a_compiled_model_follows_when_its_positions_are_set() -> None:
-    cell = Cell.build("llama", "alibi", **FEW)
+    cell = Cell.build("llama", "alibi", num_hidden_layers=1)
     cell.model.compile(backend="eager")
     before = compute_logits(cell.model, cell.inputs)
     set_positions(cell.model, "t5+sink")
-    fresh = set_positions(MODELS["llama"].build(**FEW), "t5+sink")
+    fresh = set_positions(MODELS["llama"].build(num_hidden_layers=1), "t5+sink")
     fresh.load_state_dict(cell.model.state_dict())
     logits = compute_logits(cell.model, cell.inputs)
     assert distance(logits, compute_logits(fresh, cell.inputs)) < 1e-5
@@ -61,7 +61,8 @@ def test_a_compiled_model_follows_when_its_positions_are_set() -> None:
 BATCH, LENGTH = torch.export.Dim("batch", max=8), torch.export.Dim("length", min=4, max=60)
 
 
-@pytest.mark.parametrize(("name", "spec"), product_of(["llama", "bert"], some_of(SPECS[:2], SPECS)))
+@pytest.mark.parametrize("spec", some_of(SPECS[1:2], SPECS))
+@pytest.mark.parametrize("name", some_of(["llama"], ["llama", "bert"]))
 def test_exported_for_inputs_of_any_size(name: str, spec: str) -> None:
     cell = Cell.build(name, spec, **FEW)
     cell.model.config.use_cache = False

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from tests.helpers.hf_models import MODELS, Cell, compute_logits, distance, position_parameters
+from tests.helpers.products import product_of
 from tests.hf.test_nested import build_llava
 
 peft = pytest.importorskip("peft", reason="needs PEFT")
@@ -58,9 +59,9 @@ def adapt(base: PreTrainedModel, kind: str, saved: list[str] | None = None, seed
 
 
 @pytest.mark.parametrize(
-    ("name", "saved"), [("second", None), ("default", None), ("default", ["positions"])]
+    ("kind", "name", "saved"),
+    product_of(KINDS, [("second", None), ("default", None), ("default", ["positions"])]),
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_adapters_are_compared_wherever_they_load(
     kind: str, name: str, saved: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

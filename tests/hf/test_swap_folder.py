@@ -141,10 +141,12 @@ def test_nothing_is_replaced(
     assert read_positions(AutoModelForCausalLM.from_pretrained(tmp_path / "stock")) != "alibi"
 
 
+@pytest.mark.slow
 def test_a_folder_needs_no_fairseq(stock: PreTrainedModel, tmp_path: Path) -> None:
     code = (
-        "import sys; sys.modules['fairseq'] = None; from fairseq_posenc.workbench.cli import main; "
-        "raise SystemExit(main(sys.argv[1:]))"
+        "import sys; loaded = [x for x in sys.modules if x.startswith('fairseq.')]; "
+        "sys.modules.update(dict.fromkeys(['fairseq', *loaded])); "
+        "from fairseq_posenc.workbench.cli import main; raise SystemExit(main(sys.argv[1:]))"
     )
     words = ["swap", "--checkpoint", tmp_path / "stock", "--position-encoding", "alibi"]
     arguments = map(str, [*words, "--out", tmp_path / "new"])

@@ -67,11 +67,11 @@ def train_on(ranks: int, family: str, *options, **how):
 
 
 @slow
-@pytest.mark.parametrize("options", [[], ["--checkpoint-activations"]], ids=["plain", "recomputed"])
+@pytest.mark.parametrize("options", some_of([""], ["", "--checkpoint-activations"]))
 def test_two_ranks_give_the_loss_of_one_with_the_double_batch(options):
     """The masked LM has a table in each layer, whose gradients are summed over ranks, too."""
     alone = trained("masked_lm")
-    together = train_on(2, "masked_lm", "--batch-size", 8, "--max-epoch", EPOCHS, *options)
+    together = train_on(2, "masked_lm", "--batch-size", 8, "--max-epoch", EPOCHS, *options.split())
     assert_positions(together.run, "masked_lm")
     assert "training on 2 devices" in together.run.log
     for key in ("loss", "gnorm"):
@@ -131,6 +131,7 @@ def killed_in(folder, *torchruns, **options):
                 os.killpg(job.pid, signal.SIGKILL)
 
 
+@pytest.mark.matrix  # the one below dies in the same way
 @slow
 def test_a_dead_rank_ends_torchrun_and_is_named(tmp_path):
     status, log = killed_in(tmp_path)
