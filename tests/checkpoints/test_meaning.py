@@ -231,7 +231,7 @@ def resumed(family, *more, positions=(), **how):
     return train(family, *options, save_dir=folder, **how).run
 
 
-REFUSED = {  # in fairseq most of these go on without a word; more of them, in memory, above
+REFUSED: dict[str, list] = {  # fairseq goes on with most without a word; more, in memory, above
     "masked_lm": [
         (["--untie-weights-roberta"], "optimizer state is for other parameters than the model's"),
         (["--encoder-layers", 3, "--position-encoding", "m4m"], "has 2 layers, the model 3: bu"),
