@@ -2,17 +2,19 @@
 
 from argparse import Namespace
 from collections.abc import Iterable
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.checkpoints import write_start_checkpoint
+from fairseq_posenc.workbench.loading.open_model import build_settings
 from tests.helpers.commands import new_directory, refused
 from tests.helpers.tiny_models import ARCHITECTURES
 
@@ -42,6 +44,12 @@ def data_bin(family: str, symbols: list[str] = WORDS) -> Path:
     return folder
 
 
+@cache
+def _default_settings(arch: str, task: str) -> dict[str, Any]:
+    """Build fairseq's configuration, for which hydra takes longer than all else in a checkpoint."""
+    return build_settings({"_name": arch}, {"_name": task})
+
+
 def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: Any) -> Checkpoint:
     """Write a checkpoint of a tiny model, every weight drawn so that it matters.
 
@@ -60,8 +68,14 @@ def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: 
     for name, value in {**chosen, **more}.items():
         words.append(f"--{name.replace('_', '-')}")
         words += [] if value is True else [str(value)]
-    args = options.parse_args_and_arch(options.get_training_parser(), words)
-    config = convert_namespace_to_omegaconf(args)
+    args = vars(options.parse_args_and_arch(options.get_training_parser(), words))
+    settings = deepcopy(_default_settings(args["arch"], args["task"]))
+    for section in settings.values():
+        if isinstance(section, Namespace):  # of a model without a dataclass: all options
+            vars(section).update(args)
+        elif section:
+            section.update({name: args[name] for name in section.keys() & args.keys()})
+    config: Any = OmegaConf.create(settings, flags={"allow_objects": True})
     set_up = tasks.setup_task(config.task)
     torch.manual_seed(0)
     model = set_up.build_model(config.model).eval()
@@ -69,7 +83,6 @@ def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: 
         centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
         torch.nn.init.normal_(weight, centre, 0.1)
     path = new_directory() / "checkpoint.pt"
-    settings: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     write_start_checkpoint(settings, model.state_dict(), path)
     return Checkpoint(path, data, model, set_up)
 

@@ -22,6 +22,7 @@ from fairseq_posenc.tokens.squad_windows import (
 from fairseq_posenc.tokens.subwords import GPT2, PieceEncoder, Pieces
 from fairseq_posenc.workbench.finetuning.squad.score import exact
 from tests.helpers.preprocess import DATA, fairseqs_bpe, write_bpe, write_pieces
+from tests.helpers.products import WHOLE
 
 TEXTS = [
     "  Zoë Müller was born in København (北京?) in 1912. ",
@@ -85,7 +86,7 @@ def test_every_published_answer_is_found_in_tokens():
     tokenizer, dictionary = read_bpe(DATA / "gpt2_bpe")
     encoder = WindowMaker(tokenizer, dictionary, Limits())
     same, matches = [], []
-    for question in squad.questions[::9]:
+    for question in squad.questions[:: 9 if WHOLE else 90]:
         tokens = encoder.tokenize_context(question.context)
         assert dictionary.unk() not in tokens.ids
         for answer in question.answers:
@@ -95,7 +96,7 @@ def test_every_published_answer_is_found_in_tokens():
             assert answer.text.strip() in found
             same.append(found == answer.text)
             matches.append(exact(answer.text, found))
-    assert len(same) > 3_000
+    assert len(same) > (3_000 if WHOLE else 300)
     assert np.mean(same) > 0.985
     assert np.mean(matches) > 0.995  # what a perfect model could reach
 
