@@ -236,17 +236,17 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
 
 
 def test_what_stops_a_training_is_shown_in_one_line(tmp_path, capsys):
-    given = arguments("m4m", *RATE, "--out", tmp_path)
-    _, said = call(capsys, *given, *QUICK, *changed("+model.attention_directions=up"), code=1)
-    assert said.splitlines()[-1] == (
-        "fairseq-posenc: error: 1 of 1 runs failed; the same command tries them again: CoLA, "
-        "learning rate 0.003, seed 1: fairseq-hydra-train: --attention-directions up: unknown "
-        "direction 'up': choose both, lr or rl (its log: "
-        f"{tmp_path}/CoLA/lr0.003-seed1/train.log)"
-    )
-    assert "INFO" not in said
-    # Nothing was trained, so that the folder takes other settings.
-    assert main([*given, *SHORT]) == 0
+    given = arguments("m4m", *RATE, "--out", tmp_path, *QUICK)
+    for wrong in ("up", "down"):  # nothing was trained, so that the folder takes other settings
+        setting = f"+model.attention_directions={wrong}"
+        _, said = call(capsys, *given, *changed(setting), code=1)
+        assert said.splitlines()[-1] == (
+            "fairseq-posenc: error: 1 of 1 runs failed; the same command tries them again: CoLA, "
+            f"learning rate 0.003, seed 1: fairseq-hydra-train: --attention-directions {wrong}: "
+            f"unknown direction '{wrong}': choose both, lr or rl (its log: "
+            f"{tmp_path}/CoLA/lr0.003-seed1/train.log)"
+        )
+        assert "INFO" not in said
 
 
 def test_the_task_refuses_what_the_model_cannot_read_and_to_train_without_an_end():
@@ -261,6 +261,7 @@ def test_the_task_refuses_what_the_model_cannot_read_and_to_train_without_an_end
         GlueTask.setup_task(settings)
 
 
+@pytest.mark.matrix
 def test_glue_and_squad_hand_the_users_own_package_on(tmp_path):
     def command(*words: Any) -> None:
         run("fairseq-posenc", *words, "--user-dir", own_encodings())
