@@ -43,7 +43,7 @@ class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
     num_updates: int = 0  # made so far, for the message if training diverges
-    optimizer_source: Path | None = None  # checkpoint whose optimizer's state is loaded as well
+    optimizer_source: Path | None = None  # checkpoint whose optimizer's state is loaded, too
 
     def set_num_updates(self, num_updates: int) -> None:
         """Keep the number of updates, which fairseq's trainer gives before each update."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fairseq_posenc.hf import record
 
-# A pattern of modules that PEFT leaves alone. It warns, and quotes this, where a model has none.
+# A pattern of modules that PEFT leaves alone. It quotes this in a warning if a model has none.
 _EXCLUDED = rf"(?#call fairseq_posenc.hf.set_positions first)(.*\.)?{record.POSITIONS}"
 
 

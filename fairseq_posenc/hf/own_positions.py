@@ -118,14 +118,14 @@ def _read_configuration(config: Config) -> str:
 
 
 ATTENTION_TYPES = {"full_attention", "sliding_attention"}  # types of layers that are served
-# Why positions of some model types cannot be set, by a part of the type: `vl` for `qwen2_vl`.
-_REASONS = {
-    **dict.fromkeys(("vl", "glm4v", "omni"), "its code counts them on several axes (M-RoPE)"),
-    "gemma3n": "its layers share keys and values with others",
-    **dict.fromkeys(("inkling", "inkling2"), "its own code adds relative states to the scores"),
-    "umt5": "each layer has its own table of buckets, and here all layers share one",
-    **dict.fromkeys(("bloom", "falcon", "mpt", "deberta", "xlnet"), "it takes no other attention"),
-}
+# Why positions of some model types cannot be set, by parts of the type: `vl` for `qwen2_vl`.
+_REASONS = [
+    (("vl", "glm4v", "omni"), "its code counts them on several axes (M-RoPE)"),
+    (("gemma3n",), "its layers share keys and values with others"),
+    (("inkling", "inkling2"), "its own code adds relative states to the scores"),
+    (("umt5",), "each layer has its own table of buckets, and here all layers share one"),
+    (("bloom", "falcon", "mpt", "deberta", "xlnet"), "it takes no other attention"),
+]
 
 
 def explain_unservable(model: Any) -> str | None:
@@ -136,8 +136,8 @@ def explain_unservable(model: Any) -> str | None:
         return "set those of a part: model.model.language_model, or model.encoder and model.decoder"
     if getattr(config, "kv_lora_rank", None):
         return "its latent attention (MLA) rotates a part of each head that its own code appends"
-    parts = re.split("[_-]", str(config.model_type))  # so that `vl` is not found in `vlad`
-    if reasons := [reason for part, reason in _REASONS.items() if part in parts]:
+    words = re.split("[_-]", str(config.model_type))  # so that `vl` is not found in `vlad`
+    if reasons := [reason for parts, reason in _REASONS if {*parts} & {*words}]:
         return reasons[0]
     other = sorted(set(map(str, getattr(config, "layer_types", None) or ())) - ATTENTION_TYPES)
     return f"it has layers of {shortened(', '.join(other))}" if other else None

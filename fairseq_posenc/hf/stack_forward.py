@@ -93,11 +93,11 @@ class HFStackPositions(StackPositions):
             for index, attention in enumerate(stack.attentions)
         ]
         self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
-        rotates_alone = self.is_rotated == spec.list_rotated(count)  # wherever the spec does
+        rotates_alone = self.is_rotated == spec.list_rotated(count)  # the model's code, all
         drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind of layer
         acts_on = {item.encoding.acts_on for item in spec.items}
         is_plain = acts_on <= {"input", "rotation"} and not (self.directions or any(drafts))
-        # Whether attention and caches are the model's; `replacing` undoes it if a stack's are not.
+        # Whether attention and caches are the model's own; False later if another stack's are not.
         self.is_native = rotates_alone and stack.attends_plainly and is_plain
         before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
         attention = stack.config._attn_implementation
@@ -139,7 +139,7 @@ class HFStackPositions(StackPositions):
             )
 
     def get_extra_state(self) -> Tensor:
-        """Build the record for the state dict: the spec, and the length in training."""
+        """Build the record: spec, length in training, and causality if tables depend on it."""
         settings = WeightSettings()
         if any(item.encoding.rows_depend_on_causal for item in self.spec.items):
             settings = WeightSettings(attention="causal" if self.dims.causal else "bidirectional")
@@ -205,7 +205,7 @@ class HFStackPositions(StackPositions):
             )
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
         if not arguments.has_documents or self.boundary_id is not None:
-            self._refuse_gaps(positions)  # of padding, which may lie between documents alone
+            self._refuse_gaps(positions)  # padding between tokens, which only documents may have
         shared = compute_shared(self.shared, positions)
         if arguments.cached and not hasattr(arguments.cache, UNCOUNTED):  # of another origin
             last, first = shared[0].needed_keys()  # None: all keys are last, none are first

@@ -31,7 +31,7 @@ from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.specs import Spec
 
 _LARGEST_DIFFERENCE = 2e-5  # as a part of the largest output: room for float32's rounding
-_LONGEST_INPUT = 1024  # tokens that are compared; a wider window only reads back as the same
+_LONGEST_INPUT = 1024  # most tokens to compare; a wider window is only read back and compared
 _TEMPERATURE = "llama_4_scaling_beta"  # of Ministral 3, in its `rope_parameters`
 # Models -> others with weights of the same names, and with windows or layers without positions.
 _OTHERS = {"Cohere": "Cohere2", "Dots1": "ExaoneMoe", "Olmo2": "Olmo3", "SeedOss": "Qwen2"}
@@ -121,7 +121,7 @@ def _build(stock_class: Any, model: PreTrainedModel, stacks: list[Stack]) -> Pre
 def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> None:
     """Refuse a stock model whose outputs differ by too large a part of the largest output.
 
-    Where its head takes other inputs, such as several choices, its weights alone are compared.
+    Where its head takes other inputs, such as several choices, the base models are compared.
     """
     inputs, name = _draw_inputs(model, stack), type(stock).__name__
     try:

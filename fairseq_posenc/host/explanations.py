@@ -133,7 +133,7 @@ def _explain(error: BaseException, settings: Any) -> str | None:
 
 
 def _suggest_settings(error: ConfigKeyError | ConfigAttributeError) -> str:
-    """Suggest settings in place of one that hydra's section lacks, also those of other sections."""
+    """Suggest settings for one that a section of hydra lacks, also those of other sections."""
     key, section = str(error.key), error.parent_node
     if not isinstance(section, DictConfig):
         return ""

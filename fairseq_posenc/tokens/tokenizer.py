@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fairseq.data import Dictionary  # importing it takes seconds
     from typing_extensions import Self
 
-ENCODER_JSON, MERGES = "encoder.json", "vocab.bpe"
-PIECES = "sentencepiece.model"
+ENCODER_JSON, MERGES = "encoder.json", "vocab.bpe"  # names of the files of GPT-2's BPE
+PIECES = "sentencepiece.model"  # name of the file of a sentencepiece model, in a data-bin
 SPACE = "▁"  # sentencepiece's symbol of a space
 
 

@@ -60,7 +60,7 @@ class PositionConfig(FairseqDataclass):
 
 
 class StackSettings(NamedTuple):
-    """What our stack and its layers read, in fairseq's configuration as ``position``.
+    """What our stack and its layers read, stored in fairseq's configuration as ``position``.
 
     If LayerDrop's pruning keeps only some layers, ``spec`` and ``directions`` are of these.
     """
