@@ -139,7 +139,7 @@ def mix_corpora(
         num_train += finished["drawn"].get(f"train_{DOCUMENTS}", 0)
         print(f"{corpus.option}: {format_counts(finished['drawn'])}", flush=True)
     if not num_train:
-        raise UserError("nothing is left to train on: give less hold-out=, or more size= or lines=")
+        raise UserError("nothing is left to train on: lower hold-out=, or raise size= or lines=")
     for name, path in zip(names, paths):
         manifest.save("outputs", name, describe_file(path))
 

@@ -93,7 +93,7 @@ def _write_split(
     limits: tuple[int, float],
     folder: Path,
 ) -> dict[str, Any]:
-    """Write a split, and the raw text of a test set; return the counts.
+    """Write a split, and its raw text unless it is for training; return the counts.
 
     ``limits`` of training pairs are the maximum length and ratio of :func:`choose_pairs`.
     """

@@ -45,8 +45,8 @@ def map_chunks(
             yield key, future.result()
     except BrokenProcessPool:
         raise RunError(
-            "a worker process was ended from outside, often for lack of memory; "
-            "start the same command again, perhaps with fewer --workers, to go on"
+            "a worker process was killed, often for lack of memory; to continue, run the same "
+            "command again, perhaps with fewer --workers"
         ) from None
     finally:
         executor.shutdown(cancel_futures=True)

@@ -169,8 +169,8 @@ NUMBERS = [
     (f"mix --corpus plain TEXT size={'9' * 400}GiB", "write a number of B"),
     ("mix --corpus plain TEXT lines=²", "lines= is a whole number of lines or documents, not '²'"),
     ("mix --corpus plain TEXT hold-out=2", "fewer than hold-out"),
-    ("mix --corpus plain TEXT hold-out=1", "nothing is left to train on: give less hold-out="),
-    ("mix --corpus plain TEXT size=1B", "left to train on: give less hold-out=, or more size="),
+    ("mix --corpus plain TEXT hold-out=1", "nothing is left to train on: lower hold-out="),
+    ("mix --corpus plain TEXT size=1B", "left to train on: lower hold-out=, or raise size="),
     ("glue --max-tokens 7", f"argument --max-tokens: {WHOLE} 8, not '7'"),
     ("squad --stride 445", "--stride 445: give 1 to 444, as --max-length 512 leaves 444 "),
     (

@@ -120,7 +120,7 @@ def test_a_line_without_end_is_no_text_file(tmp_path, monkeypatch):
 
 def test_a_killed_worker_is_shown_in_one_line(tmp_path, text, monkeypatch):
     monkeypatch.setattr(command, "make_items", lambda *_, **k: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(UserError, match="a worker process was ended from outside"):
+    with pytest.raises(UserError, match="a worker process was killed, often"):
         run("--train", text, "--out", tmp_path / "bin")
 
 

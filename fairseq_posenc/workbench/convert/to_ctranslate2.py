@@ -74,12 +74,12 @@ def _refuse_unsupported(trained: OpenModel) -> None:
     lacks = "--to ctranslate2: CTranslate2 does not support"
     known = {"translation": FOR_TRANSLATION, "causal_lm": FOR_CAUSAL_LMS}.get(trained.head)
     if known is None:
-        raise UserError(f"{lacks} a {trained.head} model, but translation models and causal LMs")
+        raise UserError(f"{lacks} a {trained.head} model, only translation models and causal LMs")
     refuse_unsupported_parts(trained, "CTranslate2")
     for stack in trained.stacks.values():
         spec, activation = stack.spec, stack.cfg.activation_fn
         if activation not in _ACTIVATIONS:
-            raise UserError(f"{lacks} the activation {activation}, but {', '.join(_ACTIVATIONS)}")
+            raise UserError(f"{lacks} the activation {activation}, only {', '.join(_ACTIVATIONS)}")
         if others := sorted({item.name for item in spec.items} - known):
             raise UserError(f"{lacks} {spec}: {others[0]} is not one of {', '.join(sorted(known))}")
 

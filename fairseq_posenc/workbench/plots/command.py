@@ -78,7 +78,7 @@ def _find_subject(args: argparse.Namespace) -> Subject:
             raise UserError(f"--{name.replace('_', '-')} is for --encoding, not for --checkpoint")
         subjects = collect_subjects(open_model(args.checkpoint, args.data).model)
         if not subjects:  # its stacks are not ours
-            raise UserError(f"--checkpoint {args.checkpoint}: fairseq's own; use plot attention")
+            raise UserError(f"--checkpoint {args.checkpoint}: a fairseq model; use plot attention")
         stack = _choose_stack(f"--checkpoint {args.checkpoint}", list(subjects), args.stack)
         subject = replace(subjects[stack], checkpoint=args.checkpoint)
     else:

@@ -461,5 +461,5 @@ def test_an_error_on_either_side_of_the_padding_is_seen_and_none_in_it(side, err
     if not error:
         assert difference == 0
         return
-    with pytest.raises(UserError, match=r"scores differ by .* of the largest number, and 1e-05 is"):
+    with pytest.raises(UserError, match=r"scores differ by .* of the largest number; rounding"):
         comparison.refuse_difference("scores differ", difference)
