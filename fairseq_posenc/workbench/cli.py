@@ -115,7 +115,7 @@ def _run(argv: Sequence[str] | None) -> int | None:
     is_completing = "_ARGCOMPLETE" in os.environ  # on Tab, argcomplete's shell function sets it
     if is_completing:  # the shell passes the words typed so far in a variable
         words = os.environ["COMP_LINE"].split()[1:]
-    name = next((word for word in words if not word.startswith("-")), "")  # on Tab, its beginning
+    name = next((word for word in words if not word.startswith("-")), "")  # on Tab, only its start
     if name and name not in COMMANDS and not is_completing:
         meant = suggest(name, COMMANDS)  # "did you mean NAME? ", or ""
         raise UserError(f"there is no command '{name}': {meant}fairseq-posenc --help lists all")

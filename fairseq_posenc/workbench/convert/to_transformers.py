@@ -136,7 +136,7 @@ def _set_positions(trained: OpenModel, model: PreTrainedModel) -> None:
     specs = [stack.spec for stack in stacks]
     names = {item.name for spec in specs for item in spec.items}
     reads_ends = names & {"documents", "sentence_learned"}  # of sentences, at each `boundary_id`
-    with warnings.catch_warnings():  # of lost positions: the new model's, untrained
+    with warnings.catch_warnings():  # about lost positions, which are untrained
         warnings.simplefilter("ignore")
         set_positions(
             model,

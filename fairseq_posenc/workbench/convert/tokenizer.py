@@ -157,7 +157,7 @@ def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:
     gpt2_ids = json.loads((folder / ENCODER_JSON).read_text(encoding="utf-8"))
     pieces = {str(gpt2_id): piece for piece, gpt2_id in gpt2_ids.items()}
     indices = {pieces.get(symbol, symbol): index for symbol, index in dictionary.indices.items()}
-    lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()[1:]  # the first: a version
+    lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()[1:]  # [0]: a version
     merges = [(first, second) for first, second in map(str.split, filter(None, lines))]
     tokenizer = _build_bpe(_extend_vocabulary(indices, gpt2_ids), merges, fuse_unk=False)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -57,7 +57,7 @@ class TrainingEnd(NamedTuple):
     curve: Curve  # ends with the validation at the last update
     seconds: float = float("nan")  # fairseq's time of training, without start-up
     position_parameters: int = 0  # numbers in the parameters of the positions
-    diverged_at: int = 0  # update; 0 if it did not
+    diverged_at: int = 0  # update at which it diverged; 0 if it did not
 
 
 def train_command(

@@ -48,7 +48,7 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
             folder,
             config=config,
             trust_remote_code=False,
-            disable_mmap=True,  # a mapped file that is written ends the process (SIGBUS)
+            disable_mmap=True,  # SIGBUS would end the process if a mapped file is truncated
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that the info lists them; checked below
             **settings,

@@ -257,7 +257,7 @@ class OpenModel(OpenTask):
     def ties_embeddings(self) -> bool:
         """Whether input and output have the same embeddings."""
         outputs = {"encoder.lm_head.weight", "decoder.output_projection.weight"}
-        return outputs.isdisjoint(dict(self.model.named_parameters()))  # has tied ones once
+        return outputs.isdisjoint(dict(self.model.named_parameters()))  # lists tied ones once
 
 
 def open_model(

@@ -74,7 +74,7 @@ def _read_target(
         raise UserError(f"{folder}: its generation_config.json has no decoder_start_token_id")
     else:
         tokens = [start, *tokenizer(text_target=target)["input_ids"]]
-    if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id:  # a decoder only predicts it
+    if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id:  # the end is only predicted
         tokens.pop()
     refuse_long_text(f"{folder}:", len(tokens), read_limit(model))
     check_ids(folder, ids := torch.tensor([tokens]), model)

@@ -77,7 +77,7 @@ class Subject:
         """
         encoding = self.encodings[layer]
         positions = make_positions(self.dims.max_positions)
-        (shared,) = compute_shared(encoding.shared, positions)  # one for each kind of layer: one
+        (shared,) = compute_shared(encoding.shared, positions)  # one for each kind of layer
         terms = shared.terms | encoding.encodings.terms(positions)
         return positions.distances(), terms.expanded()
 

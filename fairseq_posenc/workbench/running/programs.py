@@ -165,7 +165,7 @@ def run_here(
         except UserError as error:  # or a RunError
             if not stopped:  # else we ended its program
                 say(f"{name}: {error}")
-            failures.append(f"{name}: {error}".splitlines()[0].rstrip(" :"))  # without the log
+            failures.append(f"{name}: {error}".splitlines()[0].rstrip(" :"))  # no log lines
         finally:
             free.put(environment)
 

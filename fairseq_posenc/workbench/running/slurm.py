@@ -56,7 +56,7 @@ def run_on_slurm(
     if _list_jobs(name) is None:
         raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
     _cancel(name)  # of a command that was killed
-    executor = AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=100)  # times requeued
+    executor = AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=100)  # most requeues
     executor.update_parameters(
         name=name,
         slurm_array_parallelism=jobs or len(tasks),

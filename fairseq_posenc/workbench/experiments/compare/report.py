@@ -57,7 +57,7 @@ def write_page(
     curves = {model.variant.name: model.curve for model in models}
     picture = io.BytesIO()  # empty if there is nothing to draw
     if figure := pictures.draw_curves(curves, "validation perplexity", log=True):
-        figure.savefig(picture, format="png", metadata={"Software": None})  # no version
+        figure.savefig(picture, format="png", metadata={"Software": None})  # no version in it
     template = (Path(__file__).parent / "page.html").read_text("utf-8")
     page = jinja2.Template(template, autoescape=True).render(
         plan=plan,

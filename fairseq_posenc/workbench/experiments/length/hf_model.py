@@ -55,7 +55,7 @@ def load(named: NamedModel, dtype: torch.dtype, longest: int) -> PreTrainedModel
     Raises:
         UserError: it is not a causal language model, or cannot take the positions.
     """
-    model = load_model(named.path, dtype=torch.float32)  # whatever its files have; `place` rounds
+    model = load_model(named.path, dtype=torch.float32)  # whatever its files have; see `place`
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise UserError(
             f"{named.name}: {named.path} is a {type(model).__name__}; give a causal language model"

@@ -137,7 +137,7 @@ class Predictor(NamedTuple):
             say(f"{cut:,} questions were longer than the limit and were cut")
         spans_of_questions: list[list[WindowSpans]] = [[] for _ in questions]
         lengths = np.array([len(window.tokens) for _, window in inputs])
-        order = np.argsort(-lengths, kind="stable")  # so that memory runs out early if at all
+        order = np.argsort(-lengths, kind="stable")  # longest first: memory runs out early or never
         at_most = int(lengths.max(initial=max_tokens))  # fairseq refuses a window above it
         with bar(desc="squad predict", total=len(inputs), unit=" windows") as progress:
             for batch in data_utils.batch_by_size(order, lengths.__getitem__, max_tokens=at_most):
