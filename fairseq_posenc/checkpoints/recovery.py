@@ -93,7 +93,7 @@ class Resumption(NamedTuple):
 
 
 def find_start(checkpoint: Any) -> Path | None:
-    """Find the local file that training starts from, by its ``checkpoint`` section, or None.
+    """Find the local file that training starts from, by fairseq's section ``checkpoint``, or None.
 
     Raises:
         UserError: an option names a file that does not exist.

@@ -9,7 +9,7 @@ from fairseq_posenc.errors import UserError, shortened
 # The name of our submodule in a stack and in its attentions, which users name to PEFT.
 POSITIONS = "positions"
 OUR_ATTENTION = "fairseq_posenc"  # name of our attention function in transformers
-POSITION_STATE = "position_state"  # argument of all layers: a `PassState`; of ours, a `LayerState`
+POSITION_STATE = "position_state"  # argument of layers, `PassState`; of our attention, `LayerState`
 # Fields of a configuration whose positions were set.
 SPEC_FIELD = "position_encoding"
 SPEC_FIELDS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")

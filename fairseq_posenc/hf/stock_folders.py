@@ -204,7 +204,7 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
     attending = [index for index, name in enumerate(types) if name in ATTENTION_TYPES]
     shares = [read_head_share(config, index) for index in attending]
     layers = _list_options(spec, dims, shares)
-    ropes = [dict(layer.get("rope_parameters", {})) for layer in layers]  # the stock class's own
+    ropes = [dict(layer.get("rope_parameters", {})) for layer in layers]  # {}: no rotation
     for index, layer in zip(attending, layers):
         types[index] = "sliding_attention" if "window" in layer else "full_attention"
     size = next((layer["window"]["size"] for layer in layers if "window" in layer), None)

@@ -27,7 +27,7 @@ from fairseq_posenc.host.explanations import FITTING_TASKS, watch
 from fairseq_posenc.host.startup import take_command
 
 _CROSS_ENTROPIES = ("cross_entropy", "label_smoothed_cross_entropy")
-_UNFIT = {LanguageModelingTask: ("masked_lm",), MaskedLMTask: _CROSS_ENTROPIES}  # criterions
+_UNFIT_LOSSES = {LanguageModelingTask: ("masked_lm",), MaskedLMTask: _CROSS_ENTROPIES}
 _PATIENCE_KEY = "patience"  # of the count in a checkpoint's extra state
 logger = logging.getLogger(__name__)
 _held: dict[Path, int] = {}  # folder -> descriptor of its lock, open until the process ends
@@ -91,10 +91,10 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
             f"train alone, as rank 0; give --distributed-world-size {started}"
         )
     checks.refuse_wrong_checkpoints(settings.checkpoint)
-    if type(task) in _UNFIT:  # not a user's own, which may build other batches
+    if type(task) in _UNFIT_LOSSES:  # not a user's own, which may build other batches
         # fairseq would fail in the first batch, or count tokens that are not masked.
         criterion = getattr(settings.criterion, "_name", settings.criterion)  # or a name alone
-        if criterion in _UNFIT[type(task)] or isinstance(model, FairseqEncoderDecoderModel):
+        if criterion in _UNFIT_LOSSES[type(task)] or isinstance(model, FairseqEncoderDecoderModel):
             raise UserError(f"the model, the task or the criterion does not fit: {FITTING_TASKS}")
         block, batch = settings.task.tokens_per_sample, settings.dataset.max_tokens
         if settings.task.sample_break_mode != "eos" and batch and block > batch:
