@@ -71,7 +71,7 @@ def replace_positions(
     if notes and has_weights:  # else its constructor called this, and weights are loaded later
         warning = "set_positions: " + "; ".join(dict.fromkeys(notes))  # layers have equal notes
         warnings.warn(warning, stacklevel=3)  # names the line that called `set_positions`
-    _install(model, stacks, parts)
+    _install(model, stacks, parts)  # also copies the configurations, which change below
     first, last = (parts[stack.module] for stack in (stacks[0], stacks[-1]))  # the encoder's first
     # With an encoder, caches also have all of its keys, which a window must not drop.
     if stacks[0].is_decoder_alone:

@@ -179,7 +179,7 @@ class HFStackPositions(StackPositions):
         self._check_attention(stack, arguments)
         if not arguments.cached:  # once for a text, not in each step of decoding
             _refuse_layers(stack)
-        self._fit_scalings(arguments)
+        self._fit_scalings(arguments)  # before any rotation is computed
         # FlashAttention keeps packed texts apart by their ids. Other layers of hybrids read none.
         has_flash = self.is_native and "flash" in stack.config._attn_implementation
         separates_by_ids = has_flash and not stack.is_hybrid
