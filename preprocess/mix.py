@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
         (corpus, list(map(read, find_files(corpus.paths))))
         for corpus in map(parse_corpus, args.corpus)
     ]
-    rules = MixtureRules(
+    rules = MixtureRules(  # in the order of its fields
         args.seed, args.sentences, args.unit, args.files, args.invalid_lines, args.workers
     )
     request = {

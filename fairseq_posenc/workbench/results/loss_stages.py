@@ -15,7 +15,7 @@ import numpy as np
 from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, Curve
 
 SLOPE_RATIO = 4  # factor by which the loss falls faster before and after the plateau than on it
-MIN_FALL = 0.1  # share of the loss's total fall that a dive has at least
+MIN_FALL = 0.1  # a dive has at least this share of the loss's total fall
 _SIDE_LINES = 2  # number of neighbouring lines of the log, on each side, that smooth a line
 _MIN_LINES = 3  # fewest lines of the log in a segment
 _MIN_NOISE = 0.001  # in nats; fairseq's logs round losses to 0.001 bits, so some show no noise

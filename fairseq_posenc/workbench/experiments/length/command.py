@@ -109,7 +109,7 @@ def _score_model(
         "text": checksum(args.text),
         "precision": [args.fp16, args.bf16],
         "max tokens": args.max_tokens,  # other batches round differently
-        "windows": [args.windows, args.lengths[-1]] if args.windows else None,  # set where they end
+        "windows": [args.windows, args.lengths[-1]] if args.windows else None,  # fix where they end
         "version": __version__,
     }
     total, longest = len(text) - 1, args.lengths[-1]  # lengths are sorted

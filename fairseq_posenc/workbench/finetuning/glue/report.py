@@ -50,7 +50,7 @@ def write_results(
     for run in finished:
         folder = run.folder(out)
         metric = f"{run.metric}_m" if len(TASKS[run.task].valid_splits) > 1 else run.metric
-        described = run.task, metric, run.learning_rate, run.seed, str(folder)
+        described = run.task, metric, run.learning_rate, run.seed, str(folder)  # the first fields
         results.append(GlueResult(*described, **read_json(folder / RESULT)))  # update, metrics, ...
     for group in group_by_task(results):
         for path in sorted(Path(find_best(group).folder).glob("submission/*.tsv")):  # predictions
@@ -105,7 +105,7 @@ def find_best(results: Sequence[GlueResult]) -> GlueResult:
 
 
 def _summarise_seeds(results: Sequence[GlueResult], metric: str, best: GlueResult) -> Row:
-    """Compute mean, median and sample deviation (0 for one run) over seeds, and add ``best``'s."""
+    """Compute mean, median and sample deviation (0 for one run) over seeds, and add ``best``."""
     values = [result.metrics[metric] for result in results]
     return {
         "learning_rate": results[0].learning_rate,
