@@ -180,7 +180,7 @@ def read_iwslt(
     inputs = {} if path.is_dir() else {path.name: checksum(path)}
 
     def read(pattern: str, language: str) -> NumberedLines:
-        """Read a file in one language; ``{}`` in ``pattern`` is the pair, in either order."""
+        """Read a file; ``{}`` in ``pattern`` is PAIR.LANGUAGE, with the pair in either order."""
         pairs = (f"{source}-{target}", f"{target}-{source}")
         names = [pattern.format(f"{pair}.{language}") for pair in pairs]
         for name in filter(files.__contains__, names):  # the first that the release has
