@@ -94,7 +94,7 @@ def test_a_layer_is_one_graph_when_compiled(spec, backend):
 @pytest.mark.parametrize(
     "spec",
     some_of(
-        ["rope+window(size=8)"], ["learned+m4m", "rope+window(size=8)", "t5+window(size=4,first=2)"]
+        ["rope+window(size=4)"], ["learned+m4m", "rope+window(size=4)", "t5+window(size=4,first=2)"]
     ),
 )
 def test_decoding_is_compiled_in_its_first_steps_alone(spec):

@@ -359,8 +359,9 @@ COMMANDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "command", "message"), COMMANDS.values(), ids=COMMANDS)
-def test_no_command_reads_weights_with_another_meaning(family, command, message):
+@pytest.mark.parametrize("name", some_of(["eval-lm", "validate", "generate"], COMMANDS))
+def test_no_command_reads_weights_with_another_meaning(name):
+    family, command, message = COMMANDS[name]
     assert message in command(base(family) / "checkpoint_last.pt").error()
 
 

@@ -206,17 +206,14 @@ HYDRA = [
     ("family", "change", "said"), product_of(["masked_lm", "causal_lm"], HYDRA)
 )
 def test_hydra_settings_are_refused_in_a_line(family, change, said):
-    task, arch = {
-        "masked_lm": ("masked_lm", "roberta_m4m_tiny"),
-        "causal_lm": ("language_modeling", "transformer_lm_rope_tiny"),
-    }[family]
+    lm = ("language_modeling", "transformer_lm_rope_tiny", "cross_entropy")
+    task, arch, criterion = lm if family == "causal_lm" else (family, "roberta_m4m_tiny", family)
     done = run(
         "fairseq-hydra-train",
         *(f"common.user_dir={USER_DIR}", "common.cpu=true", f"task={task}"),
         *(f"task.data={sentences()}", "task.tokens_per_sample=16", "dataset.batch_size=4"),
         *("optimizer=adam", "optimization.max_epoch=1", "checkpoint.no_save=true"),
-        *(f"criterion={'masked_lm' if family == 'masked_lm' else 'cross_entropy'}",),
-        *(f"+model._name={arch}", change),
+        *(f"criterion={criterion}", f"+model._name={arch}", change),
         fails=True,
     )
     assert done.status
