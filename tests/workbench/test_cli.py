@@ -27,6 +27,7 @@ from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from tests.helpers.commands import call, refused, script
 from tests.helpers.products import WHOLE
 from tests.helpers.tiny_models import COMPANIONS, NAMES
+from tests.workbench.reports.test_curves import write
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -172,7 +173,7 @@ def test_the_list_has_every_encoding_and_companion(capsys):
     ("line", "found"),
     [
         ("fairseq-posenc us", {"user-dir"}),
-        ("fairseq-posenc count --max", {"--max-positions"}),
+        pytest.param("fairseq-posenc count --max", {"--max-positions"}, marks=pytest.mark.slow),
         ("fairseq-posenc preprocess wiki", {"wikipedia", "wikitext"}),
     ],
 )
@@ -210,7 +211,9 @@ def test_preprocess_leaves_ctrl_c_as_it_was_if_a_program_cannot_be_imported():
 
 def test_the_environment_changes_no_command(tmp_path):
     code = "from fairseq_posenc.workbench.cli import main\n"
-    code += "def program(): return main(sys.argv[1:]) or main(['describe', 'rope'])"
-    plot = ["plot", "decay", "--encoding", "rope", "--out", tmp_path / "decay.png"]
+    code += "def program(): return main(sys.argv[1:])"
+    code += " or main(['describe', 'rope'])" * WHOLE  # compiles all of torch for PYTHONOPTIMIZE
+    log = write(tmp_path / "train.log", 8, 7)
+    curves = ["learning-curves", f"a={log}", "--out", tmp_path / "out"]
     environment = {**os.environ, "MPLBACKEND": "evil", "PYTHONOPTIMIZE": "2" if WHOLE else ""}
-    assert python(code, *plot, env=environment)[0] == 0  # WHOLE compiles all of torch for it
+    assert python(code, *curves, env=environment)[0] == 0

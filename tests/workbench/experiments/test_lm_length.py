@@ -97,7 +97,8 @@ def test_perplexities_are_those_of_single_passes(llama, measure, tmp_path):
 
     A stride longer than a window makes windows that do not overlap.
     """
-    tokens = Fast.from_pretrained(llama)(TEXT)["input_ids"]
+    (tmp_path / "text.txt").write_text(text := " ".join(WORDS * 2))
+    tokens = Fast.from_pretrained(llama)(text)["input_ids"]
     model = set_positions(LlamaForCausalLM.from_pretrained(llama), "alibi", 24)
     model.save_pretrained(tmp_path / "saved")
     save_tokenizer(tmp_path / "saved", WORDS)
@@ -192,8 +193,7 @@ def test_spread_windows_predict_the_same_tokens_at_every_length(llama, measure, 
 
 
 def test_names_may_be_specs_and_paths_may_have_an_at(llama, tmp_path):
-    odd = tmp_path / "a@b"
-    shutil.copytree(llama, odd)
+    odd = shutil.copytree(llama, tmp_path / "a@b")
     models_ = [f"rope(base=100)={odd}", f"near={odd}@alibi"]
     assert parse_models(models_) == [("rope(base=100)", odd, None), ("near", odd, "alibi")]
 
