@@ -26,7 +26,6 @@ from fairseq_posenc import specs
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.identity import Identity, is_identity
-from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.convert import comparison, stock_classes
 from fairseq_posenc.workbench.finetuning.glue.worker import predict
@@ -367,8 +366,6 @@ def compare_predictions(task: str, spec: str, raw: Path, data: Path, tokens: Pat
 def test_predictions_of_glues_published_set_are_those_of_fairseq(tmp_path):
     bpe, raw = DATA / "gpt2_bpe", DATA / "glue_data"
     start("glue", raw, "--out", tmp_path, "--tasks", "CoLA", *bpe_options(bpe))
-    made = open_glue_data(tmp_path / "CoLA")
-    assert made.dictionary.read_bytes() == (bpe / "dict.txt").read_bytes()
     compare_predictions("CoLA", "m4m", raw, tmp_path, bpe)
 
 

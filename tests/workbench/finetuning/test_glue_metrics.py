@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.data import NestedDictionaryDataset, RawLabelDataset
+from fairseq.dataclass.configs import CommonConfig
 from fairseq.trainer import Trainer
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from scipy import stats
 from sklearn import metrics as theirs
 
@@ -146,7 +148,8 @@ def test_updates_follow_from_the_data_or_the_paper():
 @pytest.mark.parametrize("value", ["true", "True", "yes", "on", "1", "false", "no", "0"])
 def test_the_cpu_is_chosen_by_every_value_that_fairseq_reads_as_true(value):
     word = f"++common.cpu={value}"
-    found = recipes.compose_recipe(CONFIGS / "m4m_mrpc.yaml", 3668, [word]).common.cpu
+    (read,) = OverridesParser.create().parse_overrides([word])
+    found = OmegaConf.merge(CommonConfig, {"cpu": read.value()}).cpu
     assert bool(recipes._ON_CPU.fullmatch(word)) == found
 
 

@@ -71,7 +71,7 @@ def data() -> Path:
     sets = [part for name in ("train", "valid", "test") for part in (f"--{name}", raw() / name)]
     languages = ["--source-lang", "fr", "--target-lang", "en"]
     words = ["preprocess", "translation", "files", *sets, *languages, "--vocab-size", 72]
-    run("fairseq-posenc", *words, "--out", out)
+    assert main([*map(str, words), "--out", str(out)]) == 0
     return out
 
 
