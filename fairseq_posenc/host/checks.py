@@ -22,16 +22,24 @@ _BETTER_LOW = {"loss", "nll_loss", "ppl"}  # metrics of validation
 _BETTER_HIGH = {"accuracy", "bleu", "f1", "acc_and_f1", "mcc", "pearson", "spearman"}
 
 
-def check_precision(common: Any) -> None:
-    """Refuse half precision without a GPU, and two precisions, in fairseq's section ``common``."""
+def check_precision(common: Any, noise: float = 0) -> None:
+    """Refuse half precision without a GPU, two precisions, and noise that stays in the weights.
+
+    fairseq writes the noise of ``--quant-noise-pq`` into the weights in place; only updates of
+    float32 copies, which ``fp16`` and ``bf16`` have, restore them. ``common`` is fairseq's section.
+    """
     chosen = [name for name in _HALF_PRECISIONS if getattr(common, name, False)]
     precisions = {name.removeprefix("memory_efficient_") for name in chosen}
     if len(precisions) > 1:
         flags = " and ".join(f"--{name}" for name in sorted(precisions))
         raise UserError(f"{flags} set two precisions: give one of them")
-    if find_spec("torch_xla"):  # it brings devices that torch does not list
-        return
-    if chosen and (common.cpu or not torch.cuda.is_available()):
+    if noise and (not chosen or chosen[0] not in ("fp16", "bf16")):
+        raise UserError(
+            "--quant-noise-pq would leave its noise in the weights: train on a GPU with --fp16 or "
+            "--bf16 (not memory-efficient), or leave it out"
+        )
+    lists_all = not find_spec("torch_xla")  # which brings devices that torch does not list
+    if chosen and lists_all and (common.cpu or not torch.cuda.is_available()):
         name, reason = chosen[0], "--cpu is given" if common.cpu else "torch sees none here"
         raise UserError(
             f"--{name.replace('_', '-')} is for GPUs, and {reason}: leave it out, and train with "
@@ -40,10 +48,7 @@ def check_precision(common: Any) -> None:
 
 
 def use_gpu_for_bf16(options: Any) -> None:
-    """Undo fairseq's choice of a TPU for ``--bf16`` if torch_xla, which TPUs need, is missing.
-
-    Otherwise training in bf16 would fail, on a GPU as well.
-    """
+    """Undo fairseq's TPU for ``--bf16`` without torch_xla, which would fail, on a GPU as well."""
     if getattr(options, "tpu", False) and options.bf16 and not find_spec("torch_xla"):
         options.tpu = False
 
@@ -143,8 +148,7 @@ def _damaged(index: Path, reason: str) -> UserError:
 def check_document_ends(spec: Spec, task: Any) -> None:
     """Refuse to train with ``documents`` on text in which the ends of documents are not marked.
 
-    Every ``</s>`` ends a document, or with ``end=empty`` every empty line. Only language models are
-    checked, as only their samples are blocks of running text.
+    Every ``</s>`` ends one, or with ``end=empty`` every empty line. Only language models read them.
     """
     ends = [dict(item.options).get("end") for item in spec.items if item.name == "documents"]
     if not ends or not isinstance(task, (LanguageModelingTask, MaskedLMTask)):

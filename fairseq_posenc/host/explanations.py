@@ -1,7 +1,4 @@
-"""Explains errors of fairseq that a user can fix, divergence among them, in one line each.
-
-The hook for exceptions (:mod:`~fairseq_posenc.host.startup`) prints the line.
-"""
+"""Explains errors of fairseq that a user can fix, in one line each, which `startup` prints."""
 
 import re
 import traceback

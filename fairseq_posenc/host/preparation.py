@@ -36,13 +36,13 @@ _held: dict[Path, int] = {}  # folder -> descriptor of its lock, open until the 
 def prepare_command(model: Any, task: Any, **stacks: Any) -> None:
     """Prepare the command that has built a model, whose ``encoder`` and ``decoder`` are ``stacks``.
 
-    Every model logs its encodings, and checks its data. One that is only loaded from a checkpoint
-    belongs to no command.
+    Every model logs its encodings and checks its data. One that is only loaded has no command.
     """
     command, settings = take_command()  # "" for all models but the first that a command builds
     if command:
         checks.use_gpu_for_bf16(settings.common)  # for architectures of a user; ours have done it
-        checks.check_precision(settings.common)
+        noise = getattr(settings.model, "quant_noise_pq", 0) if command == "train" else 0
+        checks.check_precision(settings.common, noise)
     checks.check_data_bins(task)
     for name, stack in stacks.items():
         logger.info("%s position encoding: %s", name, stack.describe())
@@ -61,8 +61,7 @@ def prepare_command(model: Any, task: Any, **stacks: Any) -> None:
 def prepare_evaluation(settings: DictConfig, max_positions: int) -> None:
     """Refuse blocks that fairseq-eval-lm would leave out, and shrink its batches of windows.
 
-    With ``--context-window``, fairseq counts only the tokens after the window for ``--max-tokens``,
-    so a batch could have thousands of blocks.
+    fairseq counts only tokens after ``--context-window``: batches could have thousands of blocks.
     """
     window = settings.eval_lm.context_window
     new_tokens = settings.task.tokens_per_sample  # fairseq-eval-lm has subtracted the window

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "options", "said"),
     [
-        ("causal_lm", ["--fp16"], "--fp16 is for GPUs, and --cpu is given"),
+        ("causal_lm", ["--fp16", "--quant-noise-pq=0.1"], "--fp16 is for GPUs, and --cpu is given"),
+        ("causal_lm", ["--memory-efficient-fp16", "--quant-noise-pq=1"], "(not memory-efficient)"),
+        ("translation", ["--quant-noise-pq", 0.1], "would leave its noise in the weights"),
         ("translation", ["--bf16"], "common.bf16=false"),
         ("causal_lm", ["--fp16", "--amp"], "set two precisions"),
         ("causal_lm", ["--best-checkpoint-metric", "bleu"], "add --maximize"),
@@ -44,9 +46,8 @@ def test_refused_at_the_start(family, options, said):
 
 
 def test_checkpoints_that_no_training_resumes_from_are_refused():
-    checkpoint = CheckpointConfig(write_checkpoints_asynchronously=True)
     with pytest.raises(UserError, match=r"no checkpoint_last\.pt to resume from"):
-        checks.refuse_wrong_checkpoints(checkpoint)
+        checks.refuse_wrong_checkpoints(CheckpointConfig(write_checkpoints_asynchronously=True))
 
 
 @pytest.mark.parametrize(
