@@ -213,7 +213,6 @@ def test_the_environment_changes_no_command(tmp_path):
     code = "from fairseq_posenc.workbench.cli import main\n"
     code += "def program(): return main(sys.argv[1:])"
     code += " or main(['describe', 'rope'])" * WHOLE  # compiles all of torch for PYTHONOPTIMIZE
-    log = write(tmp_path / "train.log", 8, 7)
-    curves = ["learning-curves", f"a={log}", "--out", tmp_path / "out"]
+    curves = ["learning-curves", f"a={write(tmp_path / 'a', 8, 7)}", "--out", tmp_path / "out"]
     environment = {**os.environ, "MPLBACKEND": "evil", "PYTHONOPTIMIZE": "2" if WHOLE else ""}
     assert python(code, *curves, env=environment)[0] == 0
