@@ -20,6 +20,7 @@ from fairseq_posenc.tokens.tokenizer import TextTokens
 from fairseq_posenc.workbench.finetuning.squad import predict
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from tests.helpers.exchanged import write_release
+from tests.helpers.products import some_of
 from tests.helpers.tiny_models import make_model
 
 TOKENS = torch.tensor([[0, 5, 6, 2, 2, 7, 8, 9, 2], [0, 9, 2, 2, 6, 2, 1, 1, 1]])
@@ -122,13 +123,13 @@ def test_no_questions_have_no_predictions():
     assert predict.Predictor(with_head(), None, "learned").predict([], max_tokens=64) == []
 
 
-OF_TABLES = "learned+m4m(max_distance=5)"
+SPECS = some_of(["learned+m4m(max_distance=5)"], ["learned+m4m(max_distance=5)", "rope", "none"])
 
 
 @pytest.mark.parametrize(
     ("arch", "options", "spec"),
     [
-        *(("roberta_none_tiny", {"position_encoding": x}, x) for x in (OF_TABLES, "rope", "none")),
+        *(("roberta_none_tiny", {"position_encoding": x}, x) for x in SPECS),
         ("roberta", {}, "learned"),
         ("roberta", {"encoder_learned_pos": False}, "sinusoidal(layout=fairseq)"),
         ("roberta", {"no_token_positional_embeddings": True}, "none"),
