@@ -168,7 +168,7 @@ def test_queries_are_the_last_tokens(direction, sizes, product):
 @pytest.mark.parametrize(
     ("form", "starts", "direction"),
     product_of(
-        some_of(["key table", "two tables", "product"], [*FORMS][3:]),
+        [*FORMS][3:],
         ["clipped", "buckets", "one row"],
         ["both", "lr"],
     ),
