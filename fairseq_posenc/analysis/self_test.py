@@ -54,7 +54,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     does_nothing = rotates and (products - plain).abs().max() < LEAST_CHANGE
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 
-    # As `compute_terms`, but with a row for each distance; `_split` replaces the projections.
+    # As `compute_terms`, which splits rows by heads as `_split` does, but a row for each distance.
     terms = encoding.collect_terms(shared) | encoding.encodings.input_terms(inputs, here)
     terms = terms.expanded().projected(_split).map(_to_float64)
     query, key, exact_value = map(_to_float64, (*rotated, value))
@@ -63,7 +63,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     for name in backends:
         if not BACKENDS[name].refuses(call):  # a reason, or empty
             attended, _ = BACKENDS[name].attend(call)
-            errors[name] = float((attended.double().cpu() - expected).abs().max())
+            errors[name] = float((attended.double() - expected).abs().max())
     return errors
 
 
@@ -74,4 +74,4 @@ def _split(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _to_float64(x: Tensor) -> Tensor:
-    return x.cpu().double() if x.is_floating_point() else x.cpu()
+    return x.double() if x.is_floating_point() else x

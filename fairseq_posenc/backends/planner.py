@@ -145,7 +145,7 @@ def _rank(call: AttentionCall) -> tuple[str, str]:
     cases = [  # condition, backends and reason; the first that holds counts
         (tgt_len == 1, fused, "a single query"),
         (src_len < SHORT, fused, f"fewer than {SHORT} keys"),
-        (not plain, "blocked reference", "no matrix of scores by distance"),
+        (not plain, "blocked reference", "more than a dot product and a bias"),
         (call.mask.limits, blocks, "hidden keys are left out"),
         (call.dropout > 0, blocks, "torch's attention is slow to drop weights"),
         (not tables, fused, "a plain dot product"),

@@ -60,7 +60,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     query, key, value, terms, mask, dropout, _ = call
     tgt_len, src_len, device = query.size(2), key.size(2), query.device
     scale = terms.scale(query.size(-1))
-    decay, _ = call.decay()  # `refuses` accepts only one of them
+    decay, _ = call.decay()  # the second is None: `refuses` accepts only one
     if decay is not None:
         query, key, value = (at_least_fp32(x) for x in (query, key, value))
         query, key, value = _append_decay(query * scale, key, value, decay)
@@ -105,7 +105,7 @@ def _has_bias(terms: Terms) -> bool:
 def _append_decay(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Append the decay c, ``(B or 1, H, S, parts)``, to scaled queries and keys as two channels.
+    """Append the decay c, ``(B or 1, H, S, parts)`` to sum up, to scaled queries and keys.
 
     The dot product [q_i, c_i, 1].[k_j, 1, -c_j] then includes c_i - c_j. It is computed in float32,
     whatever the precision of the model: c falls by up to 1 with each token. Zeros may follow, in
@@ -129,7 +129,7 @@ def _count_decay_channels(width: int, device: torch.device) -> int:
     """Count the channels of decay after ``width`` others, and of zeros that a device needs.
 
     torch's only fused kernel for float32 on a GPU takes multiples of 4. On a CPU all widths are
-    equal, and a copy for the zeros would double the time of a step.
+    as fast, and a copy for the zeros would double the time of a step.
     """
     return 2 + (-(width + 2) % 4 if device.type == "cuda" else 0)
 
@@ -138,8 +138,8 @@ def _choose_bias_dtype(query: Tensor, value: Tensor) -> torch.dtype:
     """Choose the type of a bias, and of the queries, keys and values with it.
 
     On a GPU it is that of the values: kernels read a bias of another type wrongly (pytorch#191612),
-    and in float32 they are several times slower. On a CPU, torch adds a bias to 16-bit queries not
-    faster than in float32 (fp16: several times slower), so there scores are in float32.
+    and in float32 they are several times slower. On a CPU, attention with a bias is no faster in 16
+    bits than in float32 (in fp16 several times slower), so there scores are in float32.
     """
     if query.device.type == "cuda" and value.dtype in (torch.float16, torch.bfloat16):
         return value.dtype

@@ -84,7 +84,7 @@ class Chunk(Encoding):
     def mask(self, positions: Positions) -> Mask:
         """Limit attention to the tokens of one chunk."""
         longest = self.size if positions.counted else None  # a caller's ids may repeat
-        return Mask(segments=positions.common_ids() // self.size, longest=longest)
+        return Mask(segments=positions.common_ids() // self.size, longest=longest)  # of a segment
 
 
 @register("documents")

@@ -38,7 +38,7 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
         return AdapterRecords, (self.model(),)  # a copy belongs to the copy of the model
 
     def adapter_state_dict(self, adapter_name: str, state_dict: Any = None) -> dict[str, Tensor]:
-        """Return the records, which PEFT adds to an adapter; warn of parameters that it lacks."""
+        """Return the records, which PEFT adds to an adapter; warn of parameters in no file."""
         model: Any = self.model()
         names = [name for name, _ in model.named_parameters() if record.is_of_positions(name)]
         if names and not (model.is_saved or any("modules_to_save" in name for name in names)):
@@ -50,7 +50,7 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
             )
         # PEFT saves the configuration next. That of prompts is not in the model.
         config: Any = (getattr(model, "peft_config", None) or {}).get(adapter_name)
-        if not getattr(config, "exclude_modules", True):  # most kinds have this field: left empty
+        if not getattr(config, "exclude_modules", True):  # if there is this field, and it is empty
             config.save_pretrained = partial(_save_configuration, config)
         return {key: part.get_extra_state() for key, part in record.list_positions(model).items()}
 

@@ -112,10 +112,10 @@ class ConfigWithPositions(Derived):
         }
         return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
-    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
-        """Save the configuration as transformers does, with the loader."""
-        super().save_pretrained(save_directory, **kwargs)  # type: ignore[misc]
-        (Path(save_directory) / f"{_LOADER}.py").write_text(_LOADER_TEXT, encoding="utf-8")
+    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
+        """Write config.json as transformers does, and the loader before an upload to the hub."""
+        super().to_json_file(json_file_path, use_diff)  # type: ignore[misc]
+        Path(json_file_path).with_name(f"{_LOADER}.py").write_text(_LOADER_TEXT, encoding="utf-8")
 
     @classmethod
     def get_config_dict(cls, source: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:

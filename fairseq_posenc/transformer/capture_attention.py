@@ -100,6 +100,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
         mask = context.mask.with_direction(attention.direction)  # for `cope`, which counts keys
         return split(query, key, terms, rotation, mask=mask)
     if isinstance(attention.q_proj, RotatedProjection):
+        # Attention to an encoder's output, with rope(cross_attention=true).
         context = state_of_kind(attention.q_proj.stack, attention.q_proj.kind)
         return split(query, key, Terms(), context.rotation, key_rotation=context.source_rotation)
     return split(query, key, Terms())

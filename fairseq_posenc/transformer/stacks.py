@@ -223,14 +223,13 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             key = layer.self_attn._get_full_incremental_state_key("steps")
             steps, tokens = incremental_state.get(key, 0), prev_output_tokens.size(1)
             if tokens != steps + 1:
-                raise UserError(
-                    f"{tokens} tokens were given to decode after {steps}: with an incremental "
-                    "state, decode token by token, from the first"
-                )
+                one_by_one = "with an incremental state, decode token by token, from the first"
+                raise UserError(f"{tokens} tokens were given to decode after {steps}: {one_by_one}")
             incremental_state[key] = tokens  # the cache may have fewer keys, with a window
-        shared = current_context()  # a caller's, of `at_positions`, or None
-        if shared is None or decoding:
+        if (shared := current_context()) is None:
             shared = self.compute_states(prev_output_tokens, decoding)
+        elif decoding:
+            raise UserError("at_positions: pass all tokens at once, without an incremental state")
         # Later steps of decoding find rotated keys in their caches.
         is_first = not decoding or prev_output_tokens.size(1) == 1
         if is_first and encoder_out is not None and self.spec.rotates_source:

@@ -518,8 +518,8 @@ def test_the_choice_is_logged_with_its_reason_once_for_each_case(caplog):
     terms = terms_of(channel_gain=torch.ones(1, ROWS, D), bias=torch.ones(1, ROWS))
     line = (
         "attention (channel gain, bias; cpu, float64, dropout): reference, "
-        "no matrix of scores by distance; not blocked: no matrix product computes a gain for each "
-        "channel"
+        "more than a dot product and a bias; not blocked: no matrix product computes a gain for "
+        "each channel"
     )
     with caplog.at_level("INFO"):
         for _ in range(3):

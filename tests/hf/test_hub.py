@@ -125,12 +125,15 @@ def run(program: str, hub: str, folder: Path, *arguments: object) -> None:
 PUSH = """
 import sys, torch
 from fairseq_posenc.hf import set_positions
+from huggingface_hub import model_info
 from tests.helpers.hf_models import MODELS, compute_logits, make_inputs
 from transformers import AutoModelForCausalLM
 name, folder = sys.argv[1:]
 for spec in ("alibi", "t5"):
     model = set_positions(MODELS["llama"].build(), spec)
     if folder:
+        model.config.save_pretrained(folder, push_to_hub=True, repo_id=name, token="hf_x")
+        assert "positions_loader.py" in [file.rfilename for file in model_info(name).siblings]
         model.save_pretrained(folder, push_to_hub=True, repo_id=name, token="hf_x")
     else:
         model.push_to_hub(name, token="hf_x")

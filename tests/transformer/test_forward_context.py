@@ -131,6 +131,9 @@ def test_attention_of_another_stack_is_refused(spec):
             model.decoder.layers[0].self_attn(x, x, x)
         with pytest.raises(UserError, match="outside its stack's forward"):
             model.decoder.extract_features(tokens)
+    refused = pytest.raises(UserError, match="at_positions: pass all tokens at once")
+    with model.decoder.at_positions(tokens, None), refused:
+        model.decoder.extract_features(tokens[:, :1], incremental_state={})
 
 
 @pytest.mark.parametrize(

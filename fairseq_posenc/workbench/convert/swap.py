@@ -16,8 +16,8 @@ from fairseq_posenc.workbench.hf.folders import is_stock, load_model
 # Names of the only files that are copied: those of a tokenizer, and a licence.
 _COPIED = re.compile(
     r"(tokenizer|vocab|merges|special_tokens|added_tokens|sentencepiece|spiece|source|target|"
-    r"sentence_bert|bpe|processor|preprocessor)[\w.]*\.(json|txt|model|bpe|spm)|"
-    r"chat_template\.jinja|(LICENSE|NOTICE)[\w.]*"
+    r"sentence_bert|bpe|processor|preprocessor|tekken)[\w.-]*\.(json|txt|model|bpe|spm|tiktoken)|"
+    r"chat_template\.(jinja|json)|(LICENSE|NOTICE)[\w.-]*"
 )
 # Ends the advice on loading a folder that transformers cannot load without this package.
 _IMPORTS = " after `import fairseq_posenc.hf` (and your own encodings), or trust_remote_code=True"
