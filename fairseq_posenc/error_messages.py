@@ -17,7 +17,7 @@ _ERROR_OF_RANK = re.compile(
     r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+(\n.+)*)", re.MULTILINE
 )
 _OF_FAIRSEQ = ("fairseq_cli", "hydra", "omegaconf")  # messages name fairseq, which installs them
-# The extras in pyproject.toml, with the modules that each of them installs.
+# Optional modules, by the extra in pyproject.toml that messages name for them.
 _MODULES = {
     "fairseq": {"argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown", "omegaconf", "regex"}
     | {"sacrebleu", "scipy", "sentencepiece", "tqdm"},
@@ -63,7 +63,7 @@ def describe_mistake(error: BaseException) -> str | None:
     if isinstance(error, FileNotFoundError) and error.errno and not error.filename:
         return "the working folder has been deleted; change to another one"  # os.getcwd()
     if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and error.filename:
-        return f"{error.filename}: {error.strerror}; change that, or name another place"
+        return f"{error.filename}: {error.strerror}; allow access, or name another place"
     code = _find_errno(error)
     name = getattr(error, "filename", None) or "a file"
     if code in DISK_FULL:

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class PassCache:
-    """Holds values as attributes: accelerate would copy a dictionary, for each layer its own."""
+    """Holds values as attributes: accelerate would copy a dictionary for each layer."""
 
 
 class Mask(NamedTuple):
@@ -65,7 +65,7 @@ class Mask(NamedTuple):
 
     @property
     def limits(self) -> bool:
-        """Whether a window or segments hide keys that the direction allows."""
+        """Whether a window or segments may hide keys that the direction allows."""
         return self.window is not None or self.segments is not None
 
     @property

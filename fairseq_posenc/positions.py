@@ -104,7 +104,7 @@ class Positions(NamedTuple):
         is_shifted: whether the id of a real token may differ from its index in the row. Padding
             before it is one cause; documents and ids that a caller gives are others.
         longest: the largest position plus 1, or an upper bound on it; 0 if not known.
-        first: result of :meth:`is_first`, if documents or a caller's ids set it; else None.
+        first: result of :meth:`is_first`, if it was computed before; else None.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, if a
             row has several documents; ``ids`` are then counted in the document.
         drawn: random numbers that tables and rotations use instead of ``ids``; None for ``ids``.

@@ -18,7 +18,7 @@ _HINTS = {
     "sine": "did you mean sinusoidal? ",
     "nope": "did you mean none? ",
     "yarn": "did you mean rope(scaling=yarn:2)? ",
-    "own": "own, in lower case, is for models of transformers alone; ",
+    "own": "own, in lower case, keeps a transformers model's positions, in set_positions; ",
 }
 # Encodings that act on these are companions: they change attention beside another encoding.
 _COMPANIONS = ("softmax", "mask", "positions")

@@ -29,7 +29,7 @@ SPECS = [
     *("rope+ssmax+documents", "sentence_learned+documents", "alibi+randomized"),
     *("m4m+window(size=6,first=1)+documents", "rope+ssmax+window(size=30,first=4)"),
 ]
-# Counted positions, and limits with and without documents, of a table by distance.
+# Counted positions; a table in a window and documents; a rotation in a window.
 CHOSEN = ["cope", *SPECS[-2:]]
 DYNAMIC = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
 

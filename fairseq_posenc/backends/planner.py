@@ -131,7 +131,8 @@ def _rank(call: AttentionCall) -> tuple[str, str]:
     is_padded = call.mask.key_padding is not None
     plain = terms.is_biased_dot_product  # no gain, cap or sink, and no vectors by distance
     tables = Terms([x for x in terms if isinstance(x, (ByDistance, NumbersByPair))])
-    fused, blocks = "sdpa reference" if plain else "reference", "blocked sdpa reference"
+    blocks = "blocked sdpa reference"
+    fused = "sdpa reference" if plain else "reference"  # which would refuse the others
     if is_exporting():  # so the length cannot decide
         return "sdpa reference", "a graph for all lengths"
     if call.query.device.type != "cpu":
@@ -149,8 +150,7 @@ def _rank(call: AttentionCall) -> tuple[str, str]:
         (call.mask.limits, blocks, "hidden keys are left out"),
         (call.dropout > 0, blocks, "torch's attention is slow to drop weights"),
         (not tables, fused, "a plain dot product"),
-        # `sdpa` needs gradients of all pairs, or a bias for each sentence.
-        (learns or is_padded, blocks, "no bias for each sentence, no matrix of gradients"),
+        (learns or is_padded, blocks, "sdpa would need gradients or a bias for all pairs"),
     ]
     found = ((order, reason) for holds, order, reason in cases if holds)
     return next(found, (fused, "a dot product and a fixed bias"))

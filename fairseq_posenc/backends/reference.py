@@ -187,7 +187,7 @@ def _multiply_single_rows(
         index = row_index(rows, first, 1, key.size(2), mask)[:, 0]  # [1 or B, S]
         selected = table.flatten(2).index_select(1, index.flatten()).unflatten(1, index.shape)
         selected = selected.transpose(0, 1).unflatten(-1, table.shape[2:])  # [1 or B, g, S, ...]
-    products = torch.einsum("bgsrd,bgsd->bgrs", selected, key)  # r: heads of a group g, or 1
+    products = torch.einsum("bgsrd,bgsd->bgrs", selected, key)  # [B, g, heads of g or 1, S]
     return products.expand(-1, -1, num_heads // key.size(1), -1).flatten(1, 2).unsqueeze(2)
 
 

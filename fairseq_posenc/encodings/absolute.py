@@ -102,7 +102,7 @@ class SentenceLearned(Learned):
     """
 
     without_options = ("axes",)  # specs refuse it: sentences have one axis
-    counts_in_sentences = True  # so it is refused with random positions
+    counts_in_sentences = True  # so specs refuse it with random positions
 
     def embed(self, positions: Positions) -> Tensor:
         """Look up the vectors of the queries' positions in their sentences, ``(B, T, C)``.

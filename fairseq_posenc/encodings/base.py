@@ -89,13 +89,13 @@ class Encoding(nn.Module):
     whole_stack: ClassVar[bool] = False  # True: all layers use it, whichever of them names it
     widens: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
     has_position_table: ClassVar[bool] = False  # True: a table has a row for each position
-    counts_in_sentences: ClassVar[bool] = False  # True: random positions would not change it
+    counts_in_sentences: ClassVar[bool] = False  # True: it counts the tokens of each sentence
     takes_real_ids: ClassVar[bool] = False  # True: positions may be any numbers, such as 0.5
     without_options: ClassVar[tuple[str, ...]] = ()  # options of its base class that specs refuse
     length_options: ClassVar[tuple[str, ...]] = ()  # that change only how many rows a table has
     zeros: ClassVar[tuple[str, ...]] = ()  # names of the parameters that start at 0
     ones: ClassVar[tuple[str, ...]] = ()  # of those that start at 1; others are drawn at random
-    rows_depend_on_causal: ClassVar[bool] = False  # True: a decoder cannot take an encoder's rows
+    rows_depend_on_causal: ClassVar[bool] = False  # True: rows mean other distances if causal
     causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     # How many numbers a position has, 2 for the row and column of a patch; 0: it reads no positions
     axes: int = 1
@@ -109,7 +109,7 @@ class Encoding(nn.Module):
         self.scale_factor = scale_factor  # c of 1 / sqrt(c * D); None: 1, or another encoding's
 
     def reset_parameters(self) -> None:
-        """Set ``zeros`` and ``ones``, and draw the others; called once the module is built."""
+        """Set ``zeros`` and ``ones``, and draw the others; `assembly` calls it once."""
         for name, parameter in self.named_parameters():
             if name in self.zeros or name in self.ones:
                 nn.init.constant_(parameter, 1.0 if name in self.ones else 0.0)
@@ -184,7 +184,7 @@ class Encoding(nn.Module):
     def states(self, x: Tensor) -> Tensor | None:
         """Project the input of the layer, ``(B, T, C)``, to states ``(B, H, T, W)``, or None.
 
-        They multiply the rows by distance of :class:`RowsByDistance` whose ``of`` is ``state``.
+        They are multiplied by the rows of :class:`RowsByDistance` whose ``of`` is ``state``.
         """
         return None
 

@@ -112,7 +112,7 @@ class Inkling(Encoding):
 
     acts_on = "scores"
     length_options = ("extent",)  # trained rows keep their distances if it changes
-    rows_depend_on_causal = True  # loading copies no encoder's rows to a decoder
+    rows_depend_on_causal = True  # loading copies no rows between encoders and decoders
 
     def __init__(self, dims: Dims, *, rank: int = 16, extent: int | None = None) -> None:
         super().__init__(dims)

@@ -111,7 +111,7 @@ class Documents(Encoding):
     acts_on = "mask"
     axes = 0  # it reads no position ids: it makes positions
     shared_by_layers = True  # one module, called once in a pass
-    whole_stack = True  # also for layers whose part of the spec does not name it
+    whole_stack = True  # also layers whose part of the spec does not name it
 
     def __init__(self, dims: Dims, *, end: Literal["eos", "empty"] = "eos") -> None:
         super().__init__(dims)

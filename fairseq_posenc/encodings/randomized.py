@@ -31,7 +31,7 @@ class Randomized(Encoding):
 
     acts_on = "positions"  # it numbers the tokens, for the other encodings
     shared_by_layers = True  # one module, which draws once for all layers
-    whole_stack = True  # also for layers whose part of the spec does not name it
+    whole_stack = True  # also layers whose part of the spec does not name it
     drawn_below: int
 
     def __init__(

@@ -1,6 +1,6 @@
 """Relative positions: trained rows for distances, in every layer (Shaw, Raffel, Huang).
 
-H heads, G tables (H, or 1 for all), R rows in a call, D head size; m layers, d head size.
+n positions, H heads, G tables (H, or 1), R rows in a call, D head size; m layers, d head size.
 """
 
 from typing import Any, ClassVar
@@ -42,10 +42,10 @@ class DistanceEncoding(Encoding):
         table.weight ``(G, 2K + 1, D)`` or ``(G, 2K + 1)``; table.reset ``(G, 2, D)`` or ``(G, 2)``.
     """
 
-    acts_on = "scores"  # or on the values, which belong to this place
+    acts_on = "scores"  # specs have no other place for rows of values
     length_options = ("max_distance",)  # trained rows keep their distances if it changes
     is_signed: ClassVar[bool] = True  # False: the table has K + 1 rows, one for both r and -r
-    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # vectors that rows multiply or add to; else numbers
+    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # see `RowsByDistance.of`; empty: numbers
     multiplies: ClassVar[bool] = False  # whether numbers, or products with rows, multiply q_i.k_j
 
     def __init__(

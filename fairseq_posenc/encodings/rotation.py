@@ -70,7 +70,7 @@ class PairRotation(NamedTuple):
         return rotated if self.decay is None else _clamp_as(rotated / self.decay, key)
 
     def has_cosines(self, form: str, width: int) -> bool:
-        """Check whether :meth:`cosines` of a form and width express the rotation: never a decay."""
+        """Check whether :meth:`cosines` of a form and width can express it: never with a decay."""
         pairs_halves = "pairs" not in form  # a head's first half with its second, not neighbours
         pairs = width if form == "half" else width // 2  # only `half` has a cosine of a pair once
         return self.decay is None and self.half == pairs_halves and self.phases.size(-1) == pairs

@@ -32,7 +32,7 @@ class ByPosition(Encoding, ABC):
         """Compute the factors at positions ``ids``, ``(B or 1, T)``, from 0, in float32."""
 
     def terms(self, positions: Positions) -> list[Term]:
-        """Multiply all scores of a query; ``randomized`` changes tables and rotations, not this."""
+        """Multiply all scores; random positions (``randomized``) do not change the factors."""
         factors = self._factors(positions.queries(positions.ids).float())  # of the last T tokens
         return [Temperature(factors.unsqueeze(1))]  # [B or 1, 1, T]
 
@@ -214,7 +214,7 @@ class Softcap(Encoding):
     Source:
         Gemma 2 (``attn_logit_softcapping``), arXiv:2408.00118, section 2.
     Differs:
-        nothing; transformers' sdpa leaves the cap out, and no backend here does.
+        nothing. (Unlike transformers' attention ``sdpa``, no backend here leaves the cap out.)
     """
 
     acts_on = "softmax"

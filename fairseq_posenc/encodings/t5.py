@@ -43,7 +43,7 @@ class T5(Encoding):
 
     acts_on = "scores"
     shared_by_layers = True  # one module, called once in a pass
-    rows_depend_on_causal = True  # loading copies no encoder's rows to a decoder
+    rows_depend_on_causal = True  # loading copies no rows between encoders and decoders
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Buckets(NamedTuple):
             # Where a bucket begins exactly, another library's logarithm may be a little less.
             return exact + int(share * (side - exact) + 1e-6)
 
-        starts = find_starts(find_bucket, side - 1, both_sides)  # of all: see `_FARTHEST`
+        starts = find_starts(find_bucket, side - 1, both_sides)  # all begin before `_FARTHEST`
         # Later keys have the rows from `side` on, the first unused: with `side` 4, 3 2 1 0 5 6 7.
         later = range(side + 1, 2 * side) if both_sides else ()
         return cls(starts, (*range(side - 1, -1, -1), *later))

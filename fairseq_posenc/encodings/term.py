@@ -33,7 +33,7 @@ class Term:
     """Base class of all terms."""
 
     label: ClassVar[str]  # `name`, unless a subclass computes it
-    letters: ClassVar[str] = ""  # one for each dimension of its tensors, such as BHTS: `map_axis`
+    letters: ClassVar[str] = ""  # of the dimensions of its tensors, such as BHTS; see `map_axis`
 
     @property
     def name(self) -> str:
@@ -103,7 +103,7 @@ class ByDistance(Term):
         return self.table if self.runs is None else self.runs.expand(self.table)
 
     def without_first_keys(self, count: int) -> Self:
-        """Leave out the ``count`` lowest distances and their rows: with runs, rows of no others."""
+        """Leave out the ``count`` lowest distances, and the rows that no other distance has."""
         dropped, runs = (count, None) if self.runs is None else self.runs.without_first(count)
         table = self.table.narrow(1, dropped, self.table.size(1) - dropped)
         return replace(self, table=table, runs=runs)
@@ -282,7 +282,7 @@ class Temperature(Term):
 class CountTemperature(Term):
     """A factor of all scores of a query i that sees n_i keys: offset + factor * ln(n_i).
 
-    >>> ssmax = CountTemperature(torch.full((2,), 0.2))  # two heads; 0.2 ln 148 is 1
+    >>> ssmax = CountTemperature(torch.full((2,), 0.2))  # of two heads; about 1 for 148 keys
     """
 
     factor: Tensor  # (G,)

@@ -1,7 +1,7 @@
 """Records the positions of a model in adapters of PEFT, which this module imports.
 
-PEFT lets each wrapper of a module that is trained as a whole add weights to an adapter that it
-saves, of whatever kind. Here a wrapper without a module adds the records.
+PEFT wraps modules that are trained as a whole, and saves what the wrappers return with adapters of
+all kinds. Here a wrapper without a module returns the records.
 """
 
 import copy
@@ -28,11 +28,11 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
     Methods without a description answer PEFT that no adapter trains this part.
     """
 
-    weight = None  # which PEFT reads where adapters are merged
+    weight = None  # PEFT reads it where adapters are merged
 
     def __init__(self, model: Any) -> None:
         super().__init__(None, "")
-        self.model = weakref.ref(model)  # which contains this part
+        self.model = weakref.ref(model)  # weak, as the model contains this part
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AdapterRecords, (self.model(),)  # a copy belongs to the copy of the model

@@ -54,7 +54,7 @@ class LayerState:
 class AttentionPositions(AttentionCore, nn.Module):
     """The positions of a layer's self-attention: its trained encodings, and how they are applied.
 
-    ``positions`` and ``stack`` are only read. ``index`` is the number of the layer.
+    ``positions`` and ``stack`` are read, not kept. ``index`` is the number of the layer.
     """
 
     def __init__(self, positions: HFStackPositions, stack: Stack, index: int) -> None:

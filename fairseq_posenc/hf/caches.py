@@ -1,8 +1,8 @@
 """Keeps what our attention needs of earlier tokens in transformers' caches.
 
-The decay of a token, G sums of logarithms of forget gates with two numbers each, is in layers after
+The decay of a token, H sums of logarithms of forget gates with two numbers each, is in layers after
 those of the model: transformers reorders, selects, crops and copies them with the keys.
-B batch, S tokens, T of them new, G heads with gates.
+B batch, S tokens, T of them new, H heads.
 """
 
 from collections.abc import Iterable
@@ -48,7 +48,7 @@ def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRow
 
 
 def read_decay(cache: Cache | None, layer: int, earlier: int) -> Tensor | None:
-    """Read the decay of ``earlier`` tokens, ``(B, G, S - T, 2)``, in its ``layer``; None for 0.
+    """Read the decay of ``earlier`` tokens, ``(B, H, S - T, 2)``, in its ``layer``; None for 0.
 
     Raises:
         UserError: the cache has none, or that of other tokens.
@@ -65,9 +65,9 @@ def read_decay(cache: Cache | None, layer: int, earlier: int) -> Tensor | None:
 
 
 def store_decay(cache: Cache, layer: int, decay: Tensor) -> None:
-    """Store the decay of all tokens, ``(B, G, S, 2)``, to read it in the next step."""
+    """Store the decay of all tokens, ``(B, H, S, 2)``, to read it in the next step."""
     while len(cache.layers) <= layer:
         cache.layers.append(DynamicLayer())
     cache.layers[layer] = DynamicLayer()
     # A cache layer has two tensors, so each of them holds one of a token's two numbers.
-    cache.layers[layer].update(*decay.split(1, -1))  # [B, G, S, 1] each
+    cache.layers[layer].update(*decay.split(1, -1))  # [B, H, S, 1] each

@@ -191,7 +191,7 @@ class Stack(NamedTuple):
         return [width] * len(self.attentions)
 
     def refuse_other_layers(self, spec: Spec) -> None:
-        """Refuse a spec that was read from the model, if it does not describe its layers."""
+        """Refuse a spec read from the model that no longer fits: layers were removed or added."""
         if hasattr(self.module, POSITIONS):
             kinds = [getattr(getattr(x, POSITIONS, None), "kind", None) for x in self.attentions]
             fits = kinds == [spec.layer_kind(index) for index in range(len(kinds))]
@@ -207,7 +207,7 @@ class Stack(NamedTuple):
 
     @property
     def weight_names(self) -> dict[str, str]:
-        """Our names of position parameters -> the names of such weights in the stock model.
+        """Names of our position parameters -> names of the same weights in the stock model.
 
         The last is in an attention, the others in the stack. Names of a missing part fit no weight.
         """

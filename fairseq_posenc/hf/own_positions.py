@@ -42,7 +42,7 @@ def read_positions(model: Any) -> str:
 
 def read_spec(model: Any) -> Spec:
     """Read the positions that a model, or its configuration, has: see :func:`read_positions`."""
-    if (positions := _find_positions(model)) is not None:  # its configuration may be a copy
+    if (positions := _find_positions(model)) is not None:  # its config may be another model's
         return positions.spec
     config = getattr(model, "config", model)
     if not isinstance(config, PretrainedConfig):

@@ -8,7 +8,7 @@ Nothing loads it as the stock model, whose positions are different. Auto classes
 model type, and stock classes do not know its attention function. In the file of weights, the record
 of positions has the name of a weight of the stock model, whose own name gets a suffix
 (:func:`~.record.exchange_names`): the record's shape does not fit, so that loaders of weights alone
-stop as well. So it is in state dicts of a model around this one, which saves its own configuration.
+stop as well. The same holds for state dicts of a model around this one, with its own config.
 """
 
 import json
@@ -46,7 +46,7 @@ except ImportError as error:
     message = "this model has other positions than its class in transformers: "
     raise ImportError(message + """{how_to_install("hf")}""") from error
 '''
-MODEL_TYPE = "fairseq_posenc.hf"  # of folders; where it is unknown, errors of transformers quote it
+MODEL_TYPE = "fairseq_posenc.hf"  # in config.json; an error of transformers quotes an unknown type
 _STOCK_TYPE = "base_model_type"  # key of the model type without positions, in config.json
 CLASS_PREFIX = "fairseq_posenc.hf."  # of classes in `architectures`, which are not stock
 _ATTENTION = "attn_implementation"  # key of the attention function, in config.json
@@ -152,7 +152,7 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
 class ModelWithPositions(Derived):
     """The part of a model with positions that its stock class, here ``super()``, lacks."""
 
-    is_first = True  # its `state_dict` comes before `StackWithPositions`', whose renaming it undoes
+    is_first = True  # its `state_dict` swaps back the names that `StackWithPositions`' exchanged
     config: PretrainedConfig
     is_saved = True  # as it is in a folder; False from `set_positions` until it is saved
 
@@ -164,7 +164,7 @@ class ModelWithPositions(Derived):
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         model = cast(PreTrainedModel, self)
-        replace_positions(model, PositionSettings.read(config), extend=None)  # weights come later
+        replace_positions(model, PositionSettings.read(config), extend=None)  # no loaded table yet
         self.record_in_adapters()
 
     def record_in_adapters(self) -> None:
@@ -185,8 +185,8 @@ class ModelWithPositions(Derived):
         """Save the model as transformers does.
 
         The folder is a stock one if a stock model computes the same. Otherwise, which is logged, it
-        has the spec, and records of the positions under names of stock weights. So have folders
-        from which ``Trainer`` resumes, and those of a given ``state_dict``.
+        has the spec, and records of the positions under names of stock weights. The same holds for
+        folders from which ``Trainer`` resumes, and those of a given ``state_dict``.
         """
         if kwargs.get("distributed_checkpoint"):
             raise UserError("distributed_checkpoint=True does not record positions: leave it out")
@@ -212,7 +212,7 @@ class ModelWithPositions(Derived):
         if is_whole:
             state_dict = dict(self.state_dict() if state_dict is None else state_dict)
             record.exchange_names(state_dict, type(self.config), saving=True)
-            kwargs["save_original_format"] = False  # which would rename weights, and so the record
+            kwargs["save_original_format"] = False  # True would rename weights, and so the record
         super().save_pretrained(folder, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
         self.is_saved = self.is_saved or is_whole
 
@@ -244,8 +244,8 @@ class ModelWithPositions(Derived):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the weights as torch does; PEFT reads them before it saves adapters.
 
-        torch passes a ``prefix`` if this model is a part of another one. Then the names stay as the
-        stack has exchanged them (``exchange_names``), unless the other one is only a wrapper.
+        The stack (``StackWithPositions``) exchanges names in its own state dict. They are exchanged
+        back here in a whole model, whose ``prefix`` is empty, or one of a mere wrapper.
         """
         self.record_in_adapters()  # PEFT may be imported by now
         state: dict[str, Any] = super().state_dict(*args, **kwargs)  # type: ignore[misc]

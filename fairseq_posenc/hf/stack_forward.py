@@ -93,7 +93,7 @@ class HFStackPositions(StackPositions):
             for index, attention in enumerate(stack.attentions)
         ]
         self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
-        rotates_alone = self.is_rotated == spec.list_rotated(count)  # the model's code, all
+        rotates_alone = self.is_rotated == spec.list_rotated(count)  # our code rotates none
         drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind of layer
         acts_on = {item.encoding.acts_on for item in spec.items}
         is_plain = acts_on <= {"input", "rotation"} and not (self.directions or any(drafts))

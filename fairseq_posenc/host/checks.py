@@ -48,7 +48,7 @@ def check_precision(common: Any, noise: float = 0) -> None:
 
 
 def use_gpu_for_bf16(options: Any) -> None:
-    """Undo fairseq's TPU for ``--bf16`` without torch_xla, which would fail, on a GPU as well."""
+    """Without torch_xla, undo fairseq's choice of a TPU for ``--bf16``: it fails, also on a GPU."""
     if getattr(options, "tpu", False) and options.bf16 and not find_spec("torch_xla"):
         options.tpu = False
 
@@ -148,7 +148,7 @@ def _damaged(index: Path, reason: str) -> UserError:
 def check_document_ends(spec: Spec, task: Any) -> None:
     """Refuse to train with ``documents`` on text in which the ends of documents are not marked.
 
-    Every ``</s>`` ends one, or with ``end=empty`` every empty line. Only language models read them.
+    Every ``</s>`` ends one, or with ``end=empty`` every empty line. Other tasks are not checked.
     """
     ends = [dict(item.options).get("end") for item in spec.items if item.name == "documents"]
     if not ends or not isinstance(task, (LanguageModelingTask, MaskedLMTask)):

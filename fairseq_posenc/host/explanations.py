@@ -23,8 +23,7 @@ FITTING_TASKS = (  # in messages: the --task and --criterion that the models nee
     "roberta_* and decbert_* are trained with --task masked_lm --criterion masked_lm, "
     "transformer_lm_* with --task language_modeling, transformer_* with --task translation"
 )
-# What to say about errors of fairseq. Each line with a colon is a pattern of how such errors begin
-# and the advice, which the lines below continue; \1 in it is the first group of the pattern.
+# Patterns of how fairseq's errors begin -> what to say; \1 is the first group of the pattern.
 _ADVICE = {
     r"\"'_name'\"|Could not infer task": "fairseq has no model._name, or task._name, of this name; "
     "in Python, from_pretrained needs user_dir='fairseq_posenc'",
@@ -34,10 +33,11 @@ _ADVICE = {
     r"(\w+) is required!": r"no \1 is chosen: give one, as in --optimizer adam",
     r"(?s)field '.*\.(\w+)' is not Optional": r"the setting \1 needs a value: give one, as an "
     "option of this name with - for _",
-    r"(?s).* is not a ListConfig.*full_key: (\S+)": r"\1 is a list: write brackets, \1=[0.001]",
-    r"(?s)(?:Error parsing|Ambiguous value)[\w ]+ '([^=]+)=([^'\n]+)'.*(?:Unknown f|sweep over)": (
-        "a value with parentheses or commas needs its own quotes within the shell's: \"\\1='\\2'\""
-    ),
+    r"(?s)Invalid value assigned: .* is not a ListConfig.*full_key: (\S+)": r"\1 is a list: write "
+    r"brackets, as in \1=[0.001]",
+    r"(?s)(?:Error parsing override|Ambiguous value for argument) '([^=]+)=([^'\n]+)'.*"
+    "(?:Unknown function|sweep over it)": "a value with parentheses or commas needs its own quotes "
+    "within the shell's: \"\\1='\\2'\"",
     r"(?s)Error parsing override '([^'\n]+)'.*missing EQUAL": r"\1 is not a setting: write "
     "KEY=VALUE, as in model.position_encoding=m4m",
     "The dataset is empty": "a split has no batches left: if the log counts samples of invalid "
@@ -95,7 +95,7 @@ def _explain(error: BaseException, settings: Any) -> str | None:
         reason = shortened(" ".join(str(error).splitlines()[0].split()))
         if isinstance(error, ConfigKeyError | ConfigAttributeError):
             # "is not in struct": the file of settings lacks it.
-            add = f"; +{name}=VALUE adds it to the file's" if "struct" in reason else ""
+            add = f"; +{name}=VALUE adds it to the file's settings" if "struct" in reason else ""
             return f"there is no setting {name}: {_suggest_settings(error)}{reason}{add}"
         return f"the setting {name}: {reason}" if name else reason
     # A setting that caused hydra's error explains more: `chain` yields it next.

@@ -61,7 +61,7 @@ def prepare_command(model: Any, task: Any, **stacks: Any) -> None:
 def prepare_evaluation(settings: DictConfig, max_positions: int) -> None:
     """Refuse blocks that fairseq-eval-lm would leave out, and shrink its batches of windows.
 
-    fairseq counts only tokens after ``--context-window``: batches could have thousands of blocks.
+    ``--max-tokens`` does not count ``--context-window``: batches could have thousands of blocks.
     """
     window = settings.eval_lm.context_window
     new_tokens = settings.task.tokens_per_sample  # fairseq-eval-lm has subtracted the window
@@ -168,7 +168,7 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
         return  # a new run, whose optimizer starts fresh
     resumed = check_resumption(path, settings)  # what fairseq will load of the checkpoint
     if resumed.loads_optimizer:
-        model.optimizer_source = path  # loading then refuses to resize tables: the state fits none
+        model.optimizer_source = path  # loading refuses other sizes, which its state would not fit
     finished = resumed.loads_optimizer and report_if_finished(path, resumed.updates, settings)
     if finished or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
@@ -197,7 +197,7 @@ def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> bool:
     """Restore the count of ``--patience`` in a checkpoint (:func:`_prepare_saving`), if any.
 
     Returns:
-        Whether the run had already ended, which is logged; fairseq would train until validation.
+        Whether the run had ended, which is logged; fairseq would train until the next validation.
     """
     counter = _find_counter()
     is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader  # counts from 0 again

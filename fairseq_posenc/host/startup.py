@@ -45,7 +45,7 @@ _RECORDER = _SettingsRecorder()
 def take_command() -> tuple[str, Any]:
     """Return the command that has started since the last call, and its configuration, or "", None.
 
-    So a command is prepared once, for its first model; later errors are explained without it.
+    Only the first model of a command gets them, and prepares the command (``preparation``).
     """
     started, _RECORDER.started = _RECORDER.started, ("", None)
     return started
@@ -106,7 +106,7 @@ def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
     if not str(caller.f_globals.get("__name__")).startswith("fairseq."):
         return
     if event == "compile":
-        source = arguments[0]  # `eval` passes bytes in UTF-8; `is_literal` refuses others
+        source = arguments[0]  # `eval` passes UTF-8; `is_literal` refuses other codings
         text = source.decode("utf-8", "replace") if type(source) is bytes else source
         if type(text) is not str or not safe_loading.is_literal(text):
             raise UserError(

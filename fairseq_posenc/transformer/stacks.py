@@ -160,12 +160,12 @@ class _PositionalStack(nn.Module):
         """
         tgt_len = 1 if decoding else tokens.size(1)
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len)
-        positions = self.encodings.number(positions)  # restarts in documents, of counted tokens
+        positions = self.encodings.number(positions)  # restarts in each document
         if ids is not None:
-            positions = positions.replace_ids(ids)
+            positions = positions.replace_ids(ids)  # where documents begin stays the same
         if self.has_reset:
             positions = positions._replace(first=positions.is_first())  # once for all layers
-        built = self.settings.spec, self.settings.dims  # the layers': loading changes `self.dims`
+        built = self.settings.spec, self.settings.dims  # layers compare it; loading changes `dims`
         return tuple(x._replace(stack=built) for x in compute_shared(self.encodings, positions))
 
 

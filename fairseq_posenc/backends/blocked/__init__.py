@@ -63,7 +63,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     kept = ("query_table", "key_table")
     call = call._replace(terms=call.terms.expanded(lambda term: term.name not in kept))
     blocks = split(call)
-    before, after = zip(*(block.far for block in blocks))  # how many keys are beyond table ends
+    before, after = zip(*(block.far for block in blocks))  # numbers of far keys
     operands = lay_out(call, has_far=(any(before), any(after)))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     # No block is saved under hooks on saved tensors: they miss dropped graphs, or offload blocks.
@@ -98,7 +98,7 @@ def _count_saved_bytes(call: AttentionCall) -> int:
     Hidden pairs count: a call with a window saves blocks only where one without does.
     """
     terms, temperature = call.terms, call.temperature()
-    numbers = 1  # saved for each pair: its weight, and then
+    numbers = 1  # saved for each pair: the weight
     numbers += int(terms.gain is not None)  # the content, for the gain's gradient
     if terms.product:  # a product for each pair; if distances share rows, for each token and row
         tables = [x for x in (terms.rows("query"), terms.rows("key")) if x is not None]

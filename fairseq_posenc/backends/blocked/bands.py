@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-# n is padded to a multiple of MAX_TILE (MIN_TILE below FEW_TOKENS); N is the largest that fits.
+# n is padded to a multiple of MAX_TILE (MIN_TILE below FEW_TOKENS), and N is gcd(n, MAX_TILE).
 MAX_TILE, MIN_TILE, FEW_TOKENS = 64, 16, 128
 
 
@@ -105,7 +105,7 @@ class Band(torch.autograd.Function):
         skewed[..., pairs.size(4) :] = 0
         by_tile = grad.unflatten(3 if ctx.of_keys else 2, (-1, size))
         by_tile = by_tile.permute(0, 1, 3, 4, 2) if ctx.of_keys else by_tile
-        few = (-1, math.gcd(pairs.size(4), 16))  # a copy that transposes is faster in small parts
+        few = (-1, math.gcd(pairs.size(4), 16))  # transposing is faster in parts that fit a cache
         pairs.unflatten(4, few).copy_(by_tile.unflatten(4, few))
         x_grad = (skewed @ window).unflatten(2, (-1, size))  # [G, tiles, k * h / G, N, D]
         rows_grad = torch.zeros_like(rows)

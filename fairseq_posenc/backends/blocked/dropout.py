@@ -1,4 +1,4 @@
-"""Softmax, dropout and the sum of values of a block, which save one number for each pair.
+"""Softmax, dropout and the sum of values of a block, which store one number for each pair.
 
 Every query of a head draws two seeds of 32 bits, q and r, and every key draws one seed k. The hash
 ``(((q ^ k) * MURMUR_MULTIPLIER) ^ r) * XXHASH_MULTIPLIER`` decides whether the weight of a pair is

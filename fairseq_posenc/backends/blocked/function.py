@@ -44,14 +44,14 @@ class Computation:
     saves: bool  # whether the graphs of blocks are kept for the backward pass
 
     def list_blocks(
-        self, mask: Mask | None, device: torch.device
+        self, device: torch.device, with_hidden: bool = True
     ) -> Iterator[tuple[Block, Tensor | None]]:
-        """Yield each block with the pairs that a mask hides, ``(k or 1, 1, M, W)``, or None."""
+        """Yield each block with its hidden pairs, ``(k or 1, 1, M, W)``, or None without a mask."""
         place = hidden = None
         for block in self.blocks:
-            if mask is not None and place != (block.sentences, block.queries):
+            if self.mask is not None and with_hidden and place != (block.sentences, block.queries):
                 place = block.sentences, block.queries  # the next blocks differ in heads alone
-                of_sentences = mask.select_sentences(block.sentences)
+                of_sentences = self.mask.select_sentences(block.sentences)
                 hidden = of_sentences.hides(*block.list_places(self.src_len, device))[:, None]
             yield block, hidden
 
@@ -110,7 +110,7 @@ class Computation:
         parts = [before, F.pad(x.key, more) if more[1] else x.key, after]
         keys = torch.cat(parts, 2).mT
         place = keys.data_ptr()
-        with saved_tensors_hooks(  # the graph joins the parts again, in the 3-D form that `@` saves
+        with saved_tensors_hooks(  # saves no copy of `keys`: joins its parts again, as `@` saves it
             lambda saved: None if saved.data_ptr() == place else saved,
             lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
         ):
@@ -177,7 +177,7 @@ class Blocks(torch.autograd.Function):
         sums = call.value.new_empty(queries, batch, heads, call.value.size(3))
         sums = sums.permute(1, 2, 0, 3)  # [B, H, T, D]; fairseq's `(T, B, C)` is a view of it
         ctx.graphs = []
-        for block, hidden in work.list_blocks(work.mask, sums.device):
+        for block, hidden in work.list_blocks(sums.device):
             graph = work.attend(call, block, hidden)
             if work.saves:
                 ctx.graphs.append(graph)
@@ -200,7 +200,7 @@ class Blocks(torch.autograd.Function):
                 is_transposed = name.endswith(("key", "value"))
                 totals[index] = x.new_zeros(x.mT.shape).mT if is_transposed else torch.zeros_like(x)
         graphs, ctx.graphs = ctx.graphs[::-1], []  # a second backward pass computes them again
-        for block, hidden in work.list_blocks(None if graphs else work.mask, grad.device):
+        for block, hidden in work.list_blocks(grad.device, with_hidden=not graphs):
             with no_autocast(grad.device):
                 if graphs:
                     leaves, attended = graphs.pop()

@@ -74,9 +74,9 @@ class Block:
 
         Args:
             x: the tensor; a dimension of size 1 is kept whole, as it is for all.
-            axes: a letter for each dimension: B, H, T and S as above, R distances; b keys that are
-                far before all queries, a those far after them, n near keys, all others, r the
-                distances of these; other dimensions are taken whole.
+            axes: a letter for each dimension: B, H, T and S as above; b the keys that are far
+                before all queries, a those far after them, n the near ones between; R the distances
+                of all keys, r of near ones. Dimensions with other letters are taken whole.
         """
         whole, places = slice(None), self._places
         return x[tuple([places.get(y, whole) if n > 1 else whole for y, n in zip(axes, x.shape)])]
@@ -107,7 +107,7 @@ def split(call: AttentionCall) -> list[Block]:
             if near is not None:  # the distance of key j from query i' is i' + j - (S - 1)
                 low = near[0] + src_len - queries.stop  # the first key that is near for any query
                 high = near[1] + src_len - 1 - queries.start  # the first one that is far for all
-                low = min(max(low, keys.start), keys.stop - 1)  # a key at least is near
+                low = min(max(low, keys.start), keys.stop - 1)  # at least one key is near
                 far = low - keys.start, keys.stop - max(min(high, keys.stop), low + 1)
             places.append((queries, keys, far))
         widest = max(keys.stop - keys.start for _, keys, _ in places)

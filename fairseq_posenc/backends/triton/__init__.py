@@ -29,7 +29,7 @@ UNSERVED = {  # why the others are not
     "counted_table": "counted positions depend on all scores of a query",
     "channel_gain": "no matrix product computes a gain for each channel",
     "pair_bias": "a bias for each pair of tokens is not a function of their distance",
-    "content_rows": "the rows have not been projected yet",
+    "content_rows": "each layer has to project the rows first",
 }
 MIN_VERSION = (3, 6)  # of Triton: the oldest that these kernels were compiled with
 
@@ -97,5 +97,5 @@ def _parse_version(path: str) -> str:
 
 
 def is_interpreted() -> bool:
-    """Check whether Triton interprets kernels on the CPU, as in tests, and compiles none."""
+    """Check whether Triton interprets kernels on a CPU, as in tests, instead of compiling them."""
     return os.environ.get("TRITON_INTERPRET") == "1"

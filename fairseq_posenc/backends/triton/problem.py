@@ -97,7 +97,7 @@ class Problem(NamedTuple):
         return [*self[:3], *(table and table.rows for table in self.tables)]
 
     def with_tensors(self, tensors: Sequence[Tensor | None]) -> "Problem":
-        """Replace the tensors, in the order of :attr:`tensors`; they are in the first 7 fields."""
+        """Replace the tensors, in the order of :attr:`tensors`; the first 7 fields have them."""
         tables = [old and old._replace(rows=new) for old, new in zip(self.tables, tensors[3:])]  # type: ignore[arg-type]
         return Problem(*tensors[:3], *tables, *self[7:])  # type: ignore[call-arg, arg-type]
 

@@ -105,10 +105,10 @@ def load_band(problem, opt, table, head, at):
 
 @triton.jit
 def find_columns(problem, opt, batch, first_row, SIGN: tl.constexpr, PART: tl.constexpr = None):
-    """Find the columns of a tile's rows that may be seen, from the start of a block to an end.
+    """Find the range of columns that a tile's rows may see; it starts with a block of columns.
 
-    Rows are queries (SIGN 1) or keys (SIGN -1); without PART, the columns of all three. ``visible``
-    has the first and last column of every row, ``(B or 1, rows)``; neither falls from row to row.
+    Rows are queries (SIGN 1) or keys (SIGN -1); PART, if given, limits the range to BEFORE, NEAR or
+    AFTER. ``visible`` has the first and last column of every row, ``(B or 1, rows)``, ascending.
     """
     visible = problem.visible_keys if SIGN > 0 else problem.visible_queries
     count = problem.tgt_len if SIGN > 0 else problem.src_len
@@ -250,7 +250,7 @@ def compute_scores(
 ):
     """Compute content, gain, query term, key term and score of a tile's pairs.
 
-    A missing gain or term is 1. Added terms without a gain may be in content, then never read.
+    A missing gain or term is 1. Without a gain, content may have added terms: only score is read.
     """
     at = first_key - first_query - opt.M + 1  # distance of the band's first row
     gain, query_term, key_term = 1.0, 1.0, 1.0

@@ -57,9 +57,9 @@ def regression(predictions: Tensor, scores: Tensor) -> dict[str, float]:
     return {name: 100.0 * float(measure(*vectors).statistic) for name, measure in measures.items()}
 
 
-def has_no_ranking(predictions: Tensor) -> bool:
-    """Check whether scores, (N,), are none, all equal, or not all finite."""
-    return not predictions.isfinite().all() or len(predictions.unique()) < 2
+def has_no_ranking(scores: Tensor) -> bool:
+    """Check whether scores, (N,), are empty, all equal, or not all finite."""
+    return not scores.isfinite().all() or len(scores.unique()) < 2
 
 
 def _divide(part: float, whole: float) -> float:
