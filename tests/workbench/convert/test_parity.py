@@ -126,7 +126,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {  # options of the command -> model
         ("translation", "shaw(per_head=true)", {}, "perhaps of shaw"),
         ("translation", "rope", {"attention_directions": "lr"}, "perhaps of rope"),
         ("translation", "rope", {"activation_fn": "linear"}, "the activation linear"),
-        ("masked_lm", "rope", {}, "but translation models and causal LMs"),
+        ("masked_lm", "rope", {}, "only translation models and causal LMs"),
         ("translation", "shaw(reset=true)", {}, "perhaps of shaw"),
         ("translation", "learned+rope", {}, "perhaps of learned"),
         ("translation", "rope(scaling=yarn:4:length=9,fraction=0.5)", {}, "perhaps of rope"),
