@@ -1,10 +1,9 @@
 """Derives classes at run time, for objects whose behaviour changes in place.
 
-The class of such an object is derived from its stock class and from one or more mixins, which come
-first. The same stock class and mixins always give the same class, and an object that gets a second
-mixin gets one class with both. One mixin may change ``forward``, by a method
-``run_forward(forward, args, named)``, which gets the stock one. A hook does not suffice: it runs if
-a module is called, not if only its ``forward`` is, which may be a compiled method.
+The class of such an object is derived from its stock class and from all of its mixins, which come
+first. One mixin may change ``forward``, by a method ``run_forward(forward, args, named)``, which
+gets the stock one. A hook does not suffice: it runs if a module is called, not if only its
+``forward`` is, which may be a compiled method.
 """
 
 from functools import cache, wraps

@@ -103,13 +103,14 @@ def copy_parameters(
 
 
 def _list_changes(encoding: Encoding, old: Spec, new: Spec) -> str:
-    """List options that change the meaning of parameters of an encoding, which both specs have."""
+    """List an encoding's options that differ between two specs and change what its rows mean."""
     old_options, new_options = (
         {option for item in spec.items if item.name == encoding.name for option in item.options}
         for spec in (old, new)
     )
     kept = (*encoding.length_options, "scale_factor")  # they change no row's meaning
-    changed = (f"{key}={x}" for key, x in old_options ^ new_options if key not in kept)
+    pairs = (("before", old_options - new_options), ("now", new_options - old_options))
+    changed = (f"{key}={x} {when}" for when, some in pairs for key, x in some if key not in kept)
     return ", ".join(sorted(changed))
 
 

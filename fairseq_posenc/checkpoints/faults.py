@@ -1,8 +1,4 @@
-"""Finds one-line messages for exceptions, above all for errors in reading a checkpoint.
-
-:func:`find_message` explains an exception that ended a command, :func:`describe_damage` one that
-was raised while this package read a checkpoint.
-"""
+"""Finds one-line messages for exceptions, above all for errors in reading a checkpoint."""
 
 import pickle
 import re
@@ -30,7 +26,7 @@ _OTHER_WEIGHTS = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(size .
 
 
 def find_message(error: BaseException) -> str | None:
-    """Find the message for a user's mistake anywhere in an exception's chain, else None.
+    """Find the message for a user's mistake in the chain of an exception that ended a command.
 
     fairseq wraps errors of loading a checkpoint in a general exception, so the chain is searched.
     """

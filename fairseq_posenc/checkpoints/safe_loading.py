@@ -23,11 +23,12 @@ from fairseq_posenc.checkpoints.faults import describe_damage
 from fairseq_posenc.errors import UserError, shortened
 
 # Settings that name files which fairseq's models, tasks and tokenizers open, other than the data.
-_OPENED = re.compile(
-    r"(encoder|decoder)_embed_path|pretrained(_mlm|_xlm)?_checkpoint|(multitask_)?config_yaml"
-    r"|load_pretrained_(encoder|decoder)_from|sampling_weights_from_file|label_dir|lang_dict"
-    r"|(source|target)_dict|fixed_dictionary"
-)
+_OPENED = {
+    *("encoder_embed_path", "decoder_embed_path", "pretrained_checkpoint", "source_dict"),
+    *("pretrained_mlm_checkpoint", "pretrained_xlm_checkpoint", "load_pretrained_encoder_from"),
+    *("load_pretrained_decoder_from", "sampling_weights_from_file", "label_dir", "lang_dict"),
+    *("target_dict", "fixed_dictionary", "config_yaml", "multitask_config_yaml"),
+}
 # Types of settings, and of their containers. No subclasses, which could run any code.
 _PLAIN = (type(None), bool, int, float, str)
 _HOLDERS = (dict, list, tuple, Namespace)
@@ -138,7 +139,7 @@ def forget_files(state: Mapping[str, object]) -> None:
     Commands of this package do not need the files: the checkpoint has what was read from them.
     """
     for _, holder, key, value in list(_iterate_settings(state)):
-        if _OPENED.fullmatch(str(key)) and isinstance(value, str):
+        if key in _OPENED and isinstance(value, str):
             holder[key] = None
 
 
@@ -185,9 +186,10 @@ def _iterate_settings(state: Mapping[str, object]) -> Iterator[tuple[str, Any, A
             continue
         holder = vars(section) if isinstance(section, Namespace) else section
         count += len(holder)
-        if depth > _MAX_DEPTH or count > _MAX_SETTINGS:
-            fault = f"are more than {_MAX_SETTINGS:,}, or nested more than {_MAX_DEPTH} deep"
-            raise UserError(f"its settings {fault}, at {shortened(place)}")
+        if count > _MAX_SETTINGS:
+            raise UserError(f"it has more than {_MAX_SETTINGS:,} settings")
+        if depth > _MAX_DEPTH:
+            raise UserError(f"its settings {shortened(place)} are nested deeper than {_MAX_DEPTH}")
         for key, value in list(holder.items()):
             yield place, holder, key, value
             to_visit.append((f"{place}.{key}".lstrip("."), value, depth + 1))

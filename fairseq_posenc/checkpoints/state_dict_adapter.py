@@ -58,8 +58,10 @@ class PositionCheckpoints(nn.Module):
         for key in [key for key in state_dict if key.endswith(STOCK_TABLE)]:
             table = state_dict.pop(key)
             if not isinstance(table, Tensor) or table.dim() != 2:
-                found = tuple(table.shape) if isinstance(table, Tensor) else type(table).__name__
-                raise UserError(f"the checkpoint is damaged: {key} is not a table, but {found}")
+                found = f"is of the type {type(table).__name__}"
+                if isinstance(table, Tensor):
+                    found = f"has the shape {tuple(table.shape)}"
+                raise UserError(f"the checkpoint is damaged: {key} {found}, so it is not a table")
             state_dict[key.removesuffix(STOCK_TABLE) + LEARNED_TABLE] = table[STOCK_OFFSET:]
 
     def _load_from_state_dict(

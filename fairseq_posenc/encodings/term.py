@@ -257,16 +257,16 @@ class Decay(Term):
 
     def add(self, other: Self) -> Self:
         """Join the parts of both sums: all of them add up to the new sum."""
-
-        def join_parts(ours: Tensor, theirs: Tensor) -> Tensor:
-            sizes = torch.broadcast_shapes(ours.shape[:-1], theirs.shape[:-1])
-            return torch.cat([x.expand(*sizes, -1) for x in (ours, theirs)], -1)
-
-        assert (self.later is None) == (other.later is None), "both are causal, or neither"
-        later = None
-        if self.later is not None and other.later is not None:
-            later = join_parts(self.later, other.later)
-        return replace(self, earlier=join_parts(self.earlier, other.earlier), later=later)
+        ours, theirs = self.tensors(), other.tensors()
+        if len(ours) != len(theirs):
+            raise UserError(
+                "two encodings have a decay, and only one has another for later keys: choose one"
+            )
+        joined: dict[str, Any] = {}
+        for name, x in ours.items():
+            sizes = torch.broadcast_shapes(x.shape[:-1], theirs[name].shape[:-1])
+            joined[name] = torch.cat([y.expand(*sizes, -1) for y in (x, theirs[name])], -1)
+        return replace(self, **joined)
 
 
 @dataclass(frozen=True, eq=False)

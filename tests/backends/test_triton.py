@@ -156,8 +156,7 @@ def test_equals_the_equation(form, direction, side):
 
 
 @pytest.mark.parametrize(
-    ("direction", "sizes", "product"),
-    product_of(DIRECTIONS, ["5 of 37", "1 of 17"], [False, True]),
+    ("direction", "sizes", "product"), product_of(DIRECTIONS, ["5 of 37", "1 of 17"], [False, True])
 )
 def test_queries_are_the_last_tokens(direction, sizes, product):
     tgt_len, src_len = map(int, sizes.split(" of "))
@@ -167,11 +166,7 @@ def test_queries_are_the_last_tokens(direction, sizes, product):
 
 @pytest.mark.parametrize(
     ("form", "starts", "direction"),
-    product_of(
-        [*FORMS][3:],
-        ["clipped", "buckets", "one row"],
-        ["both", "lr"],
-    ),
+    product_of([*FORMS][3:], ["clipped", "buckets", "one row"], ["both", "lr"]),
 )
 def test_far_tiles_read_the_rows_at_the_ends(form, starts, direction):
     terms = make_terms(FORMS[form], 40, 40, STARTS[starts])

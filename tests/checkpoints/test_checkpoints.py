@@ -104,8 +104,10 @@ def test_fairseqs_learned_table_is_taken_for_no_other_and_errors_say_what_it_is(
         make_model("masked_lm", position_encoding="rope").load_state_dict(dict(state))
     model = make_model("masked_lm", position_encoding="learned")
     (name,) = (name for name in state if name.endswith("embed_positions.weight"))
-    with pytest.raises(UserError, match="is not a table, but list"):
+    with pytest.raises(UserError, match="is of the type list, so it is not a table"):
         model.load_state_dict({**state, name: [1.0]})
+    with pytest.raises(UserError, match=r"has the shape \(32,\), so it is not a table"):
+        model.load_state_dict({**state, name: torch.ones(32)})
     with pytest.raises(UserError, match=r"is \(40, 32\) in the checkpoint, \(24, 32\) in the mod"):
         model.load_state_dict(state)
 
@@ -299,10 +301,8 @@ def test_fairseqs_own_mean_of_checkpoints_keeps_an_identity():
 def test_parameters_of_another_size_are_one_line_that_names_them(monkeypatch):
     model = make_model("masked_lm", position_encoding="none")
     name = "encoder.sentence_encoder.layers.0.fc1.weight"
-    read = {
-        "model": {**model.state_dict(), name: torch.ones(3)},
-        "cfg": SimpleNamespace(model=None),
-    }
+    weights = {**model.state_dict(), name: torch.ones(3)}
+    read = {"model": weights, "cfg": SimpleNamespace(model=None)}
     monkeypatch.setattr("fairseq.file_io.PathManager.exists", lambda path: path == "x.pt")
     task = SimpleNamespace(build_model=lambda cfg: model)
     with pytest.raises(RuntimeError) as caught:
@@ -320,12 +320,9 @@ def test_of_parameters_that_are_missing_the_first_is_named():
 
 
 def test_a_mistake_of_ours_while_a_checkpoint_is_loaded_keeps_its_stack_trace(monkeypatch):
-    def build_model(cfg):
-        return {}["a mistake"]
-
     monkeypatch.setattr("fairseq.file_io.PathManager.exists", lambda path: path == "x.pt")
     read = {"model": {}, "cfg": SimpleNamespace(model=None)}
-    task = SimpleNamespace(build_model=build_model)
+    task = SimpleNamespace(build_model=lambda cfg: {}["a mistake"])
     with pytest.raises(KeyError) as caught:
         checkpoint_utils.load_model_ensemble_and_task(["x.pt"], task=task, state=read)
     assert find_message(caught.value) is None

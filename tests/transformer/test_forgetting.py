@@ -10,6 +10,7 @@ import torch
 from fairseq_posenc import registry
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.backends import BACKENDS, check, flex
+from fairseq_posenc.encodings.term import Decay
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
 from tests.helpers.formulas import awake, their_scores
@@ -50,9 +51,7 @@ def test_equals_the_formula_on_every_backend(spec, monkeypatch):
         served |= found.keys()
         for b in range(2):
             real = ~padding[b]
-            built = torch.nn.ModuleDict(
-                {**encoding.shared.as_dict(), **encoding.encodings.as_dict()}
-            )
+            built = torch.nn.ModuleDict(encoding.shared.as_dict() | encoding.encodings.as_dict())
             given = query[b, :, real], key[b, :, real], inputs[b, real]
             theirs = their_scores(built, spec, *given, bidirectional=not causal)
             visible = oracles.allowed(direction, int(real.sum()), int(real.sum()))
@@ -191,3 +190,10 @@ def test_nan_stays_nan(spec, length):
     x = torch.randn(1, length, 16)
     x[0, 1, 3] = torch.nan
     assert SelfAttention(positions)(*positions(x))[0][0, 2:].isnan().any()
+
+
+def test_of_two_decays_both_or_none_have_another_for_later_keys():
+    sums = torch.zeros(1, HEADS, LENGTH, 1)
+    for first, second in ((Decay(sums), Decay(sums, sums)), (Decay(sums, sums), Decay(sums))):
+        with pytest.raises(UserError, match="only one has another for later keys: choose one"):
+            first.add(second)
