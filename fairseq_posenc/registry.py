@@ -18,7 +18,7 @@ _HINTS = {
     "sine": "did you mean sinusoidal? ",
     "nope": "did you mean none? ",
     "yarn": "did you mean rope(scaling=yarn:2)? ",
-    "own": "own, in lower case, keeps a transformers model's positions, in set_positions; ",
+    "own": "own, in lower case, keeps a model's positions, in transformers alone; ",
 }
 # Encodings that act on these are companions: they change attention beside another encoding.
 _COMPANIONS = ("softmax", "mask", "positions")

@@ -132,14 +132,14 @@ def _rank(call: AttentionCall) -> tuple[str, str]:
     plain = terms.is_biased_dot_product  # no gain, cap or sink, and no vectors by distance
     tables = Terms([x for x in terms if isinstance(x, (ByDistance, NumbersByPair))])
     blocks = "blocked sdpa reference"
-    fused = "sdpa reference" if plain else "reference"  # which would refuse the others
+    fused = "sdpa reference" if plain else "reference"  # sdpa refuses others
     if is_exporting():  # so the length cannot decide
-        return "sdpa reference", "a graph for all lengths"
+        return fused, "a graph for all lengths"
     if call.query.device.type != "cpu":
         if plain and not tables:
             return fused, "a plain dot product"
         if tgt_len == 1:
-            return "sdpa reference", "a single query"
+            return fused, "a single query"
         others = "reference blocked" if src_len <= SHORT_ON_GPU else "blocked reference"
         return f"sdpa {others}", "not triton, not flex: no benchmark shows them faster"
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tables.tensors().values())

@@ -245,7 +245,7 @@ class ModelWithPositions(Derived):
         """Return the weights as torch does; PEFT reads them before it saves adapters.
 
         The stack (``StackWithPositions``) exchanges names in its own state dict. They are exchanged
-        back here in a whole model, whose ``prefix`` is empty, or one of a mere wrapper.
+        back here if this is the whole model: torch's ``prefix`` is then empty, or a wrapper's.
         """
         self.record_in_adapters()  # PEFT may be imported by now
         state: dict[str, Any] = super().state_dict(*args, **kwargs)  # type: ignore[misc]

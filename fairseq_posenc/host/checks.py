@@ -148,7 +148,7 @@ def _damaged(index: Path, reason: str) -> UserError:
 def check_document_ends(spec: Spec, task: Any) -> None:
     """Refuse to train with ``documents`` on text in which the ends of documents are not marked.
 
-    Every ``</s>`` ends one, or with ``end=empty`` every empty line. Other tasks are not checked.
+    Each ``</s>`` ends one, or with ``end=empty`` each empty line. Only language models are checked.
     """
     ends = [dict(item.options).get("end") for item in spec.items if item.name == "documents"]
     if not ends or not isinstance(task, (LanguageModelingTask, MaskedLMTask)):

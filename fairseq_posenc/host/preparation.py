@@ -168,7 +168,7 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
         return  # a new run, whose optimizer starts fresh
     resumed = check_resumption(path, settings)  # what fairseq will load of the checkpoint
     if resumed.loads_optimizer:
-        model.optimizer_source = path  # loading refuses other sizes, which its state would not fit
+        model.optimizer_source = path  # refuses resized tables: the optimizer's state would not fit
     finished = resumed.loads_optimizer and report_if_finished(path, resumed.updates, settings)
     if finished or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep

@@ -56,7 +56,7 @@ def test_canonical_form(text, canonical):
         ("2*rope,alibi+deberta-v2", "encoding 'deberta-v2': did you mean deberta_v2"),
         ("rotary", "did you mean rope"),
         ("YaRN:2", r"did you mean rope\(scaling=yarn:2\)"),
-        ("own+alibi", "own, in lower case, keeps a transformers model's positions"),
+        ("own+alibi", "own, in lower case, keeps a model's positions, in transformers alone"),
         ("roep", "unknown position encoding 'roep': did you mean rope"),
         ("quantum", "unknown position encoding 'quantum': `fairseq-posenc list` shows all"),
         ("m4m(reach=3)", "m4m has no option 'reach=3': its options: max_distance, per_head"),
