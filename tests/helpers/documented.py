@@ -50,10 +50,10 @@ def book() -> Path:
 
 
 @cache
-def llama(layers: int = 4) -> Path:
+def llama() -> Path:
     """Return the folder of a small model, as SmolLM2 but for its sizes."""
     folder = new_directory() / "model"
-    MODELS["llama"].build(num_hidden_layers=layers, rope_theta=100000.0).save_pretrained(folder)
+    MODELS["llama"].build(num_hidden_layers=4, rope_theta=100000.0).save_pretrained(folder)
     save_tokenizer(folder, ["tell", "me", "a", "story", "of", "two", "hosts"])
     return folder
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.checkpoints import write_start_checkpoint
-from fairseq_posenc.workbench.loading.open_model import build_settings
 from tests.helpers.commands import new_directory, refused
 from tests.helpers.tiny_models import ARCHITECTURES
 
@@ -44,10 +44,15 @@ def data_bin(family: str, symbols: list[str] = WORDS) -> Path:
     return folder
 
 
+def _read_options(words: list[str]) -> Namespace:
+    return options.parse_args_and_arch(options.get_training_parser(), words)
+
+
 @cache
-def _default_settings(arch: str, task: str) -> dict[str, Any]:
+def _default_settings(arch: str, task: str) -> Any:
     """Build fairseq's configuration, for which hydra takes longer than all else in a checkpoint."""
-    return build_settings({"_name": arch}, {"_name": task})
+    config = convert_namespace_to_omegaconf(_read_options(["", "--arch", arch, "--task", task]))
+    return OmegaConf.to_container(config, enum_to_str=True)
 
 
 def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: Any) -> Checkpoint:
@@ -68,7 +73,7 @@ def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: 
     for name, value in {**chosen, **more}.items():
         words.append(f"--{name.replace('_', '-')}")
         words += [] if value is True else [str(value)]
-    args = vars(options.parse_args_and_arch(options.get_training_parser(), words))
+    args = vars(_read_options(words))
     settings = deepcopy(_default_settings(args["arch"], args["task"]))
     for section in settings.values():
         if isinstance(section, Namespace):  # of a model without a dataclass: all options
@@ -83,7 +88,8 @@ def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: 
         centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
         torch.nn.init.normal_(weight, centre, 0.1)
     path = new_directory() / "checkpoint.pt"
-    write_start_checkpoint(settings, model.state_dict(), path)
+    stored: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    write_start_checkpoint(stored, model.state_dict(), path)
     return Checkpoint(path, data, model, set_up)
 
 

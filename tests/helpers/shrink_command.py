@@ -1,8 +1,9 @@
 """Stands before a program on the PATH, and has a documented command do less of the same.
 
 ``python -IS shrink_command.py PROGRAM WORD...`` becomes the program, with options after its own
-that make models tiny and trainings short, and with the last of the encodings that it names. It
-needs nothing but Python's own modules, as it starts before each command.
+that make models tiny, trainings short and measured lengths few, and with the last of the encodings
+that it names (two in ``make matrix``). It needs nothing but Python's own modules, as it starts
+before each command.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def less(program: str, words: list[str]) -> list[str]:
     if words[0] != "compare":
         return words
     at = words.index("--encodings") + 1
-    encoding = words[at].split(",")[-1]
-    return [*words[:at], encoding, *words[at + 1 :], *AT_ONCE, "--", *sizes("roberta")]
+    kept = 1 if os.environ.get("WHOLE_PRODUCTS", "0") == "0" else 2
+    encodings = ",".join(words[at].split(",")[-kept:])
+    return [*words[:at], encodings, *words[at + 1 :], *AT_ONCE, "--", *sizes("roberta")]
 
 
 if __name__ == "__main__":

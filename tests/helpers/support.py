@@ -30,8 +30,9 @@ def works(name: str, family: str, backend: str) -> bool:
     """Run a case; return whether it is served. A wrong result is an AssertionError."""
     torch.manual_seed(0)
     try:
-        one: dict[str, Any] = {option: 1 for option in ARGS[family] if option.endswith("_layers")}
-        model = make_model(family, position_encoding=name, position_backend=backend, **one)
+        single_layers: dict[str, Any] = {x: 1 for x in ARGS[family] if x.endswith("_layers")}
+        chosen = {"position_encoding": name, "position_backend": backend}
+        model = make_model(family, **chosen, **single_layers)
     except UserError:
         return False
     tokens = make_tokens()

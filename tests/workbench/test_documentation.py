@@ -42,7 +42,7 @@ def test_an_outdated_file_is_noticed(tmp_path, monkeypatch, capsys):
         assert "README.md is out of date: run make docs" in capsys.readouterr().err
 
 
-def test_an_outdated_file_is_mended_at_its_markers(tmp_path, capsys):
+def test_an_outdated_file_is_mended(tmp_path):
     overview = tmp_path / "docs" / "encodings" / "README.md"
     overview.parent.mkdir(parents=True)
     overview.write_text(f"before\n{encodings.START}\nold\n{encodings.END}\nafter\n")
@@ -53,9 +53,6 @@ def test_an_outdated_file_is_mended_at_its_markers(tmp_path, capsys):
     assert text.endswith("\nafter\n")
     assert "[`m4m`](m4m.md)" in text
     assert {path.stem for path in overview.parent.glob("*.md")} == {"README", *registry.names()}
-    overview.write_text("nothing")
-    assert main(["--root", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -155,11 +152,22 @@ def test_describe_takes_specs(capsys):
     both, _ = call(capsys, "describe", "3*rope+window(size=64),rope")
     assert both == rope + window.replace("window:", "\nwindow:", 1)
     assert "rope has no option 'bas=500'" in refused(capsys, "describe", "rope(bas=500)")
+
+
+def test_describe_of_an_unknown_name_is_one_line(capsys):
     assert refused(capsys, "describe", "roep").startswith("unknown position encoding")
 
 
 def test_user_dir_is_the_package(capsys):
     assert Path(call(capsys, "user-dir")[0].strip(), "registry.py").is_file()
+
+
+def test_a_missing_marker_is_one_line(tmp_path, capsys):
+    folder = tmp_path / "docs" / "encodings"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("nothing")
+    assert main(["--root", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
 
 
 @pytest.mark.parametrize("option", ["--heads", "--embed-dim", "--max-positions", "--layers"])

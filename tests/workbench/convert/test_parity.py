@@ -23,9 +23,11 @@ from fairseq.dataclass.configs import GenerationConfig
 
 import glue
 from fairseq_posenc import specs
+from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.identity import Identity, is_identity
+from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.convert import comparison, stock_classes
 from fairseq_posenc.workbench.finetuning.glue.worker import predict
@@ -74,6 +76,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         )
         if name == "BioGptForCausalLM" or not tiny_models.needs_causal(spec)
     ),
+    ("RobertaPreLayerNormForMaskedLM", "learned", {}),
     ("RobertaForMaskedLM", "m4m", {"untie_weights_roberta": True, "attention_directions": "lr,rl"}),
     ("BioGptForCausalLM", "t5", {**UNTIED, "activation_fn": "relu"}),
     ("BioGptForCausalLM", "rope", {"no_scale_embedding": True, "add_bos_token": True}),
@@ -103,7 +106,18 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("Generator", "shaw+shaw_values", UNTIED),
 ]
 OTHERS = ["sinusoidal", "rope(scaling=llama3:4:length=9)", "lerope", "rope,none"]
-CASES += [(engine, spec, {}) for engine, spec in some_of([], product_of(ENGINES, OTHERS))]
+CASES += some_of(
+    [],
+    [
+        *((engine, spec, {}) for engine, spec in product_of(ENGINES, OTHERS)),
+        ("M2M100ForConditionalGeneration", "sinusoidal(layout=fairseq)", {}),
+        ("Translator", "lerope", PRE_NORM),
+        ("Translator", "t5(scale_factor=3)", {}),
+        ("Translator", "alibi", {"position_encoding_decoder": "rope"}),
+        ("Generator", "none,rope", {}),
+    ],
+)
+ONE_OF_EACH = "one width, one dictionary and one number of positions"
 REFUSED: dict[str, list[tuple[Any, ...]]] = {  # options of the command -> models, and the fault
     "--to transformers": [
         ("causal_lm", "rope", {**UNTIED, "adaptive_softmax_cutoff": "10,20"}, "adaptive softmax"),
@@ -114,7 +128,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {  # options of the command -> model
         ("translation", "rope", {"encoder_normalize_before": True}, "decoder_normalize_before=F"),
         ("translation", "rope", {"decoder_embed_dim": 48}, "decoder_embed_dim=48 beside 64"),
         ("translation", "learned", {"max_target_positions": 60}, "one number of positions"),
-        ("translation", "rope", {**PRE_NORM, "target_lang": "fr"}, "one width, one dictionary and"),
+        ("translation", "rope", {**PRE_NORM, "target_lang": "fr"}, ONE_OF_EACH),
         ("masked_lm", "rope", {"activation_fn": "relu"}, "activation_fn=relu"),
         ("masked_lm", None, {"arch": "roberta", "encoder_layers": 1}, "not a model of fairseq_pos"),
     ],
@@ -134,6 +148,16 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {  # options of the command -> model
     "--quantization int8": [("masked_lm", "none", {}, "is for --to ctranslate2")],
     "--out {data}": [("masked_lm", "none", {}, "exists and is not empty")],
 }
+REFUSED["--to ctranslate2"] += some_of(
+    [],
+    [
+        ("causal_lm", "rope", {**UNTIED, "decoder_input_dim": 16}, "projections of embeddings"),
+        ("causal_lm", "xpos", {}, "xpos is not one of"),
+        ("translation", "m4", {}, "m4 is not one of"),
+        ("translation", "kerple", {}, "kerple is not one of"),
+        ("translation", "rope(cross_attention=true)", {}, "with rope(cross_attention=true)"),
+    ],
+)
 
 
 def make(target: str, spec: str, **more: Any) -> Checkpoint:
@@ -365,7 +389,12 @@ def compare_predictions(task: str, spec: str, raw: Path, data: Path, tokens: Pat
 @pytest.mark.skipif(not (DATA / "gpt2_bpe").is_dir(), reason="GLUE's files are not here")
 def test_predictions_of_glues_published_set_are_those_of_fairseq(tmp_path):
     bpe, raw = DATA / "gpt2_bpe", DATA / "glue_data"
-    start("glue", raw, "--out", tmp_path, "--tasks", "CoLA", *bpe_options(bpe))
+    start("glue", raw, "--out", tmp_path, "--tasks", "CoLA,RTE", *bpe_options(bpe))
+    made = [open_glue_data(tmp_path / task) for task in ("CoLA", "RTE")]
+    sizes = [(data.splits["valid"]["examples"], data.longest) for data in made]
+    assert sizes == [(1043, 47), (277, 292)]
+    assert all(data.dictionary.read_bytes() == (bpe / "dict.txt").read_bytes() for data in made)
+    assert [len(load_dictionary(data.dictionary)) for data in made] == [50265, 50265]
     compare_predictions("CoLA", "m4m", raw, tmp_path, bpe)
 
 

@@ -330,6 +330,14 @@ def test_more_seeds_and_updates_continue_and_others_are_refused(undisturbed, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
+def test_an_encoding_added_to_a_finished_folder_is_trained_to_the_same_bits(undisturbed, tmp_path):
+    for encodings in ("none", WORDS[0]):
+        run_compare(tmp_path / "out", encodings, *WORDS[1:])
+    assert read_trainings(tmp_path / "out") == read_trainings(undisturbed)
+
+
+@pytest.mark.slow
 def test_a_training_that_diverges_is_a_result_and_ends_no_other(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for _ in range(2):  # neither what diverged nor what is finished is trained again

@@ -32,7 +32,7 @@ from tests.helpers.commands import (
 from tests.helpers.documented import own_encodings
 from tests.helpers.glue_files import COLOURS, train_pieces, write_task
 from tests.helpers.preprocess import start, write_squad
-from tests.helpers.products import some_of
+from tests.helpers.products import WHOLE, some_of
 from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN
 
 pytestmark = pytest.mark.slow
@@ -236,10 +236,10 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
 
 
 def test_what_stops_a_training_is_shown_in_one_line(tmp_path, capsys):
-    given = arguments("m4m", *RATE, "--out", tmp_path, *QUICK)
+    given = arguments("m4m", *RATE, "--out", tmp_path)
     for wrong in ("up", "down"):  # nothing was trained, so that the folder takes other settings
         setting = f"+model.attention_directions={wrong}"
-        _, said = call(capsys, *given, *changed(setting), code=1)
+        _, said = call(capsys, *given, *QUICK, *changed(setting), code=1)
         assert said.splitlines()[-1] == (
             "fairseq-posenc: error: 1 of 1 runs failed; the same command tries them again: CoLA, "
             f"learning rate 0.003, seed 1: fairseq-hydra-train: --attention-directions {wrong}: "
@@ -247,6 +247,8 @@ def test_what_stops_a_training_is_shown_in_one_line(tmp_path, capsys):
             f"{tmp_path}/CoLA/lr0.003-seed1/train.log)"
         )
         assert "INFO" not in said
+    if WHOLE:
+        assert main([*given, *SHORT]) == 0
 
 
 def test_the_task_refuses_what_the_model_cannot_read_and_to_train_without_an_end():
@@ -261,19 +263,24 @@ def test_the_task_refuses_what_the_model_cannot_read_and_to_train_without_an_end
         GlueTask.setup_task(settings)
 
 
-@pytest.mark.matrix
-def test_glue_and_squad_hand_the_users_own_package_on(tmp_path):
-    def command(*words: Any) -> None:
-        run("fairseq-posenc", *words, "--user-dir", own_encodings())
+def run_with_own_package(*words: Any) -> None:
+    run("fairseq-posenc", *words, "--user-dir", own_encodings())
 
-    command(*arguments("m4m", *RATE, *SHORT, "--out", tmp_path, spec=OWN))
+
+def test_glue_hands_the_users_own_package_on(tmp_path):
+    run_with_own_package(*arguments("m4m", *RATE, *SHORT, "--out", tmp_path, spec=OWN))
     assert record.read(tmp_path / "results.json").spec == OWN
     assert (tmp_path / "submission" / "CoLA.tsv").is_file()
+
+
+@pytest.mark.matrix
+def test_squad_hands_the_users_own_package_on(tmp_path):
     raw, model = write_squad(tmp_path / "birds.json"), tmp_path / "run" / "checkpoint_last.pt"
     tokens = ["--sentencepiece-model", data() / "pieces.model", "--dict", data() / "text/dict.txt"]
     sizes = ["--max-length", 40, "--stride", 8, "--max-question", 12]
     start("squad", "--train", raw, "--valid", raw, *tokens, *sizes, "--out", tmp_path / "bin")
     given = ["--checkpoint", pretrained(OWN), "--data", tmp_path / "bin", "--out", model.parent]
-    command("squad", "train", *given, *changed("dataset.num_workers=0"))
-    command("squad", "predict", "--checkpoint", model, "--questions", raw, "--out", tmp_path)
+    run_with_own_package("squad", "train", *given, *changed("dataset.num_workers=0"))
+    given = ["--checkpoint", model, "--questions", raw, "--out", tmp_path]
+    run_with_own_package("squad", "predict", *given)
     assert record.read(tmp_path / "score.json").spec == OWN

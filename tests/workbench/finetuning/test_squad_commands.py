@@ -15,7 +15,15 @@ from fairseq_posenc.tasks.squad.databin import MANIFEST, open_data_bin
 from fairseq_posenc.tokens.squad_file import read_squad
 from fairseq_posenc.workbench.finetuning.squad.command import compose_training
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
-from tests.helpers.commands import halting, kill_command, made_once, new_directory, refused, run
+from tests.helpers.commands import (
+    call,
+    halting,
+    kill_command,
+    made_once,
+    new_directory,
+    refused,
+    run,
+)
 from tests.helpers.exchanged import checkpoint
 from tests.helpers.preprocess import bpe_options, write_bpe, write_squad
 
@@ -53,6 +61,12 @@ class Files(NamedTuple):
     pretrained: Path
 
 
+def data_words(folder):
+    raw = folder / "people.json"
+    words = ["preprocess", "squad", "--train", raw, "--valid", raw, "--out", folder / "bin"]
+    return [*words, "--max-length", 48, "--stride", 16, "--max-question", 16, *bpe_options(folder)]
+
+
 @made_once
 def files():
     """Return the raw file, the data made of it, and a pre-trained model (untrained, but whole)."""
@@ -60,13 +74,17 @@ def files():
     raw = write_squad(folder / "people.json", QUESTIONS, "v2.0")
     asked = [question["question"] for questions in QUESTIONS.values() for question in questions]
     write_bpe(folder, [*QUESTIONS, *asked], merges=400)
-    command = ["preprocess", "squad", "--train", raw, "--valid", raw, "--out", folder / "bin"]
-    command += ["--max-length", 48, "--stride", 16, "--max-question", 16, *bpe_options(folder)]
-    assert "0 questions left out, 0 answers moved, 0 answers in no window" in posenc(*command).out
+    said = posenc(*data_words(folder)).out
+    assert "0 questions left out, 0 answers moved, 0 answers in no window" in said
     sizes = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128}
     sizes |= {"max_positions": 48, "tokens_per_sample": 48}
     model = checkpoint("masked_lm", SPEC, folder, attention_directions="lr", **sizes)
     return Files(raw, folder / "bin", model.path)
+
+
+def test_data_that_are_there_are_not_made_again(capsys):
+    _, said = call(capsys, *data_words(files().raw.parent))
+    assert "exists already, made from the same inputs with the same options" in said
 
 
 SETTINGS = [

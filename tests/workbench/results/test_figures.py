@@ -69,7 +69,7 @@ def exponents(values):
     return {seed: math.exp(value) for seed, value in values.items()}
 
 
-def test_seeds_are_compared_in_pairs_of_finite_values():
+def test_seeds_are_compared_in_pairs():
     found = intervals.compare(*map(exponents, (ONE, OTHER)))
     assert found.seeds == 3
     assert found.interval == pytest.approx(intervals.interval([-1, -2, -3]))
@@ -77,6 +77,9 @@ def test_seeds_are_compared_in_pairs_of_finite_values():
     assert found.p_value == pytest.approx(1 - t / math.sqrt(2 + t * t))
     logs = [math.log(ONE[seed] / OTHER[seed]) for seed in (1, 2, 3)]
     assert intervals.compare(ONE, OTHER).interval == pytest.approx(intervals.interval(logs))
+
+
+def test_what_is_not_finite_is_no_pair():
     assert intervals.compare({**ONE, 1: math.nan}, {**OTHER, 2: math.inf}).seeds == 1
 
 

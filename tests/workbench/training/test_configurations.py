@@ -19,7 +19,7 @@ from fairseq_posenc.transformer.options import refuse_unknown_settings
 from fairseq_posenc.workbench.finetuning.recipes import compose_file
 from fairseq_posenc.workbench.training import LoadPlugin, count_steps, name_data, share_batch
 from tests.helpers.commands import pairs, script, sentences
-from tests.helpers.products import product_of
+from tests.helpers.products import WHOLE, product_of
 from tests.helpers.programs import SERVER
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "train_scripts"
@@ -138,8 +138,8 @@ LANGUAGES = ["task.source_lang=src", "task.target_lang=tgt"]  # of the tests' da
 def start(
     folder: Path, *words: str, program: str = "train.sh", imported: bool = False, **more: str
 ):
-    """Start a script; one that need not import the plugin itself starts faster."""
-    if imported and SERVER in os.environ:
+    """Start a script; ``imported``: in a process that has loaded the plugin before: faster."""
+    if imported and not WHOLE and SERVER in os.environ:
         more[SERVER] = f"{os.environ[SERVER]}.plugin"
     path = f"{script('fairseq-hydra-train').parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PATH": path}
