@@ -29,8 +29,8 @@ SPECS = [
     *("rope+ssmax+documents", "sentence_learned+documents", "alibi+randomized"),
     *("m4m+window(size=6,first=1)+documents", "rope+ssmax+window(size=30,first=4)"),
 ]
-# Counted positions; a table in a window and documents; a rotation in a window.
-CHOSEN = ["cope", *SPECS[-2:]]
+# Tables, counted positions, and limits with and without documents.
+CHOSEN = ["learned+m4m(reset=true)", "cope", *SPECS[-2:]]
 DYNAMIC = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
 
 
@@ -118,9 +118,10 @@ def test_decoding_is_compiled_in_its_first_steps_alone(spec):
     assert graphs[12] == graphs[-1] < 8
 
 
-@pytest.mark.matrix  # the graphs of torch.export above are what ONNX is written from
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "spec", ["rope", "t5", "learned+m4m", "deberta_v2", "rope+ssmax", *WINDOWS]
+    "spec",
+    some_of(["learned+m4m"], ["rope", "t5", "learned+m4m", "deberta_v2", "rope+ssmax", *WINDOWS]),
 )
 def test_a_layer_becomes_an_onnx_graph(spec, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'fairseq-posenc[onnx]'")

@@ -37,11 +37,12 @@ def terms_with(name: str) -> Terms:
     return encoding.terms(Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH))
 
 
-BIASES = [
-    name
-    for name in registry.names(encoder=True)
-    if (terms := terms_with(name)).is_biased_dot_product and terms.has(ByDistance, NumbersByPair)
-]
+def is_bias(name: str) -> bool:
+    terms = terms_with(name)
+    return terms.is_biased_dot_product and terms.has(ByDistance, NumbersByPair)
+
+
+BIASES = [name for name in registry.names(encoder=True) if is_bias(name)]
 
 
 def test_there_are_biases():

@@ -98,16 +98,32 @@ def test_init_positions_accepts_them_and_names_each_in_the_log(old, new, message
     assert str(model.encoder.sentence_encoder.identity.positions) == new
 
 
-def test_fairseqs_learned_table_is_taken_for_no_other_and_errors_say_what_it_is():
-    state = make_model("masked_lm", STOCK["masked_lm"], max_positions=40).state_dict()
+def test_a_stock_learned_table_is_refused_by_a_model_with_other_positions():
+    state = make_model("masked_lm", STOCK["masked_lm"]).state_dict()
     with pytest.raises(UserError, match="trained with learned, the model has rope"):
-        make_model("masked_lm", position_encoding="rope").load_state_dict(dict(state))
-    model = make_model("masked_lm", position_encoding="learned")
+        make_model("masked_lm", position_encoding="rope").load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        ([1.0], "is of the type list, so it is not a table"),
+        (torch.ones(32), r"has the shape \(32,\), so it is not a table"),
+    ],
+    ids=["list", "vector"],
+)
+def test_learned_positions_that_are_not_a_table_are_refused(damaged, message):
+    state = make_model("masked_lm", STOCK["masked_lm"]).state_dict()
     (name,) = (name for name in state if name.endswith("embed_positions.weight"))
-    with pytest.raises(UserError, match="is of the type list, so it is not a table"):
-        model.load_state_dict({**state, name: [1.0]})
-    with pytest.raises(UserError, match=r"has the shape \(32,\), so it is not a table"):
-        model.load_state_dict({**state, name: torch.ones(32)})
+    with pytest.raises(UserError, match=message):
+        make_model("masked_lm", position_encoding="learned").load_state_dict(
+            {**state, name: damaged}
+        )
+
+
+def test_a_longer_stock_table_is_an_error_that_gives_both_sizes():
+    state = make_model("masked_lm", STOCK["masked_lm"], max_positions=40).state_dict()
+    model = make_model("masked_lm", position_encoding="learned")
     with pytest.raises(UserError, match=r"is \(40, 32\) in the checkpoint, \(24, 32\) in the mod"):
         model.load_state_dict(state)
 

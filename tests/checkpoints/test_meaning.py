@@ -359,7 +359,9 @@ COMMANDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some_of(["eval-lm", "validate", "generate"], COMMANDS))
+@pytest.mark.parametrize(
+    "name", some_of(["fine-tune", "eval-lm", "validate", "generate"], COMMANDS)
+)
 def test_no_command_reads_weights_with_another_meaning(name):
     family, command, message = COMMANDS[name]
     assert message in command(base(family) / "checkpoint_last.pt").error()

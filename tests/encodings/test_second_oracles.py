@@ -158,7 +158,8 @@ def batch() -> tuple[Tensor, Tensor]:
 @every_run
 @torch.no_grad()
 def test_padding_on_either_side(case, causal):
-    (x, padding), (_, layer) = batch(), built(case, causal)
+    x, padding = batch()
+    _, layer = built(case, causal)
     exact = [expected(case, causal, layer, x[row, slice(*REAL[row])]) for row in range(len(REAL))]
     for backend in case.backends:
         positions, layer = built(case, causal, backend)  # with the same parameters
@@ -175,7 +176,8 @@ def test_padding_on_either_side(case, causal):
 @pytest.mark.parametrize(("case", "causal"), [run for run in RUNS if run.values[1]])
 @torch.no_grad()
 def test_decoding_token_by_token(case, causal):
-    (_, layer), (x, padding) = built(case, causal), (rows[:2] for rows in batch())
+    _, layer = built(case, causal)
+    x, padding = (rows[:2] for rows in batch())
     exact = [expected(case, causal, layer, x[row, slice(*REAL[row])])[0] for row in range(2)]
     for backend in case.backends:
         positions, layer = built(case, causal, backend)  # with the same parameters

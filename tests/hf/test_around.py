@@ -28,7 +28,7 @@ from tests.helpers.hf_models import (
     position_parameters,
     save_tokenizer,
 )
-from tests.helpers.products import some_of
+from tests.helpers.products import product_of, some_of
 from tests.helpers.uncompiled_flex import run_uncompiled
 
 # Vectors at the input, terms of the scores with limits, and rotations that the model applies.
@@ -61,8 +61,7 @@ def test_a_compiled_model_follows_when_its_positions_are_set() -> None:
 BATCH, LENGTH = torch.export.Dim("batch", max=8), torch.export.Dim("length", min=4, max=60)
 
 
-@pytest.mark.parametrize("spec", some_of(SPECS[1:2], SPECS))
-@pytest.mark.parametrize("name", some_of(["llama"], ["llama", "bert"]))
+@pytest.mark.parametrize(("name", "spec"), product_of(["llama", "bert"], some_of(SPECS[:2], SPECS)))
 def test_exported_for_inputs_of_any_size(name: str, spec: str) -> None:
     cell = Cell.build(name, spec, **FEW)
     cell.model.config.use_cache = False

@@ -42,9 +42,14 @@ COMBINED = [
 DECODERS = [name for name in MODELS if MODELS[name].generates and not MODELS[name].has_encoder]
 ENCODERS = [name for name in MODELS if name not in DECODERS]
 SPECS = [*names(), *COMBINED]
-FOR_ENCODERS = set(names(encoder=True))
+
+
+def is_causal_only(spec: str) -> bool:
+    return not set(spec.replace("(", "+").split("+")) & set(names()) <= set(names(encoder=True))
+
+
 CELLS = product_of(DECODERS, SPECS)
-OF_ENCODERS = [x for x in SPECS if {*x.replace("(", "+").split("+")} & {*names()} <= FOR_ENCODERS]
+OF_ENCODERS = [spec for spec in SPECS if not is_causal_only(spec)]
 CELLS += product_of(ENCODERS, some_of(["learned", "m4m", "rope", *COMBINED[:5]], OF_ENCODERS))
 CELLS = [*dict.fromkeys([*CELLS, ("marian", "fox")])]  # an attention that does not know its number
 

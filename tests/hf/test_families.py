@@ -156,7 +156,7 @@ def test_attention_that_ours_cannot_repeat_is_not_shown():
     assert len(capture_attention(set_positions(model, "own"), inputs)) == 4
 
 
-# One of those that are described alike, of which the others are tested with their own above.
+# One type of each description; `own` is tested with all of them above.
 DIFFERENT = {str(families.FAMILIES[kind]): kind for kind in [*ROTATED, *ALIKE]}.values()
 BY_CODE = [x for x in some_of(DIFFERENT, ROTATED) if x not in ("gemma4_text", *ALIKE)]
 

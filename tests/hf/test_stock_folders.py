@@ -18,6 +18,7 @@ from tests.helpers.products import some_of
 from tests.hf.test_families import ROTATED, build
 
 SCALED = ["yarn:2", "linear:2", "dynamic:2", "llama3:8", "proportional:2:part=0.5", "ntk:2"]
+# Of hybrids two, as `own` is tested with all of them elsewhere, and those unlike the others.
 UNLIKE = ["lfm2", "qwen3_5_moe_text", "gemma4_text", "glm4v_moe_text", "granite_swa"]
 UNLIKE += ["ministral3", "qwen3_moe"]
 STOCK = [  # a model, a spec, and the class whose folder is written

@@ -16,7 +16,8 @@ def draw_masks(workers: int, first: int, last: int) -> Masks:
     words += ["--tokens-per-sample", "32", "--sample-break-mode", "none"]
     args = options.parse_args_and_arch(options.get_training_parser("masked_lm"), words)
     settings = convert_namespace_to_omegaconf(args)
-    before, task = str(settings.task), tasks.setup_task(settings.task)
+    before = str(settings.task)
+    task = tasks.setup_task(settings.task)
     task.build_model(settings.model)
     assert str(settings.task) == before  # checkpoints hold these
     task.load_dataset("train")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from contextlib import suppress
@@ -131,7 +132,7 @@ def killed_in(folder, *torchruns, **options):
                 os.killpg(job.pid, signal.SIGKILL)
 
 
-@pytest.mark.matrix  # the one below dies in the same way
+@pytest.mark.matrix  # a rank dies in the test below, too
 @slow
 def test_a_dead_rank_ends_torchrun_and_is_named(tmp_path):
     status, log = killed_in(tmp_path)
@@ -144,6 +145,7 @@ def test_a_job_that_torchrun_starts_again_ends_as_if_nothing_had_been(tmp_path):
     ends = {"--max-epoch": 6, "--save-interval": 2}
     status, log = killed_in(tmp_path, "--max-restarts=1", **ends)
     assert status == 0, log
+    assert re.search(r"failed \(exitcode: -9\) local_rank: 1 ", log)  # the killed one
     assert log.count("training on 2 devices") == 2
     assert "Loaded checkpoint" in log
     words = ["--batch-size", 8, *(word for option in ends.items() for word in option)]
