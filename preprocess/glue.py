@@ -120,8 +120,7 @@ class TaskWriter(NamedTuple):
             (folder / f"{split}.ids").write_text("\n".join(examples.ids) + "\n", "utf-8")
         elif task.regression:
             scores = [f"{float(label) / SCORE_MAXIMUM:.10g}" for label in examples.labels]
-            path = folder / "label" / f"{split}.label"
-            path.write_text("\n".join(scores) + "\n", encoding="utf-8")
+            (folder / "label" / f"{split}.label").write_text("\n".join(scores) + "\n", "utf-8")
         else:
             dictionary = build_label_dictionary(task)
             items = [[dictionary.index(label), dictionary.eos()] for label in examples.labels]

@@ -24,7 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cache, partial
 from io import BytesIO
@@ -81,9 +81,8 @@ def run(args: argparse.Namespace) -> None:
         (corpus, list(map(read, find_files(corpus.paths))))
         for corpus in map(parse_corpus, args.corpus)
     ]
-    rules = MixtureRules(  # in the order of its fields
-        args.seed, args.sentences, args.unit, args.files, args.invalid_lines, args.workers
-    )
+    # The options have the names of the fields.
+    rules = MixtureRules(**{x.name: getattr(args, x.name) for x in fields(MixtureRules)})
     request = {
         # The text is the same for any number of workers.
         "options": {**vars(rules), "workers": None},
@@ -250,15 +249,12 @@ class Sampler:
 
     def sample(self, document: bytes) -> tuple[bytes, bytes]:
         """Decide about the next document: return its text to train on, and its held-out text."""
-        corpus = self.corpus
-        counts = self.counts
-        train = document
-        valid = b""
+        corpus, counts = self.corpus, self.counts
+        train, valid = document, b""
         if corpus.hold_out and self.hold_out_unit == LINES:
             train, valid = self._split_lines(document)  # no empty lines between those held out
         elif corpus.hold_out and self._choose_held_out(counts[DOCUMENTS]):
-            train = b""
-            valid = document + b"\n"
+            train, valid = b"", document + b"\n"
         counts.update(measure(document))
         if corpus.size is not None and train:
             wanted = corpus.size - counts[f"train_{corpus.unit}"]

@@ -101,7 +101,7 @@ def _write_split(
     encoder = PieceEncoder(pieces, dictionary)
     # Each line is ended by </s>; white space becomes single spaces.
     sides = [
-        encoder.encode([" ".join(line.split()) for line in text.lines]) for text in split.sides
+        encoder.encode([" ".join(line.split()) for line in side.lines]) for side in split.sides
     ]
     figures: dict[str, Any] = {"set": split.name, "read": len(split.source.lines)}
     if name == "train":
@@ -210,8 +210,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     iwslt = corpora.add_parser("iwslt17", help="a release of IWSLT 2017, for one language pair")
     iwslt.add_argument("path", type=Path, help="its .tgz, or a folder with its files")
     files = corpora.add_parser("files", help="files of any other corpus, one for each language")
-    text = "name of the training files before .LANGUAGE[.gz]"
-    files.add_argument("--train", required=True, metavar="PREFIX", help=text)
+    described = "name of the training files before .LANGUAGE[.gz]"
+    files.add_argument("--train", required=True, metavar="PREFIX", help=described)
     tests = ["+".join(IWSLT_TESTS), *IWSLT_TESTS]
     for option, default in (("--valid", ["dev2010"]), ("--test", tests)):
         text = f"one or several sets (default: {' '.join(default)})"

@@ -26,6 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Make the data-bin."""
-    if args.empty_lines is None:  # with `articles`, the format has empty lines only between these
+    if args.empty_lines is None:  # with `articles`, the format leaves only titles an empty line
         args.empty_lines = "documents" if args.articles else "keep"
     command.run(args, formats.WikiText(articles=args.articles, headings=not args.no_headings))

@@ -266,7 +266,7 @@ LINES = {
     "fairseq_posenc/workbench/plots": (1029, 1100),
     "fairseq_posenc/workbench/convert": (1562, 1650),
     "fairseq_posenc/workbench/reports": (370, 400),
-    "preprocess": (2584, 2600),
+    "preprocess": (2577, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2998, 3600),
     "tests": (30689, 32000),

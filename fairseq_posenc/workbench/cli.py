@@ -130,7 +130,7 @@ def _run(argv: Sequence[str] | None) -> int | None:
     if unknown:  # argparse would name the help of all commands
         help_of = f"fairseq-posenc {args.command} --help"
         raise UserError(f"unrecognized arguments: {' '.join(unknown)} (see {help_of})")
-    import_user_dir(getattr(args, "user_dir", USER_DIR))  # registers encodings; ours are already
+    import_user_dir(getattr(args, "user_dir", USER_DIR))  # the user's encodings, besides ours
     return COMMANDS[args.command].run(args)
 
 
@@ -159,7 +159,7 @@ def _build_parser(chosen: str) -> Parser:
 
 
 def run_user_dir(args: argparse.Namespace) -> None:
-    """Print the package's path; it is in this module, which imports no torch, to be quick."""
+    """Print the path of the package; fast, as this module imports no torch."""
     print(USER_DIR)
 
 

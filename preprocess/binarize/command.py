@@ -39,7 +39,7 @@ from .sources import SourceFile, combine_checksums, find_files, read_chunks, rea
 from .vocabulary import PACKAGES, save_dictionary
 
 _PADDING_FACTOR = 8  # dictionaries are padded to a multiple of it, as in fairseq
-_MAX_REPORTED = 10  # most skipped lines of a split that are reported; all are counted
+_MAX_REPORTED = 10  # maximum number of skipped lines reported for a split; all are counted
 _SIZE = np.dtype(np.int32)  # type of the sizes in an .idx file
 # The settings on which the content of a data-bin depends, besides its text and vocabulary.
 _TOKEN_OPTIONS = ("words", "characters", "keep_spaces", "min_count", "max_symbols")
@@ -72,10 +72,11 @@ def run(args: argparse.Namespace, line_format: LineFormat) -> None:
 def _fill_folder(
     settings: BinarizeSettings, files: Mapping[str, Sequence[SourceFile]], manifest: Manifest
 ) -> None:
-    """Write the dictionary and the splits of a data-bin; the next split saves the manifest."""
+    """Write the dictionary and the splits of a data-bin."""
     path = manifest.folder / DICTIONARY
     dictionary = _write_dictionary(settings, files.get("train", ()), path)
-    manifest.entries[DICTIONARY] = {"symbols": len(dictionary), "sha256": checksum(path)}
+    entry = {"symbols": len(dictionary), "sha256": checksum(path)}
+    manifest.entries[DICTIONARY] = entry  # saved with the next split
     if settings.words or settings.characters:
         encoder: SymbolEncoder = SymbolEncoder(settings.splitter, dictionary)
     else:
@@ -83,7 +84,7 @@ def _fill_folder(
     for name, found in files.items():
         counts = write_split(name, found, settings, encoder, dictionary, manifest)
         print(f"{name}: {format_counts(counts)}", flush=True)
-        lines = counts["items"] - counts.get("cuts", 0)  # of a split line, only the end has </s>
+        lines = counts["items"] - counts.get("cuts", 0)  # only the last part of a line has </s>
         warn_of_unknown(name, counts["unknown_tokens"], counts["tokens"] - lines)  # without </s>
     for sizes in manifest.folder.glob("*.sizes"):  # temporary files of `write_split`
         sizes.unlink()
@@ -157,7 +158,7 @@ def write_split(
 ) -> dict[str, int]:
     """Write a split, from the first file that is not finished; return its counts.
 
-    What an interrupted run wrote of that file is dropped. ``NAME.sizes`` is a temporary file.
+    What an interrupted run wrote of that file is dropped. ``NAME.sizes`` collects items' sizes.
 
     Raises:
         UserError: a line is invalid, or the text is empty.

@@ -62,8 +62,7 @@ class JsonField(NamedTuple):
             raise ValueError(f'not a JSON object with a text "{self.field}"')
         if _SURROGATE.search(text):
             raise ValueError("half of a surrogate pair is not a character")
-        paragraphs = [line for line in split_lines(text) if line.strip()]
-        return [*paragraphs, ""]
+        return [*filter(str.strip, split_lines(text)), ""]
 
 
 def _look_up(record: object, path: str) -> object:

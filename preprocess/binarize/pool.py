@@ -31,13 +31,11 @@ def map_chunks(
     """
     # Forked workers share the function's memory, and need not import modules.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-    executor = ProcessPoolExecutor(
-        workers, context, initializer=_start_worker, initargs=(function,)
-    )
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(function,))
     pending: deque[tuple[Key, Future[Any]]] = deque()
     try:
         for key, data in chunks:
-            pending.append((key, executor.submit(_call, data)))
+            pending.append((key, pool.submit(_call, data)))
             if len(pending) >= workers * PENDING_PER_WORKER:
                 oldest, future = pending.popleft()
                 yield oldest, future.result()
@@ -49,7 +47,7 @@ def map_chunks(
             "command again, perhaps with fewer --workers"
         ) from None
     finally:
-        executor.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
 
 
 _function: Callable[[bytes], Any]  # of `map_chunks`; set in each worker process only

@@ -1,4 +1,4 @@
-"""Defines the options for a vocabulary (BPE, sentencepieces, a dictionary); loads its files."""
+"""Defines the options of BPE and sentencepieces; loads vocabularies, and writes dictionaries."""
 
 from __future__ import annotations
 

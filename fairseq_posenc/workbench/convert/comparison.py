@@ -11,7 +11,7 @@ from fairseq_posenc.workbench.loading.open_model import list_stacks
 
 TOLERANCE = 1e-5  # largest difference that rounding explains, as a share of the largest number
 _BOS, _PADDING = Dictionary().bos(), Dictionary().pad()  # `<s>` and `<pad>`
-SPECIAL_SYMBOLS = Dictionary().nspecial  # the symbols with which every dictionary begins
+SPECIAL_SYMBOLS = Dictionary().nspecial  # number of symbols with which every dictionary begins
 
 
 def draw_batch(model: Any, side: str) -> list[Tensor]:

@@ -55,7 +55,7 @@ class StockFamily(NamedTuple):
 
         Args:
             weights: fairseq's weights by name.
-            model: a model of one of the classes.
+            model: of one of the classes, with positions set, so it has no table of its own.
             path: the model that is converted, for messages.
 
         Raises:
@@ -68,7 +68,7 @@ class StockFamily(NamedTuple):
         for name, weight in weights.items():
             parameter = parameters.get(self.find_name(name))
             if parameter is None:
-                raise UserError(f"{path}: no class of transformers has {name}")
+                raise UserError(f"{path}: {class_name} of transformers has no {name}")
             if parameter.shape != weight.shape:
                 raise UserError(
                     f"{path}: {name} has the shape {tuple(weight.shape)} in fairseq, and in "
@@ -159,7 +159,6 @@ def _define_roberta(prefix: str, base: str, *, pre_norm: bool) -> StockFamily:
     )
 
 
-# The classes of causal LMs and translation were ported from fairseq: their parts have its names.
 def _define_translation(
     name: str, *, pre_norm: bool, embedding_norm: bool, own_positions: str = ""
 ) -> StockFamily:
@@ -181,6 +180,7 @@ def _define_translation(
         }
         parts |= _name_positions(side, f"model.{side}", f"model.{side}.layers.*.self_attn")
     parts |= {"decoder.output_projection": "lm_head"}
+    # Ported from fairseq: the parts of these have its names.
     parts |= {"encoder": "model.encoder", "decoder": "model.decoder"}
     return StockFamily(
         family="translation",
@@ -204,7 +204,7 @@ BIOGPT = StockFamily(
     parts={
         **_name_positions("decoder", "biogpt", "biogpt.layers.*.self_attn"),
         "decoder.output_projection": "output_projection",
-        "decoder": "biogpt",
+        "decoder": "biogpt",  # ported from fairseq, too
     },
     options={
         **_name_bert_options("decoder"),

@@ -54,9 +54,9 @@ class Training(NamedTuple):
 class TrainingEnd(NamedTuple):
     """The results of a finished run; if it diverged, only ``curve`` and ``diverged_at`` are set."""
 
-    curve: Curve  # ends with the validation at the last update
+    curve: Curve  # ends with the validation at the last update, unless the run diverged
     seconds: float = float("nan")  # fairseq's time of training, without start-up
-    position_parameters: int = 0  # numbers in the parameters of the positions
+    position_parameters: int = 0  # number of elements of all position parameters
     diverged_at: int = 0  # update at which it diverged; 0 if it did not
 
 
@@ -78,7 +78,7 @@ def train_command(
         f"--validate-interval-updates {interval} --save-interval-updates {interval} "
         f"--keep-interval-updates 1 --no-epoch-checkpoints --save-interval {_NEVER} "
         f"--validate-interval {_NEVER} --log-format json --log-interval {min(20, interval)} "
-        "--num-workers 0 --distributed-world-size 1"  # one process, as many runs share the cores
+        "--num-workers 0 --distributed-world-size 1"  # one process: other runs use the other cores
     )
     return ("fairseq-train", str(data), "--save-dir", str(folder), *fixed.split(), *options)
 

@@ -56,8 +56,8 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
         return attend_with_positions(module, query, key, value, *mask, **named)
 
-    # Our code attends (`is_native`) and rotates (`is_rotated`) even where the model's code usually
-    # does: only then does our attention function get queries and keys before their rotation.
+    # Our code attends (not `is_native`) and rotates (not `is_rotated`) even where the model's does
+    # otherwise: only so does our attention function get queries and keys before their rotation.
     stacks = [x for x in model.modules() if isinstance(x, HFStackPositions)]
     layers = [x for x in model.modules() if isinstance(x, AttentionPositions)]
     changes = [(x, "is_native", False) for x in stacks] + [(x, "is_rotated", False) for x in layers]

@@ -132,7 +132,7 @@ class OpenTask:
 
 
 def translates(settings: Any) -> bool:
-    """Check by the settings of a task whether it is translation."""
+    """Check whether the settings of a task are for translation."""
     return issubclass(TASK_REGISTRY.get(settings.get("_name"), object), TranslationTask)
 
 

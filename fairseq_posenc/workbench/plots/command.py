@@ -71,16 +71,16 @@ def run_plot(args: argparse.Namespace) -> None:
 
 def _find_subject(args: argparse.Namespace) -> Subject:
     """Find the layers and heads to show: of the checkpoint, or of an untrained spec."""
-    if args.checkpoint:
+    if path := args.checkpoint:
         from fairseq_posenc.workbench.loading.open_model import open_model
 
         for name in filter(vars(args).get, ("embed_dim", "heads", "decoder")):  # the given ones
             raise UserError(f"--{name.replace('_', '-')} is for --encoding, not for --checkpoint")
-        subjects = collect_subjects(open_model(args.checkpoint, args.data).model)
+        subjects = collect_subjects(open_model(path, args.data).model)
         if not subjects:  # its stacks are not ours
-            raise UserError(f"--checkpoint {args.checkpoint}: a fairseq model; use plot attention")
-        stack = _choose_stack(f"--checkpoint {args.checkpoint}", list(subjects), args.stack)
-        subject = replace(subjects[stack], checkpoint=args.checkpoint)
+            raise UserError(f"--checkpoint {path}: has none of our encodings; use plot attention")
+        stack = _choose_stack(f"--checkpoint {path}", list(subjects), args.stack)
+        subject = replace(subjects[stack], checkpoint=path)
     else:
         if args.data:
             raise UserError("--data is for --checkpoint, not for --encoding")

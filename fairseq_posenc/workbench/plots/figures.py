@@ -79,7 +79,7 @@ def draw_attention(
     height = width * min(max(len(queries) / len(keys), 0.5), 1.5)  # neither too flat nor too high
     figure, panels = new_page(len(layers) * len(heads), title, len(heads), height + 0.9)  # + texts
     colours = colormaps[UNSIGNED].with_extremes(bad=PALE)
-    limit = max(float(layer.weights[0, list(heads)].max()) for layer in layers) or 1.0  # not 0
+    limit = max(float(layer.weights[0, list(heads)].max()) for layer in layers) or 1.0  # above 0
     for axes, (layer, head) in zip(panels, product(layers, heads)):
         weights = layer.weights[0]  # [H, T, S]
         shown = weights[head].masked_fill(weights.eq(0).all(0), torch.nan)

@@ -83,7 +83,7 @@ def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
             if broken := [n for n, layer in enumerate(values, 1) if not layer.isfinite().all()]:
                 raise UserError(
                     f"{model.path}: attention that is NaN or infinite ({kind}, layer {broken[0]}, "
-                    f"{name}); its training diverged"
+                    f"{name}); the model's training diverged"
                 )
             coded = quantize(values, visible)
             # From these the page computes the numbers that the codes stand for.

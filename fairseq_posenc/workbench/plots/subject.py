@@ -77,7 +77,7 @@ class Subject:
         """
         encoding = self.encodings[layer]
         positions = make_positions(self.dims.max_positions)
-        (shared,) = compute_shared(encoding.shared, positions)  # one for each kind of layer
+        (shared,) = compute_shared(encoding.shared, positions)  # one for each kind: a layer has one
         terms = shared.terms | encoding.encodings.terms(positions)
         return positions.distances(), terms.expanded()
 
@@ -102,7 +102,7 @@ def build_subject(
 
 def collect_subjects(model: nn.Module) -> dict[str, Subject]:
     """Collect the stacks of a trained model by name; empty for fairseq's own models."""
-    # Of all modules, only our stacks have `spec`; no import: pictures of specs need no fairseq.
+    # Only our stacks have `spec`; their class is not imported: pictures of specs need no fairseq.
     stacks = [module for module in model.modules() if hasattr(module, "spec")]
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         return {subject.stack: subject for subject in map(_build_trained_subject, stacks)}
@@ -114,7 +114,7 @@ def make_positions(length: int) -> Positions:
 
 
 def _build_trained_subject(stack: Any) -> Subject:
-    """Build each layer's encodings from trained modules; layers of a ``kind`` have the same."""
+    """Build each layer's encodings from the trained modules: those of its kind, and its own."""
     dims = stack.dims
     sizes = dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
     encodings, projections = [], []

@@ -1,7 +1,6 @@
 """``fairseq-posenc learning-curves``: tables and pictures of training logs.
 
-``rope=a.log,b.log none=c.log`` are two models, the first trained with two seeds. fairseq logs
-losses in bits; a loss in nats is ``ln 2`` times as large.
+``rope=a.log,b.log none=c.log`` are two models, the first trained with two seeds.
 """
 
 import argparse
@@ -83,7 +82,7 @@ def collect_figures(trainings: Trainings) -> Tables:
         rows = [_describe_curve(curve) for curve in curves]
         for number, row in enumerate(rows, start=1):
             row["training"] = f"{training} {number}" if len(curves) > 1 else training
-            tables["best"].append({x: row.get(x) for x in ("training", *_COLUMNS, "diverged_at")})
+            tables["best"].append({x: row[x] for x in ("training", *_COLUMNS, "diverged_at")})
             if "plateau" in row:
                 tables["stages"].append({x: row[x] for x in ("training", *_STAGE_COLUMNS)})
         if len(curves) > 1:
@@ -99,18 +98,19 @@ def collect_figures(trainings: Trainings) -> Tables:
 
 
 def _describe_curve(curve: Curve) -> dict[str, Any]:
-    """Compute the figures of a curve by name; unknown ones are None or absent."""
-    best = curve.best
+    """Compute the figures of a curve by name; unknown ones are None or, of stages, absent."""
+    best = curve.best  # not finite if all validations diverged
     figures: dict[str, Any] = {
         "updates": curve.entries[-1].updates,
+        "best_at": best.updates if best.is_finite else None,
+        "loss_bits": best.loss if best.is_finite else None,
+        "loss_nats": best.loss * NATS_PER_BIT if best.is_finite else None,
+        "perplexity": best.perplexity if best.is_finite else None,
         "accuracy": best.accuracy,
         "tokens_per_second": curve.speed or None,  # 0 if the log does not say
         "loss_at_the_end_nats": loss_stages.last_loss(curve),
         "diverged_at": next((x.updates for x in curve.entries if not x.is_finite), None),
     }
-    if best.is_finite:  # else all validations diverged
-        figures |= {"best_at": best.updates, "perplexity": best.perplexity}
-        figures |= {"loss_bits": best.loss, "loss_nats": best.loss * NATS_PER_BIT}
     if ends := loss_stages.find_stages(curve):  # the updates at which the stages end
         figures |= {"start_ends": ends.start, "plateau_ends": ends.plateau, "dive_ends": ends.dive}
         figures["plateau"] = ends.plateau - ends.start

@@ -82,7 +82,7 @@ def draw_means(
 
 
 def draw_curves(lines: Mapping[str, Means], title: str, *, log: bool) -> Any:
-    """Draw lines over updates by :func:`draw_means`; return the figure, None without any point."""
+    """Draw lines over updates; return the figure, or None if no point is finite."""
     if not any(math.isfinite(y.mean) for means in lines.values() for _, y in means):
         return None
     figure, (axes,) = new_panels(1, columns=1, size=(9, 5.2), dpi=160)

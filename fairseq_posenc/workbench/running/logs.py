@@ -48,7 +48,7 @@ class Curve(NamedTuple):
 
     @property
     def best(self) -> Entry:
-        """The validation with the lowest loss, at which fairseq saves ``checkpoint_best.pt``."""
+        """The validation with the lowest loss, the best one by fairseq's default metric."""
         # NaN compares false with everything, so it would hide all entries after it.
         return min(self.entries, key=lambda entry: entry.loss if entry.is_finite else math.inf)
 

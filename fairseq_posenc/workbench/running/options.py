@@ -1,7 +1,7 @@
 """Command-line options that several commands share, each defined once.
 
 ``add_NAME`` adds the option ``--NAME``; its parameter ``text`` is the help. Functions that parse
-values, also default texts, raise ``ArgumentTypeError``, which :class:`Parser` makes a UserError.
+values, defaults included, raise ``ArgumentTypeError``, which :class:`Parser` makes a UserError.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Runs tasks as jobs on a Slurm cluster, submitted by submitit.
 
 The tasks are those of ``programs.run_here``: each continues from its last checkpoint. So a job that
-runs out of time is requeued unchanged, and a command that was stopped cancels the rest of its
-jobs and submits new ones.
+runs out of time is requeued unchanged, and a command that is started again cancels what is left of
+its earlier jobs, and submits new ones.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ def run_on_slurm(
     if _list_jobs(name) is None:
         raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
     _cancel(name)  # of a command that was killed
-    executor = AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=100)  # most requeues
+    executor = AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=100)  # limit of requeues
     executor.update_parameters(
         name=name,
         slurm_array_parallelism=jobs or len(tasks),

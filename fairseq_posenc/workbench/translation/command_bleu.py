@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
     """
     dtype = devices.choose_dtype(args.fp16, args.bf16)
     trainings = parse_systems(args.systems)
-    # All are opened first, so that mistakes show early; one at a time is in memory (a generator).
+    # All are opened first, so that mistakes show early. A generator: not all are in memory at once.
     states = (translator.load_translation(x.path, f"{x.label}:") for x in trainings)
     opened = [open_task(x.path, state, args.data) for x, state in zip(trainings, states)]
     pairs = [(x.task.cfg.source_lang, x.task.cfg.target_lang) for x in opened]
@@ -167,6 +167,6 @@ def parse_systems(texts: Sequence[str]) -> list[TrainedSystem]:
     trainings = []
     for name, paths in systems.items():
         for number, path in enumerate(paths, start=1):
-            label = f"{name}, training {number}" if len(paths) > 1 else name
+            label = f"{name}, checkpoint {number}" if len(paths) > 1 else name
             trainings.append(TrainedSystem(name, number, Path(path), label))
     return trainings

@@ -60,7 +60,7 @@ class Hypothesis(NamedTuple):
 
 
 def warn_of_long(sentences: Sequence[str], translator: Translator) -> None:
-    """Print how many sentences are longer than a translation may be: theirs will be cut off."""
+    """Warn of sentences that are longer than a translation may be: theirs may be cut off."""
     end = GenerationConfig.max_len_b  # 200 tokens, whatever the length of the source
     if cut := sum(len(translator.encode(sentence)) > end for sentence in sentences):
         say(f"sentences longer than a translation may be ({end} tokens): {cut:,}; split them")

@@ -359,7 +359,7 @@ def test_a_killed_evaluation_goes_on_with_the_next_training(evaluated, tmp_path,
     (out / "rope" / "2.json").unlink(missing_ok=True)  # if the machine was slow to kill
     before = first.stat().st_mtime_ns
     said = [line for line in call(capsys, *command)[1].splitlines() if "sentences" in line]
-    assert said == ["rope, training 2: 12 sentences"]
+    assert said == ["rope, checkpoint 2: 12 sentences"]
     assert first.stat().st_mtime_ns == before
     for name in ("1.txt", "2.txt"):
         assert lines(out / "rope" / name) == lines(evaluated / "rope" / name)
@@ -378,7 +378,7 @@ def test_a_killed_evaluation_goes_on_with_the_next_training(evaluated, tmp_path,
         ("bleu a/b=c.pt", "'a/b': each value needs its own name, which a folder can"),
         ("bleu a=b.pt --fp16", "--fp16 is for GPUs"),
         ("bleu rope=missing.pt", "rope: missing.pt: no such file"),
-        ("bleu rope=no.pt,b.pt", "rope, training 1: no.pt: no such file"),
+        ("bleu rope=no.pt,b.pt", "rope, checkpoint 1: no.pt: no such file"),
     ],
 )
 def test_what_makes_no_sense_is_refused(command, message, capsys, tmp_path, monkeypatch):

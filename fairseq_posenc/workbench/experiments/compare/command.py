@@ -24,9 +24,9 @@ from fairseq_posenc.workbench.running.programs import run_here
 from fairseq_posenc.workbench.running.progress import say
 
 # The models are small enough for two cores to train one in minutes, and large enough to learn more
-# than a bag of words. Dropout would only slow down training for few epochs. The schedule does not
-# depend on the number of updates, so a longer run continues a shorter one. By default, fairseq
-# drops sentences to make the last batch a multiple of 8, also in validation.
+# than a bag of words. Dropout would only slow down training that lasts few epochs. The schedule
+# does not depend on the number of updates, so a longer run continues a shorter one. By default,
+# fairseq drops sentences to make the last batch a multiple of 8, also in validation.
 _OPTIONS = """
 --sample-break-mode none --tokens-per-sample 64 --max-tokens 3072 --required-batch-size-multiple 1
 --{stack}-layers 2 --{stack}-embed-dim 128 --{stack}-ffn-embed-dim 512 --{stack}-attention-heads 4
@@ -169,7 +169,7 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
 
 
 def build_training(plan: ComparePlan, run: Run, out: Path, user_dir: Path) -> trainings.Training:
-    """Build the command that trains a run, in a folder of its own; later options win."""
+    """Build the training of a run, in its own folder; the last value of a repeated option wins."""
     folder = out / "models" / run.variant.folder / f"lr-{run.lr}-seed-{run.seed}"
     defaults = (*TRAIN_OPTIONS[plan.family], *run.variant.options)
     words = ("--user-dir", str(user_dir), *defaults, *plan.options, "--lr", run.lr)

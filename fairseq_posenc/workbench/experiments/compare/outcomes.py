@@ -121,5 +121,5 @@ def _judge(pairs: Mapping[Pair, intervals.PairedDifference]) -> list[str]:
     if not found:
         return [f"{test}, no difference is significant."] if pairs else []
     rest = len(pairs) - sum(map(len, worse.values()))
-    others = " No other difference is significant." if rest else ""
-    return [f"{test}: {'; '.join(found)}.{others}"]
+    end = " No other difference is significant." if rest else ""
+    return [f"{test}: {'; '.join(found)}.{end}"]

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
             for score in _score_model(named, model, text, args):
                 rows.append({**facts, **report.score_figures(score)})
             del model  # frees the memory for the next one
-        record = report.build_record(rows, str(args.text), total)  # of all: the text is the same
+        record = report.build_record(rows, str(args.text), total)  # `total` holds for all models
         record.write(args.out / FIGURES)
         drawn = report.draw(record, args.out / PICTURE)
     print(report.format_results(record))
@@ -130,7 +130,7 @@ def _score_model(
                 score = scoring.score_windows(
                     model, text, windows, length, stride, args.max_tokens, shown.update
                 )
-            figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # "" if there is one
+            figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # "": it is not refused
             say(f"{label}: {figure} ({score.seconds:.0f} s)")
             # The windows of a whole text are not a sample: they have no interval.
             figures = {**score._asdict(), "windows": score.windows if args.windows else []}

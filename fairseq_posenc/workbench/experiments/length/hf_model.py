@@ -55,7 +55,7 @@ def load(named: NamedModel, dtype: torch.dtype, longest: int) -> PreTrainedModel
     Raises:
         UserError: it is not a causal language model, or cannot take the positions.
     """
-    model = load_model(named.path, dtype=torch.float32)  # whatever its files have; see `place`
+    model = load_model(named.path, dtype=torch.float32)  # whatever its files have; `place` rounds
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise UserError(
             f"{named.name}: {named.path} is a {type(model).__name__}; give a causal language model"
@@ -89,6 +89,6 @@ def tokenize_text(text: str, folder: Path, model: PreTrainedModel) -> Tensor:
     first_token = eos if bos is None else bos
     if first_token is None:
         raise UserError(f"{folder}: its tokenizer has no token with which a text begins")
-    found = torch.tensor([first_token, *tokens])
-    check_ids(folder, found, model)  # refuses ids for which the model has no embedding
-    return found
+    ids = torch.tensor([first_token, *tokens])
+    check_ids(folder, ids, model)  # refuses ids for which the model has no embedding
+    return ids

@@ -105,7 +105,7 @@ def find_best(results: Sequence[GlueResult]) -> GlueResult:
 
 
 def _summarise_seeds(results: Sequence[GlueResult], metric: str, best: GlueResult) -> Row:
-    """Compute mean, median and sample deviation (0 for one run) over seeds, and add ``best``."""
+    """Compute mean, median and sample deviation (0 for one) over seeds; add ``best``'s figure."""
     values = [result.metrics[metric] for result in results]
     return {
         "learning_rate": results[0].learning_rate,

@@ -42,17 +42,17 @@ def fine_tune(run: GlueRun, out: Path, environment: programs.Environment) -> Non
         environment: variables that select its GPU.
     """
     folder = run.folder(out)
-    with lock_folder(folder) as lock:
-        if run.is_finished(out):
+    with lock_folder(folder) as lock:  # its programs inherit it: one may outlive this process
+        if run.is_finished(out):  # its checkpoints are shrunk, too
             return
-        if not (folder / RESULT).exists():
+        if not (folder / RESULT).exists():  # else a kill came before they were shrunk
             ensure_last_checkpoint(folder)  # a kill may have left it torn or missing
             if updates_done(folder) < run.max_update or not (folder / BEST).exists():
                 train(run.command, folder, lock, run.label, run.max_update, run.metric, environment)
-            # `run_logged` looks up a bare name in the folder of the running Python.
+            # A bare name, as messages show it; `run_logged` finds it beside the running Python.
             evaluation = [Path(sys.executable).name, "-m", __name__, str(folder)]
             programs.run_logged(evaluation, folder / logs.TRAIN_LOG, lock, environment=environment)
-        shrink_checkpoints(folder)  # only after the result, as training cannot continue from them
+        shrink_checkpoints(folder)  # after the result: training cannot continue from shrunk ones
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
     say(f"{run.label}: finished, {scores}")
@@ -69,7 +69,7 @@ def evaluate(folder: Path) -> None:
     """Write ``submission/`` and ``result.json`` of a trained run, evaluated in float32."""
     path = folder / BEST
     import_user_dir(Path(open_whole(path)["cfg"]["common"]["user_dir"]))  # the user's encodings
-    opened = open_model(path, option="best checkpoint")  # in evaluation mode
+    opened = open_model(path, option="best checkpoint")  # as messages call it; evaluation mode
     model = opened.model.to(devices.choose_device())
     data = open_glue_data(opened.data)  # with its task, and the splits that it has
     splits = data.task.valid_splits
@@ -123,7 +123,7 @@ def measure(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> bool:
-    """Check whether a model predicts the same for everything, no number, or exactly at chance."""
+    """Check whether a model predicts NaN, the same for everything, or classes exactly at chance."""
     if task.regression:
         return metrics.has_no_ranking(outputs.view(-1))
     is_one_class = len(outputs.argmax(-1).unique()) == 1
