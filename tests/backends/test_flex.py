@@ -25,7 +25,7 @@ from tests.helpers.uncompiled_flex import attend_traced, run_uncompiled
 LIMITS = ["none+window(size=6)", "m4m+window(size=6)", "t5+chunk(size=5)", "deberta+window(size=9)"]
 LIMITS += ["m4m+window(size=4,first=2)", "t5+window(size=5,first=3)"]
 RESETS = ["tupe+reset", "m4+reset", "deberta+reset"]
-REFUSED = {"m3": "channel", "shaw_values": "table of values", "cope": "all scores", "fox": "forget"}
+REFUSED = {"m3": "channel", "shaw_values": "table of values", "cope": "all scores", "fox": "decay"}
 SERVED = [name for name in names() if name not in REFUSED]
 MODELS = dict.fromkeys(
     (spec, causal or needs_causal(spec))
