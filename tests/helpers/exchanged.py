@@ -44,15 +44,12 @@ def data_bin(family: str, symbols: list[str] = WORDS) -> Path:
     return folder
 
 
-def _read_options(words: list[str]) -> Namespace:
-    return options.parse_args_and_arch(options.get_training_parser(), words)
-
-
 @cache
 def _default_settings(arch: str, task: str) -> Any:
     """Build fairseq's configuration, for which hydra takes longer than all else in a checkpoint."""
-    config = convert_namespace_to_omegaconf(_read_options(["", "--arch", arch, "--task", task]))
-    return OmegaConf.to_container(config, enum_to_str=True)
+    words = ["", "--arch", arch, "--task", task]
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    return OmegaConf.to_container(convert_namespace_to_omegaconf(args), enum_to_str=True)
 
 
 def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: Any) -> Checkpoint:
@@ -73,7 +70,7 @@ def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: 
     for name, value in {**chosen, **more}.items():
         words.append(f"--{name.replace('_', '-')}")
         words += [] if value is True else [str(value)]
-    args = vars(_read_options(words))
+    args = vars(options.parse_args_and_arch(options.get_training_parser(), words))
     settings = deepcopy(_default_settings(args["arch"], args["task"]))
     for section in settings.values():
         if isinstance(section, Namespace):  # of a model without a dataclass: all options

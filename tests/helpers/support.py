@@ -31,8 +31,8 @@ def works(name: str, family: str, backend: str) -> bool:
     torch.manual_seed(0)
     try:
         single_layers: dict[str, Any] = {x: 1 for x in ARGS[family] if x.endswith("_layers")}
-        chosen = {"position_encoding": name, "position_backend": backend}
-        model = make_model(family, **chosen, **single_layers)
+        options = {"position_encoding": name, "position_backend": backend, **single_layers}
+        model = make_model(family, **options)
     except UserError:
         return False
     tokens = make_tokens()

@@ -263,12 +263,13 @@ def test_the_task_refuses_what_the_model_cannot_read_and_to_train_without_an_end
         GlueTask.setup_task(settings)
 
 
-def run_with_own_package(*words: Any) -> None:
+def run_own(*words: Any) -> None:
+    """Run a command with a user's own package."""
     run("fairseq-posenc", *words, "--user-dir", own_encodings())
 
 
 def test_glue_hands_the_users_own_package_on(tmp_path):
-    run_with_own_package(*arguments("m4m", *RATE, *SHORT, "--out", tmp_path, spec=OWN))
+    run_own(*arguments("m4m", *RATE, *SHORT, "--out", tmp_path, spec=OWN))
     assert record.read(tmp_path / "results.json").spec == OWN
     assert (tmp_path / "submission" / "CoLA.tsv").is_file()
 
@@ -280,7 +281,6 @@ def test_squad_hands_the_users_own_package_on(tmp_path):
     sizes = ["--max-length", 40, "--stride", 8, "--max-question", 12]
     start("squad", "--train", raw, "--valid", raw, *tokens, *sizes, "--out", tmp_path / "bin")
     given = ["--checkpoint", pretrained(OWN), "--data", tmp_path / "bin", "--out", model.parent]
-    run_with_own_package("squad", "train", *given, *changed("dataset.num_workers=0"))
-    given = ["--checkpoint", model, "--questions", raw, "--out", tmp_path]
-    run_with_own_package("squad", "predict", *given)
+    run_own("squad", "train", *given, *changed("dataset.num_workers=0"))
+    run_own("squad", "predict", "--checkpoint", model, "--questions", raw, "--out", tmp_path)
     assert record.read(tmp_path / "score.json").spec == OWN

@@ -138,7 +138,7 @@ LANGUAGES = ["task.source_lang=src", "task.target_lang=tgt"]  # of the tests' da
 def start(
     folder: Path, *words: str, program: str = "train.sh", imported: bool = False, **more: str
 ):
-    """Start a script; ``imported``: in a process that has loaded the plugin before: faster."""
+    """Start a script, if ``imported`` in a process that has loaded the plugin: faster."""
     if imported and not WHOLE and SERVER in os.environ:
         more[SERVER] = f"{os.environ[SERVER]}.plugin"
     path = f"{script('fairseq-hydra-train').parent}{os.pathsep}{os.environ['PATH']}"
