@@ -122,13 +122,13 @@ def _write_split(
         for language in languages:
             _save_dictionary(dictionary, counts, folder / f"dict.{language}.txt")
     pair = "-".join(languages)
-    for language, side, text in zip(languages, sides, split.sides):
+    for language, items, side in zip(languages, sides, split.sides):
         if name != "train":  # not NAME.SOURCE-TARGET.LANGUAGE: fairseq would read that as its data
-            raw = "".join(f"{line}\n" for line in text.lines)
+            raw = "".join(f"{line}\n" for line in side.lines)
             (folder / f"{name}.raw.{language}").write_text(raw, encoding="utf-8")
-        write_items(folder / f"{name}.{pair}.{language}", side)
-        unknown = int((side.tokens == dictionary.unk()).sum())
-        count = len(side.tokens) - len(side.sizes)  # without </s>
+        write_items(folder / f"{name}.{pair}.{language}", items)
+        unknown = int((items.tokens == dictionary.unk()).sum())
+        count = len(items.tokens) - len(items.sizes)  # without </s>
         figures[language] = {"pieces": count, "unknown": unknown}
         warn_of_unknown(f"{name}.{language}", unknown, count)
     return figures
@@ -210,8 +210,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     iwslt = corpora.add_parser("iwslt17", help="a release of IWSLT 2017, for one language pair")
     iwslt.add_argument("path", type=Path, help="its .tgz, or a folder with its files")
     files = corpora.add_parser("files", help="files of any other corpus, one for each language")
-    described = "name of the training files before .LANGUAGE[.gz]"
-    files.add_argument("--train", required=True, metavar="PREFIX", help=described)
+    text = "name of the training files before .LANGUAGE[.gz]"
+    files.add_argument("--train", required=True, metavar="PREFIX", help=text)
     tests = ["+".join(IWSLT_TESTS), *IWSLT_TESTS]
     for option, default in (("--valid", ["dev2010"]), ("--test", tests)):
         text = f"one or several sets (default: {' '.join(default)})"

@@ -84,13 +84,15 @@ def test_a_table_of_other_options_is_called_initialized(
 
 
 def test_only_files_of_the_tokenizer_are_copied(stock: PreTrainedModel, tmp_path: Path) -> None:
-    for name in ("tf_model.h5", "m.gguf", "evil.py", "data.pkl", ".netrc", "training_args.bin"):
+    copied = {"vocab.json", "tekken.json", "tokenizer.tiktoken", "chat_template.json"}
+    others = {"tf_model.h5", "m.gguf", "evil.py", "data.pkl", ".netrc", "training_args.bin"}
+    for name in copied | others:
         (tmp_path / "stock" / name).touch()
     (tmp_path / "swapped").mkdir()  # an empty folder is filled
     swap(tmp_path, "--position-encoding", "alibi")
     names = {path.name for path in (tmp_path / "swapped").iterdir()} - {"README.md"}
     written = {"config.json", "generation_config.json", "model.safetensors", "positions_loader.py"}
-    assert names == {*written, "vocab.json"}
+    assert names == written | copied
 
 
 def test_own_positions_are_the_same_model(

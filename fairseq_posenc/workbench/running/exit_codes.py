@@ -31,13 +31,11 @@ def run_main(program: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         return _NO_READER
     except KeyboardInterrupt:
-        line = "stopped; the same command continues, or starts again"
-        code = STOPPED
+        line, code = "stopped; the same command continues, or starts again", STOPPED
     except Exception as error:
         if (message := find_message(error)) is None:  # a fault of ours: show the traceback
             raise
-        line = f"error: {message}"
-        code = choose_exit_code(error)
+        line, code = f"error: {message}", choose_exit_code(error)
     print(f"fairseq-posenc: {line}", file=sys.stderr)
     return code
 

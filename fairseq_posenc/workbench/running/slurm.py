@@ -1,8 +1,7 @@
 """Runs tasks as jobs on a Slurm cluster, submitted by submitit.
 
-The tasks are those of ``programs.run_here``: each continues from its last checkpoint. So a job that
-runs out of time is requeued unchanged, and a command that is started again cancels what is left of
-its earlier jobs, and submits new ones.
+The tasks, those of ``programs.run_here``, continue from their last checkpoints: a job that runs out
+of time is requeued unchanged, and a command started again cancels its old jobs, and submits others.
 """
 
 import hashlib
@@ -17,6 +16,7 @@ from submitit.helpers import Checkpointable
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.programs import Task, find_error_line, raise_failures
+from fairseq_posenc.workbench.running.progress import say
 
 _POLL_SECONDS = 3.0  # between checks of the jobs
 
@@ -96,6 +96,8 @@ def _list_jobs(name: str) -> set[str] | None:
 
 def _cancel(name: str) -> None:
     """Cancel jobs by their name, and wait until their processes have ended."""
-    while listed := _list_jobs(name):
-        subprocess.run(["scancel", *listed], check=False)
+    while (listed := _list_jobs(name)) != set():
+        if listed is None:
+            say("--on slurm: squeue does not answer, so jobs may be left; trying again")
+        subprocess.run(["scancel", *(listed or [f"--name={name}"])], check=False)
         time.sleep(_POLL_SECONDS)

@@ -22,8 +22,7 @@ from fairseq_posenc.workbench.running.slurm import run_on_slurm
 from tests.helpers.waiting import free_ports, wait_until
 
 ROOT = Path(__file__).parents[3]
-# One node; a job that is being ended is killed after 5 s. Accounting is off, as on many small
-# clusters.
+# One node; a job that is being ended is killed after 5 s. No accounting, as on small clusters.
 CONF = """\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -109,7 +108,6 @@ def count(path: Path, numbers: int, environment: Environment) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_jobs_are_requeued_and_failures_are_listed(tmp_path: Path) -> None:
-    """One job ends, one fails, and one is requeued and continues."""
     steps = {"short": 1, "wrong": 1, "requeued": 60}
     tasks = {name: partial(count, tmp_path / name, steps[name]) for name in steps}
     options = parse_slurm(["slurm", "--time=5", "cpus-per-task=1"])  # those of sbatch
