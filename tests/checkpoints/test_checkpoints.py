@@ -115,10 +115,9 @@ def test_a_stock_learned_table_is_refused_by_a_model_with_other_positions():
 def test_learned_positions_that_are_not_a_table_are_refused(damaged, message):
     state = make_model("masked_lm", STOCK["masked_lm"]).state_dict()
     (name,) = (name for name in state if name.endswith("embed_positions.weight"))
+    model = make_model("masked_lm", position_encoding="learned")
     with pytest.raises(UserError, match=message):
-        make_model("masked_lm", position_encoding="learned").load_state_dict(
-            {**state, name: damaged}
-        )
+        model.load_state_dict({**state, name: damaged})
 
 
 def test_a_longer_stock_table_is_an_error_that_gives_both_sizes():
