@@ -147,21 +147,12 @@ def make_dictionary(symbols: int = 20) -> Dictionary:
     return dictionary
 
 
-def make_task() -> SimpleNamespace:
-    dictionary = make_dictionary()
-    return SimpleNamespace(
-        source_dictionary=dictionary,
-        target_dictionary=dictionary,
-        dictionary=dictionary,
-        max_positions=lambda: 24,
-    )
-
-
 def make_model(family: str, arch: str | None = None, **options):
     """Build a tiny model of a family as fairseq's ``build_model`` does."""
     arch = arch or ARCHITECTURES[family]
     values = {**ARGS[family], **NO_DROPOUT, **options}
-    task = make_task()
+    names = ("source_dictionary", "target_dictionary", "dictionary")
+    task = SimpleNamespace(**dict.fromkeys(names, make_dictionary()), max_positions=lambda: 24)
     cls = ARCH_MODEL_REGISTRY[arch]
     if arch in MODEL_DATACLASS_REGISTRY:
         config = MODEL_DATACLASS_REGISTRY[arch]()

@@ -230,15 +230,11 @@ def test_translate_shows_the_greedy_and_the_best_hypotheses(translator, capsys):
         assert line.endswith(f" {hypothesis.score:.4f}  {hypothesis.text}")
 
 
-def translate_pipe():
-    """Start ``translate --plain`` between two pipes."""
-    words = [script("fairseq-posenc"), "translate", "--checkpoint", checkpoint(), "--plain"]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
 @slow
 def test_translate_answers_each_line_of_a_pipe_before_the_next(translator):
-    with translate_pipe() as process:
+    words = [script("fairseq-posenc"), "translate", "--checkpoint", checkpoint(), "--plain"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **pipes) as process:
         for source in ["le chat dort.", "", "le lait noir."]:
             process.stdin.write(f"{source}\n")
             process.stdin.flush()
