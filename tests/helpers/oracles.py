@@ -147,14 +147,11 @@ def t5(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     params["table"] is [axes * heads, buckets]. Distances are bucketed, not clipped. Options:
     `bidirectional` (True), `num_buckets` (32), `max_distance` (128, that of the buckets).
     """
+    names = ("bidirectional", "num_buckets", "max_distance")
+    given = {name: options[name] for name in names if name in options}
     scores = zeros(q, k)
     for h, t, i, j in pairs(q, k):
-        bucket = t5_bucket(
-            j - i,
-            bidirectional=options.get("bidirectional", True),
-            num_buckets=options.get("num_buckets", 32),
-            max_distance=options.get("max_distance", 128),
-        )
+        bucket = t5_bucket(j - i, **given)
         content = dot(q[h, t], k[h, j]) / scale(q.shape[-1], options, 1)
         tables = params["table"].chunk(options.get("axes", 1))  # text is at r on all axes
         scores[h, t, j] = content + sum(table[h, bucket] for table in tables)
@@ -390,23 +387,17 @@ def fire(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     psi(x) = log(1 + |c'| x), L = |params["length"]| times options["threshold"] (512); f is one
     hidden layer of ReLUs with an output for each head. Later keys count as distance 0.
     """
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
     c, threshold = abs(params["curvature"]), abs(params["length"]) * options.get("threshold", 512)
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for t in range(tgt_len):
-        i = src_len - tgt_len + t
-        furthest = torch.log(1 + c * max(i, threshold))
-        for j in range(src_len):
-            x = torch.log(1 + c * max(i - j, 0)) / furthest
-            hidden = [
-                torch.clamp(w[0] * x + b, min=0)
-                for w, b in zip(params["hidden_weight"], params["hidden_bias"])
-            ]
-            for h in range(heads):
-                bias = dot(params["output_weight"][h], torch.stack(hidden))
-                content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
-                scores[h, t, j] = content + bias + params["output_bias"][h]
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        x = torch.log(1 + c * max(i - j, 0)) / torch.log(1 + c * max(i, threshold))
+        hidden = [
+            torch.clamp(w[0] * x + b, min=0)
+            for w, b in zip(params["hidden_weight"], params["hidden_bias"])
+        ]
+        bias = dot(params["output_weight"][h], torch.stack(hidden))
+        content = dot(q[h, t], k[h, j]) / scale(q.shape[-1], options, 1)
+        scores[h, t, j] = content + bias + params["output_bias"][h]
     return scores
 
 
@@ -417,32 +408,27 @@ def deberta_v2(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     layer-normalised (epsilon 1e-7). options["project_query"] and ["project_key"] are the layer's
     projections, functions of a row [embed_dim]; by default they change nothing.
     """
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
+    head_dim = q.shape[-1]
     buckets = options.get("buckets", 256)
     half = buckets // 2
     length = max(options["max_positions"], half + 2)
     project_query = options.get("project_query", lambda row: row)
     project_key = options.get("project_key", lambda row: row)
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for t in range(tgt_len):
-        i = src_len - tgt_len + t
-        for j in range(src_len):
-            bucket = abs(i - j)
-            if bucket > half:
-                grown = math.log(bucket / half) / math.log((length - 1) / half) * (half - 1)
-                bucket = half + math.ceil(grown)
-            bucket = bucket if i >= j else -bucket
-            p = params["table"][max(0, min(2 * buckets - 1, bucket + buckets))]
-            mean = p.mean()
-            p = (p - mean) / torch.sqrt(((p - mean) ** 2).mean() + 1e-7)
-            p = p * params["norm_weight"] + params["norm_bias"]
-            for_query, for_key = project_key(p), project_query(p)
-            for h in range(heads):
-                own = slice(h * head_dim, (h + 1) * head_dim)
-                total = dot(q[h, t], k[h, j])
-                total = total + dot(q[h, t], for_query[own]) + dot(k[h, j], for_key[own])
-                scores[h, t, j] = total / scale(head_dim, options, 3)
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        bucket = abs(i - j)
+        if bucket > half:
+            grown = math.log(bucket / half) / math.log((length - 1) / half) * (half - 1)
+            bucket = half + math.ceil(grown)
+        bucket = bucket if i >= j else -bucket
+        p = params["table"][max(0, min(2 * buckets - 1, bucket + buckets))]
+        mean = p.mean()
+        p = (p - mean) / torch.sqrt(((p - mean) ** 2).mean() + 1e-7)
+        p = p * params["norm_weight"] + params["norm_bias"]
+        own = slice(h * head_dim, (h + 1) * head_dim)
+        for_query, for_key = project_key(p)[own], project_query(p)[own]
+        total = dot(q[h, t], k[h, j]) + dot(q[h, t], for_query) + dot(k[h, j], for_key)
+        scores[h, t, j] = total / scale(head_dim, options, 3)
     return scores
 
 
@@ -523,51 +509,28 @@ def cope(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     the first ones and its window, count nothing. params: "table" [P, d]; options: "visible" [T, S]
     of bool, by default all.
     """
-    heads, tgt_len, head_dim = q.shape
-    src_len = k.shape[1]
-    table = params["table"]
-    visible = options.get("visible", torch.ones(tgt_len, src_len, dtype=torch.bool))
-    scores = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for n in range(tgt_len):
-            i = src_len - tgt_len + n
-            z = [dot(q[h, n], k[h, j]) / math.sqrt(head_dim) for j in range(src_len)]
-            for j in range(src_len):
-                counted = [t for t in range(j, i + 1) if visible[n, t]]
-                p = sum((torch.sigmoid(z[t]) for t in counted), 0 * z[j])
-                p = torch.minimum(p, torch.full_like(p, len(table) - 1))
-                low = math.floor(float(p.detach()))
-                f = p - low
-                row = (1 - f) * table[low] + f * table[min(low + 1, len(table) - 1)]
-                scores[h, n, j] = z[j] + dot(q[h, n], row)
+    table, z = params["table"], none(q, k, {}, {})
+    visible = options.get("visible", torch.ones(z.shape[1:], dtype=torch.bool))
+    scores = zeros(q, k)
+    for h, n, i, j in pairs(q, k):
+        counted = [t for t in range(j, i + 1) if visible[n, t]]
+        p = sum((torch.sigmoid(z[h, n, t]) for t in counted), 0 * z[h, n, j])
+        p = torch.minimum(p, torch.full_like(p, len(table) - 1))
+        low = math.floor(float(p.detach()))
+        f = p - low
+        row = (1 - f) * table[low] + f * table[min(low + 1, len(table) - 1)]
+        scores[h, n, j] = z[h, n, j] + dot(q[h, n], row)
     return scores
 
 
 SCORES = {
-    "none": none,
-    "shaw": shaw,
-    "raffel": raffel,
-    "t5": t5,
-    "alibi": alibi,
-    "m1": m1,
-    "m2": m2,
-    "m3": m3,
-    "m4": m4,
-    "m4m": m4m,
-    "deberta": deberta,
-    "tupe": tupe,
-    "transformer_xl": transformer_xl,
-    "kerple": kerple,
-    "sandwich": sandwich,
-    "tupe_shared": tupe_shared,
-    "fire": fire,
-    "deberta_v2": deberta_v2,
-    "fox": fox,
-    "inkling": inkling,
-    "pope": pope,
-    "cope": cope,
-    "shaw_values": none,  # the scores stay as they are; see shaw_values below
+    formula.__name__: formula
+    for formula in (
+        *(none, shaw, raffel, t5, alibi, m1, m2, m3, m4, m4m, deberta, tupe, transformer_xl),
+        *(kerple, sandwich, tupe_shared, fire, deberta_v2, fox, inkling, pope, cope),
+    )
 }
+SCORES["shaw_values"] = none  # the scores stay as they are; see shaw_values below
 
 
 # --------------------------------------------------------------------------------------- rotations
@@ -900,15 +863,11 @@ def shaw_values(scores: Tensor, v: Tensor, allowed: Tensor, params: dict, option
 
     params["value_table"] is [groups, rows, head_dim], indexed like the score table.
     """
-    heads, tgt_len, src_len = scores.shape
     weights = attention_weights(scores, allowed)
-    out = torch.zeros(heads, tgt_len, v.shape[2], dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            i = src_len - tgt_len + t
-            for j in range(src_len):
-                a_r = of_head(params["value_table"], h)[row(i, j, options)]
-                out[h, t] = out[h, t] + weights[h, t, j] * (v[h, j] + a_r)
+    out = torch.zeros(*scores.shape[:2], v.shape[2], dtype=torch.float64)
+    for h, t, i, j in pairs(scores, v):
+        a_r = of_head(params["value_table"], h)[row(i, j, options)]
+        out[h, t] = out[h, t] + weights[h, t, j] * (v[h, j] + a_r)
     return out
 
 
@@ -942,28 +901,17 @@ def parameter_count(name: str, m: int, n: int, d: int, D: int, h: int, **options
     projections = 1 if options.get("tie_projections", False) else 2
     rows = 2 * limit + 1 + thetas
     counts = {
-        "none": 0,
-        "sinusoidal": 0,
-        "alibi": 0,
-        "rope": 0,
-        "xpos": 0,
+        **dict.fromkeys(("none", "sinusoidal", "alibi", "rope", "xpos", "sandwich"), 0),
+        **dict.fromkeys(("learned", "sentence_learned"), n * D),
+        **dict.fromkeys(("shaw", "m3", "m4", "m4m", "shaw_values"), m * groups * rows * d),
+        **dict.fromkeys(("raffel", "m2"), m * groups * rows),
         "lerope": d // 2,
-        "sandwich": 0,
-        "learned": n * D,
-        "sentence_learned": n * D,
-        "shaw": m * groups * rows * d,
-        "raffel": m * groups * rows,
         "t5": options.get("num_buckets", 32) * h,
         "m1": m * groups * (limit + 1),
-        "m2": m * groups * rows,
-        "m3": m * groups * rows * d,
-        "m4": m * groups * rows * d,
-        "m4m": m * groups * rows * d,
         "deberta": m * (groups * rows * d + projections * d * d),
         "tupe": m * (n * d + projections * d * d + groups * rows),
         "transformer_xl": m * (D * D + 2 * D),
         "kerple": m * 2 * h,
-        "shaw_values": m * groups * rows * d,
         "tupe_shared": (n + 1) * D + 2 * D + 2 * (D * D + D) + 33 * h,
         "fire": m * (2 * 32 + h * 32 + h + 2),
         "deberta_v2": 2 * 256 * D + 2 * D,

@@ -22,7 +22,6 @@ from tests.helpers.commands import kill_command
 from tests.helpers.preprocess import binarize, start
 from tests.helpers.programs import true_start
 
-PROGRAMS = Path(__file__).parents[2] / "preprocess"
 FILES = ("train.bin", "train.idx", "dict.txt")
 
 

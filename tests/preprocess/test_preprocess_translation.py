@@ -28,7 +28,6 @@ from tests.helpers.programs import true_start
 from tests.helpers.waiting import wait_until
 from translation import choose_pairs, train_model
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MULTI30K = DATA / "multi30k"
 slow = pytest.mark.slow
 WORDS = {

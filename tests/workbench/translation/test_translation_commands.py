@@ -34,7 +34,6 @@ from tests.helpers.commands import (
 from tests.helpers.products import some_of
 
 slow = pytest.mark.slow
-ROOT = Path(__file__).resolve().parents[3]
 # A word of the source is a word of the target; the order stays.
 WORDS = dict(
     zip(
