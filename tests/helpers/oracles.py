@@ -391,11 +391,8 @@ def fire(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     scores = zeros(q, k)
     for h, t, i, j in pairs(q, k):
         x = torch.log(1 + c * max(i - j, 0)) / torch.log(1 + c * max(i, threshold))
-        hidden = [
-            torch.clamp(w[0] * x + b, min=0)
-            for w, b in zip(params["hidden_weight"], params["hidden_bias"])
-        ]
-        bias = dot(params["output_weight"][h], torch.stack(hidden))
+        hidden = torch.clamp(params["hidden_weight"][:, 0] * x + params["hidden_bias"], min=0)
+        bias = dot(params["output_weight"][h], hidden)
         content = dot(q[h, t], k[h, j]) / scale(q.shape[-1], options, 1)
         scores[h, t, j] = content + bias + params["output_bias"][h]
     return scores
