@@ -47,7 +47,7 @@ class Mask(NamedTuple):
             query sees the keys of its segment. None for no limit.
         documents: whether segments are documents, or parts of them. A reset (table rows for the
             first token alone) then serves the first token of each segment.
-        longest: the largest number of tokens in a segment, if it is known.
+        longest_segment: the largest number of tokens in a segment, if it is known.
         first_keys: ``(B or 1, S)`` of bool, True for keys that no window hides. None for none.
         prefill: whether later tokens, generated one by one, have no window.
     """
@@ -59,7 +59,7 @@ class Mask(NamedTuple):
     window: int | None = None
     segments: Tensor | None = None
     documents: bool = False
-    longest: int | None = None
+    longest_segment: int | None = None
     first_keys: Tensor | None = None
     prefill: bool = False
 
@@ -243,8 +243,8 @@ class Mask(NamedTuple):
             ``(n,)`` on the CPU, some of which may be among the last; None for none.
         """
         if self.prefill:  # the next tokens are generated, and have no window
-            return Mask(segments=self.segments, longest=self.longest).needed_keys()
-        sizes = [size for size in (self.window, self.longest) if size is not None]
+            return Mask(segments=self.segments, longest_segment=self.longest_segment).needed_keys()
+        sizes = [size for size in (self.window, self.longest_segment) if size is not None]
         # The last key stays even if no query sees it, so that no cache is without keys.
         last = max(min(sizes) - 1, 1) if sizes else None
         if self.first_keys is None or last is None:
@@ -272,7 +272,7 @@ class Mask(NamedTuple):
             window=_smaller(self.window, other.window),
             segments=segments,
             documents=self.documents or other.documents,
-            longest=_smaller(self.longest, other.longest),
+            longest_segment=_smaller(self.longest_segment, other.longest_segment),
             first_keys=other.first_keys if self.first_keys is None else self.first_keys,
             prefill=self.prefill or other.prefill,
         )

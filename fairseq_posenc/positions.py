@@ -282,7 +282,7 @@ class Positions(NamedTuple):
         """Select the queries' part of ``x``, ``(B or 1, S, ...)``: ``(B or 1, T, ...)``."""
         return x[:, x.size(1) - self.tgt_len :]
 
-    def common_ids(self, limit: int | None = None) -> Tensor:
+    def compact_ids(self, limit: int | None = None) -> Tensor:
         """Return ``ids`` or, if one row ``(1, S)`` serves all sentences, that row: less to compute.
 
         One row suffices if ids are indices; padding, on the right, is then counted, too, but stays

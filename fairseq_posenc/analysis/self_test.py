@@ -54,7 +54,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     does_nothing = rotates and (products - plain).abs().max() < LEAST_CHANGE
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 
-    # As `compute_terms`, which splits rows by heads as `_split` does, but a row for each distance.
+    # All terms, with a row for each distance. Without a layer, `_split` stands for projections.
     terms = encoding.collect_terms(shared) | encoding.encodings.input_terms(inputs, here)
     terms = terms.expanded().projected(_split).map(_to_float64)
     query, key, exact_value = map(_to_float64, (*rotated, value))

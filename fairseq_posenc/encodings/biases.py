@@ -247,7 +247,7 @@ class Fire(Encoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Compute the network's outputs by pair, ``(B or 1, H, T, S)``, in float32 at least."""
         dtype = torch.promote_types(self.curvature.dtype, torch.float32)
-        keys = positions.common_ids().to(dtype)  # [B or 1, S]: one row if it serves all sentences
+        keys = positions.compact_ids().to(dtype)  # [B or 1, S]: one row if it serves all sentences
         queries = positions.queries(keys)[:, :, None]  # [B or 1, T, 1]
         # i - j. Later keys are hidden, but logarithms of their distances must be finite.
         distances = (queries - keys[:, None, :]).clamp(min=0)  # [B or 1, T, S]

@@ -84,7 +84,7 @@ class Chunk(Encoding):
     def mask(self, positions: Positions) -> Mask:
         """Limit attention to the tokens of one chunk."""
         longest = self.size if positions.counted else None  # a caller's ids may repeat
-        return Mask(segments=positions.common_ids() // self.size, longest=longest)  # of a segment
+        return Mask(segments=positions.compact_ids() // self.size, longest_segment=longest)
 
 
 @register("documents")
@@ -123,5 +123,5 @@ class Documents(Encoding):
 
     def mask(self, positions: Positions) -> Mask:
         """Limit attention to the tokens of one document."""
-        # Tokens of one document share its start, which serves as its number.
+        # A document's number is its start. `documents`: a reset is for the first token of each.
         return Mask(segments=positions.document_starts, documents=True)

@@ -52,7 +52,7 @@ class Tupe(DistanceEncoding):
         """Add products of positions, scaled here, ``(B or 1, 1, T, S)``, and those by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
         # One row if it serves all sentences; its padding stays below the limit: [B or 1, S].
-        ids = positions.common_ids(self.dims.max_positions)
+        ids = positions.compact_ids(self.dims.max_positions)
         vectors = at_least_fp32(self.positions[ids])  # [B or 1, S, D]
         if self.has_reset:  # numbers of the table by distance replace the first token's products
             vectors = vectors.masked_fill(positions.is_first()[..., None], 0.0)
@@ -118,7 +118,7 @@ class TupeShared(Encoding):
         with no_autocast(self.positions.device):
             queries, keys = self._project(tokens + 1)
         scale = self.dims.scale(self.scale_factor)
-        rows = 1 + positions.common_ids(self.dims.max_positions)  # row 0 is of a reset
+        rows = 1 + positions.compact_ids(self.dims.max_positions)  # row 0 is of a reset
         at_queries = queries[:, positions.queries(rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
         index, runs = self.bucket_rule.select(positions)  # R buckets, and the distances of each

@@ -17,16 +17,16 @@ from fairseq_posenc.identity import STATE_KEY
 
 RECORD = f"{POSITIONS}.{STATE_KEY}"  # a stack's record of its positions
 SUFFIX = ".fairseq_posenc_set_positions_first"  # of names (`exchange_names`); errors quote it
-RECORDS = f"{POSITIONS}_record"  # a model's part by which its adapters get records
+RECORDS = f"{POSITIONS}_record"  # name of the part of a model that adds records to adapters
 
 
 def stock_name_pattern(config_class: Any) -> str:
-    """Write a pattern of the stock weight's name that a stack's record has in files.
+    """Write a pattern of the name, that of a stock weight, which a stack's record has in files.
 
-    It is a projection in the first layer. The first group of the pattern is the stack's name.
+    The weight is in the first layer's attention. The pattern's first group is the stack's name.
     """
     family = find_family(config_class) or Family()  # an unknown type: the usual names
-    guarded = family.guarded or family.projections[0]
+    guarded = family.guarded or family.projections[0]  # the weight that makes stock classes fail
     return "(.*)" + re.escape(f"{family.layers}.0.{family.attention}.{guarded}.weight")
 
 

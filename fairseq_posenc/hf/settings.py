@@ -9,7 +9,7 @@ from fairseq_posenc.errors import UserError, shortened
 # The name of our submodule in a stack and in its attentions, which users name to PEFT.
 POSITIONS = "positions"
 OUR_ATTENTION = "fairseq_posenc"  # name of our attention function in transformers
-POSITION_STATE = "position_state"  # argument of layers, `PassState`; of our attention, `LayerState`
+POSITION_STATE = "position_state"  # argument of layers and attention: the state of a pass
 # Fields of a configuration whose positions were set.
 SPEC_FIELD = "position_encoding"
 SPEC_FIELDS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
@@ -20,10 +20,10 @@ class PositionSettings(NamedTuple):
     """The arguments of :func:`fairseq_posenc.hf.set_positions`, as a configuration states them."""
 
     spec: str
-    max_positions: int | None = None
-    decoder_spec: str | None = None
-    directions: str = ""
-    boundary_id: int | None = None
+    max_positions: int | None = None  # None: the model's
+    decoder_spec: str | None = None  # None: the encoder's
+    directions: str = ""  # of the first layers of an encoder, as in `lr,rl`
+    boundary_id: int | None = None  # of the token that ends a sentence; None: not known
 
     def check(self) -> None:
         """Refuse values of other types, such as True for a number."""

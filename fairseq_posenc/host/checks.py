@@ -164,7 +164,7 @@ def check_document_ends(spec: Spec, task: Any) -> None:
     if not lines:
         return  # no training text, so the command only evaluates other splits
     # fairseq-preprocess ends either all lines with </s> or none, so the first line is enough.
-    if lines[0][-1] != task.source_dictionary.eos():
+    if not len(lines[0]) or lines[0][-1] != task.source_dictionary.eos():
         raise UserError(f"documents: the lines of {train} do not end with </s>")
     if "empty" in ends and not (lines.sizes == 1).any():  # only </s>
         raise UserError(

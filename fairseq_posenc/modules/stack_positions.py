@@ -55,7 +55,7 @@ class StackPositions(nn.Module):
         self.has_window = any(limit.window is not None for limit in limits)
         drafts = assembly.draft_terms(spec, dims, backend="auto")  # one for each kind of layer
         self.has_tables = any(terms.has(ByDistance) for terms in drafts)
-        # Visible keys, distances and sentences also depend on the positions of earlier tokens.
+        # These also need the ids of earlier tokens; rotations do not: cached keys are rotated.
         select_keys = any(x.segments is not None or x.first_keys is not None for x in limits)
         readers = self.id_readers.values()
         read_earlier = any(x.acts_on == "scores" or x.counts_in_sentences for x in readers)
@@ -87,7 +87,7 @@ class StackPositions(nn.Module):
                 query. Directions and windows follow the order of the tokens. Real numbers are
                 rounded to float32. On several axes ``(axes, batch or 1, ...)``.
             document_ids: for a spec with ``documents``, the number of each token's document,
-                ``(batch, past + tgt_len)``.
+                ``(batch, past + tgt_len)``; by default documents end where ``ends`` says.
             ends: True for tokens that end a sentence, as ``</s>``, ``(batch, past + tgt_len)``.
 
         Returns:
@@ -95,7 +95,7 @@ class StackPositions(nn.Module):
 
         Raises:
             UserError: a shape or a type is wrong; an encoding cannot take the ``position_ids``; or
-                only one of ``document_ids`` and the encoding ``documents`` is given.
+                ``documents`` gets neither ``document_ids`` nor ``ends``, or is not in the spec.
         """
         past_ids = past.ids if isinstance(past, Cache) else None
         past = past.tokens if isinstance(past, Cache) else past
@@ -108,8 +108,8 @@ class StackPositions(nn.Module):
         if ends is not None:
             input_checks.check_each_token("ends", ends, *shape)
             positions = positions._replace(ends=ends.bool() & positions.real())
-        if ends is not None and document_ids is None:  # `documents` restarts at them
-            positions = self.shared.number(positions)  # before a caller's ids replace them
+        if ends is not None and document_ids is None:  # `documents` restarts where they say,
+            positions = self.shared.number(positions)  # before a caller's ids replace the counted
         else:
             positions = self._split_documents(positions, document_ids)
         if position_ids is not None:

@@ -1,8 +1,8 @@
 """Computes blocks of a call, each as a plain function that autograd differentiates.
 
-The function of a block is the equation, with content and rows combined in place; see
-:mod:`~fairseq_posenc.backends.equation`. The graphs of all blocks are kept for the backward pass,
-or built again there, one by one, so that scores exist for one block at a time.
+The function of a block is :mod:`~fairseq_posenc.backends.equation`, in place where that is right.
+Graphs of blocks are kept for the backward pass, or built again there. Queries are in reverse: query
+i and key j have the block's lowest distance + i + j. A reset replaces the numbers of first tokens.
 
 Shapes: k sentences and h heads of a block, M queries, W keys, D head size.
 """
@@ -97,7 +97,7 @@ class Computation:
     def _multiply_tokens(self, x: Operands, block: Block) -> Tensor:
         """Combine the content q_i.k_j, its gain and the products with rows: ``(k, h, M, W)``."""
         before, after = x.before_key, x.after_key
-        if before is None or after is None:  # no keys are far
+        if before is None or after is None:  # no keys are far, beyond the ends of the tables
             return self._combine(x, block)
         if self.product:
             first = last = x.query
@@ -110,7 +110,7 @@ class Computation:
         parts = [before, F.pad(x.key, more) if more[1] else x.key, after]
         keys = torch.cat(parts, 2).mT
         place = keys.data_ptr()
-        with saved_tensors_hooks(  # saves no copy of `keys`: joins its parts again, as `@` saves it
+        with saved_tensors_hooks(  # no copy of `keys` is saved: its parts are joined again
             lambda saved: None if saved.data_ptr() == place else saved,
             lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
         ):
@@ -196,7 +196,7 @@ class Blocks(torch.autograd.Function):
         learns = [x is not None and x.requires_grad for x in tensors]
         totals: list[Tensor | None] = [None] * len(tensors)
         for index, (name, x) in enumerate(zip(call._fields, tensors)):
-            if learns[index]:  # transposed as those of keys and values come, which adds faster
+            if learns[index]:  # gradients of keys and values come transposed: adding so is faster
                 is_transposed = name.endswith(("key", "value"))
                 totals[index] = x.new_zeros(x.mT.shape).mT if is_transposed else torch.zeros_like(x)
         graphs, ctx.graphs = ctx.graphs[::-1], []  # a second backward pass computes them again
@@ -217,7 +217,7 @@ class Blocks(torch.autograd.Function):
 
 
 def _view_numbers(x: Operands, numbers: Tensor, reset: Tensor | None) -> Tensor:
-    """View numbers by distance as those of pairs, ``(1 or k, G, M, W)``."""
+    """View numbers by distance as those of pairs (i + j, see above), ``(1 or k, G, M, W)``."""
     pairs = numbers.unfold(1, numbers.size(1) - x.query.size(2) + 1, 1)[None]
     return pairs if reset is None else _insert_reset(x, pairs, *reset[..., None, None].unbind(1))
 

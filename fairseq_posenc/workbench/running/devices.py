@@ -17,7 +17,7 @@ def choose_dtype(fp16: bool, bf16: bool) -> torch.dtype:
     """Choose the precision by ``--fp16`` and ``--bf16``; float32 without either.
 
     Raises:
-        UserError: half precision was requested on the processor.
+        UserError: ``--fp16`` was given on the processor.
     """
     if fp16 and choose_device() == "cpu":
         raise UserError("--fp16 is for GPUs, and torch finds none here; leave it out")
