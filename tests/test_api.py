@@ -8,7 +8,7 @@ import torch
 from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
-from tests.helpers.formulas import IN_FLOAT32, awake, oracle_options, oracle_params
+from tests.helpers.formulas import IN_FLOAT32, awake, oracle_options, oracle_params, padding_of
 from tests.helpers.products import some_of
 from tests.helpers.tiny_models import encoding_specs, needs_causal
 
@@ -23,8 +23,7 @@ def make(spec: str) -> PositionEncoding:
 def test_scores_have_their_shape_and_padding_changes_none(spec):
     encoding = make(spec).double()
     query, key = torch.randn(2, 2, 2, 18, 8, dtype=torch.float64)
-    padding = torch.zeros(2, 18, dtype=torch.bool)
-    padding[1, 0] = True
+    padding = padding_of(18, 0, 1)
     scores = encoding.scores(query, key, padding)
     assert scores.shape == (2, 2, 18, 18)
     alone = encoding.scores(query[1:, :, 1:], key[1:, :, 1:])

@@ -24,6 +24,7 @@ from tests.helpers.formulas import (
     PAD,
     awake,
     make,
+    padding_of,
     rotated,
     split_heads,
     their_scores,
@@ -124,8 +125,7 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 def test_a_batch_with_ids_of_its_own_equals_each_row_alone(spec, side):
     positions, layer = build(spec)
     x = torch.randn(2, 6, 16, dtype=torch.float64)
-    padding = torch.zeros(2, 6, dtype=torch.bool)
-    padding[0, slice(0, 2) if side == "left" else slice(4, 6)] = True
+    padding = padding_of(6, 2 if side == "left" else -2, 0)
     ids = IDS.masked_fill(padding, 1)
     document_ids = torch.zeros(2, 6, dtype=torch.long) if spec == "documents" else None
     together = layer(*positions(x, padding, position_ids=ids, document_ids=document_ids))[0]
@@ -225,8 +225,7 @@ def test_a_beam_carries_its_ids():
 def test_ids_that_grow_by_one_are_served_as_places(spec):
     positions, layer = build(spec, backend="blocked")
     x = torch.randn(2, 6, 16, dtype=torch.float64)
-    padding = torch.zeros(2, 6, dtype=torch.bool)
-    padding[1, :2] = True
+    padding = padding_of(6, 0, 2)
     ids = torch.tensor([[9, 10, 11, 12, 13, 14], [0, 0, 3, 4, 5, 6]])
     counted = layer(*positions(x, padding))[0][~padding]
     close(layer(*positions(x, padding, position_ids=ids))[0][~padding], counted)
@@ -341,8 +340,7 @@ def test_a_source_has_ids_of_its_own():
     positions = StackPositions("rope(cross_attention=true)", 16, 2, causal=True).double().eval()
     layer = CrossAttention(positions).double().eval()
     x, source = torch.randn(2, 4, 16).double(), torch.randn(2, 6, 16).double()
-    padding = torch.zeros(2, 6, dtype=torch.bool)
-    padding[0, :2] = True
+    padding = padding_of(6, 2, 0)
     shared = positions(x, position_ids=IDS[:, :4])[1]
     together = layer(x, source, shared, padding, source_position_ids=IDS)[0]
     for row in range(2):
@@ -393,8 +391,7 @@ def test_parts_of_a_layer_take_ids(spec):
 def test_fused_attention_equals_the_reference(spec, direction):
     positions, layer = build(spec, causal=True)
     x = torch.randn(2, 6, 16, dtype=torch.float64)
-    padding = torch.zeros(2, 6, dtype=torch.bool)
-    padding[1, :2] = True
+    padding = padding_of(6, 0, 2)
     layer.direction = direction
     outputs = []
     for backend in ("reference", "sdpa"):

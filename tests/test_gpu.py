@@ -11,7 +11,7 @@ from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.backends import planner
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import names
-from tests.helpers.formulas import awake
+from tests.helpers.formulas import awake, padding_of
 from tests.helpers.hf_models import MODELS, PADDING, Cell, compute_logits, distance, pad
 from tests.helpers.products import product_of
 from tests.helpers.tiny_models import (
@@ -52,8 +52,7 @@ def run_layer(spec: str, device: torch.device, length: int = 11, width: int = 32
     awake(layer.encodings)
     layer.to(device)
     x = torch.randn(3, length, width)
-    padding = torch.zeros(3, length, dtype=torch.bool)
-    padding[1, -2:] = padding[2, :2] = True
+    padding = padding_of(length, 0, -2, 2)
     weight = torch.randn(3, length, width).masked_fill(padding[..., None], 0.0).to(device)
     embedded, shared = positions.to(device)(x.to(device), padding.to(device))
     output, _ = layer(embedded, shared)
@@ -110,8 +109,7 @@ def test_models_of_fairseq(family, spec):
         return
     torch.manual_seed(1)
     model = awake(make_model(family, position_encoding=spec))
-    tokens = make_tokens()
-    tokens[1, -3:] = 1  # padding
+    tokens = make_tokens(padding=3)
     expected = logits(model, family, tokens)
     found = logits(model.to(GPU), family, tokens.to(GPU)).cpu()
     seen = tokens.ne(1)

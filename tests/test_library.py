@@ -18,7 +18,7 @@ from fairseq_posenc.api import (
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import set_context
-from tests.helpers.formulas import awake
+from tests.helpers.formulas import awake, padding_of
 from tests.helpers.products import product_of
 from tests.helpers.tiny_models import COMPOSITIONS, needs_causal
 from tests.helpers.uncompiled_flex import attend_uncompiled
@@ -45,9 +45,7 @@ def test_a_layer_equals_the_plugins_with_the_same_weights(spec, direction):
         return  # a causal stack has one direction
     positions, ours, theirs = both(spec, direction)
     embeddings = torch.randn(3, 7, 16)
-    padding = torch.zeros(3, 7, dtype=torch.bool)
-    padding[1, -2:] = True
-    padding[2, :2] = True
+    padding = padding_of(7, 0, -2, 2)
     x, shared = positions(embeddings, padding)
     found, weights = ours(x, shared, need_weights=True)
     with set_context(shared):
@@ -81,8 +79,7 @@ def test_as_many_buckets_as_distances(spec, length):
 def test_step_by_step_equals_the_full_pass(spec):
     positions, ours, _ = both(spec, "lr")
     embeddings = torch.randn(2, 9, 16)
-    padding = torch.zeros(2, 9, dtype=torch.bool)
-    padding[1, :2] = True
+    padding = padding_of(9, 0, 2)
     full = ours(*positions(embeddings, padding))[0]
     cache = Cache()
     steps = [slice(0, 3), *(slice(i, i + 1) for i in range(3, 8)), slice(8, 9)]
@@ -128,9 +125,7 @@ def test_every_backend_attends_alike(spec, backend):
     encoding = awake(PositionEncoding(spec, 16, 2, max_positions=64))
     # In the order in which a projection of (batch, length, embed_dim) leaves them in memory.
     query, key, value = (torch.randn(2, n, 2, 8).transpose(1, 2) for n in (50, 60, 60))
-    padding = torch.zeros(2, 60, dtype=torch.bool)
-    padding[0, -4:] = True
-    padding[1, :4] = True
+    padding = padding_of(60, -4, 4)
 
     def attended(backend: str) -> torch.Tensor:
         return encoding.attend(query, key, value, padding, direction="lr", backend=backend)
@@ -196,17 +191,8 @@ def test_position_ids_beyond_a_table_are_refused():
         StackPositions("learned", 16, 2, max_positions=12)(torch.randn(2, 5, 16), position_ids=ids)
 
 
-OF_PARTS = [
-    "none",
-    "rope",
-    "alibi",
-    "t5",
-    "tupe(reset=true)",
-    "kerple",
-    "rope+t5",
-    "raffel",
-    "fire",
-]
+OF_PARTS = ["none", "rope", "alibi", "t5", "tupe(reset=true)", "kerple", "rope+t5"]
+OF_PARTS += ["raffel", "fire"]
 
 
 @pytest.mark.parametrize(("spec", "padded"), product_of(OF_PARTS, [False, True]))
@@ -218,8 +204,7 @@ def test_attention_made_of_the_parts_is_the_layers(spec, padded):
     whole.encodings.load_state_dict(layer.encodings.state_dict())
     for projection in (whole.q_proj, whole.k_proj, whole.v_proj, whole.out_proj):
         torch.nn.init.eye_(projection.weight)
-    embeddings, padding = torch.randn(2, 7, 16), torch.zeros(2, 7, dtype=torch.bool)
-    padding[0, :2] = padded
+    embeddings, padding = torch.randn(2, 7, 16), padding_of(7, 2 * padded, 0)
     x, shared = positions(embeddings, padding)
     value = x.unflatten(-1, (2, 8)).transpose(1, 2)
     query, key = layer.rotate(value, value, shared)
@@ -295,8 +280,7 @@ def test_attention_to_a_source(spec, kv_heads):
     positions = StackPositions(spec, 16, 2, 12, causal=True)
     layer = CrossAttention(positions, source_dim=6, num_key_value_heads=kv_heads).eval()
     x, source = torch.randn(3, 5, 16), torch.randn(3, 7, 6)
-    padding = torch.zeros(3, 7, dtype=torch.bool)
-    padding[1, 5:], padding[2] = True, True
+    padding = padding_of(7, 0, -2, 7)
     _, shared = positions(x)
     found, weights = layer(x, source, shared, padding, need_weights=True)
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from tests.helpers import tiny_models
-from tests.helpers.formulas import awake
+from tests.helpers.formulas import awake, padding_of
 from tests.helpers.products import product_of, some_of
 
 SCALINGS = [
@@ -69,8 +69,7 @@ class Model(nn.Module):
 
 def tokens(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(length)
-    padding = torch.zeros(2, length, dtype=torch.bool)
-    padding[0, :2] = padding[1, -3:] = True
+    padding = padding_of(length, 2, -3)
     return torch.randn(2, length, 16, generator=generator), padding
 
 

@@ -86,14 +86,9 @@ PROGRAMS = {"registers later": BEFORE, "keeps its logging": QUIET, "also after a
 @pytest.mark.parametrize("name", some_of(["registers later", "keeps its logging"], PROGRAMS))
 def test_a_program_that_imports_the_package_itself(name):
     program = PROGRAMS[name]
-    done = subprocess.run(
-        [sys.executable, "-c", program, BY_NAME],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=new_directory(),
-        env=true_start(),  # what comes first is what this is about
-    )
+    command = [sys.executable, "-c", program, BY_NAME]
+    env = true_start()  # what comes first is what this is about
+    done = subprocess.run(command, env=env, cwd=new_directory(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not done.stderr or program == BEFORE  # which imports fairseq, too
 

@@ -55,14 +55,10 @@ def installed() -> Path:
 
 def far(*words: Any, cwd: Path | None = None) -> str:
     """Run the installed command where there is no checkout; return its standard output."""
-    done = subprocess.run(
-        [sys.executable, installed() / "bin" / "fairseq-posenc", *map(str, words)],
-        cwd=cwd or new_directory(),
-        env={**os.environ, "PYTHONPATH": str(installed()), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, *map(str, (installed() / "bin" / "fairseq-posenc", *words))]
+    env = {**os.environ, "PYTHONPATH": str(installed()), "CUDA_VISIBLE_DEVICES": ""}
+    cwd = cwd or new_directory()
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

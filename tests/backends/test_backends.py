@@ -21,6 +21,7 @@ from fairseq_posenc.encodings.term import NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import DIRECTIONS, Mask, PassCache
+from tests.helpers.formulas import padding_of
 from tests.helpers.products import product_of
 from tests.helpers.terms import change_terms, draft_call, leaves_of, terms_of, with_tensors
 from tests.helpers.tiny_models import logits, make_model, make_tokens
@@ -94,18 +95,14 @@ def make_terms(rows: int = ROWS, dtype: torch.dtype = torch.float32) -> dict[str
 
 
 def masks() -> dict[str, Mask]:
-    right, left = torch.zeros(2, B, T, dtype=torch.bool)
-    right[1, -3:] = True
-    left[2, :2] = True
-    nothing = left.clone()
-    nothing[0] = True
+    right, left = padding_of(T, 0, -3, 0), padding_of(T, 0, 0, 2)
     pairs = torch.zeros(T, T, dtype=torch.bool)
     pairs[:, 3] = True
     return {
         **{d: Mask(d) for d in DIRECTIONS},
         **{f"{d}, padded on the right": Mask(d, right) for d in DIRECTIONS},
         **{f"{d}, padded on the left": Mask(d, left) for d in DIRECTIONS},
-        "a sentence of padding": Mask("both", nothing),
+        "a sentence of padding": Mask("both", padding_of(T, T, 0, 2)),
         "pairs": Mask("both", None, pairs),
     }
 
@@ -319,8 +316,7 @@ def test_the_same_seed_trains_the_same_weights(name, spec):
     if spec != "t5" and BACKENDS[name].refuses(draft_call(make_terms()["two tables"])):
         return
     rates = {"dropout": 0.1, "attention_dropout": 0.1}
-    tokens = make_tokens(4, 12)
-    tokens[1, -3:] = 1
+    tokens = make_tokens(4, 12, padding=3)
 
     def trained():
         torch.manual_seed(3)

@@ -20,7 +20,7 @@ from fairseq_posenc.encodings.term import ByDistance, NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import DIRECTIONS, Mask
 from fairseq_posenc.positions import Positions
-from tests.helpers.formulas import awake
+from tests.helpers.formulas import awake, padding_of
 from tests.helpers.terms import draft_call, terms_of, whole_call
 from tests.helpers.tiny_models import needs_causal
 
@@ -93,8 +93,7 @@ def test_a_model_in_float64_has_the_scores_of_the_reference(name, length):
     causal = needs_causal(name)
     encoding = awake(PositionEncoding(name, 16, 2, 64, causal=causal)).double()
     qkv = torch.randn(3, 2, 2, length, 8, dtype=torch.float64)
-    padding = torch.zeros(2, length, dtype=torch.bool)
-    padding[1, :3] = True
+    padding = padding_of(length, 0, 3)
     for direction, hidden in product(["lr"] if causal else DIRECTIONS, [None, padding]):
         exact = encoding.attend(*qkv, hidden, direction, backend="reference")
         for backend in ("sdpa", "auto"):

@@ -8,6 +8,7 @@ import transformers
 
 from fairseq_posenc import specs
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
+from tests.helpers.formulas import padding_of
 
 WIDTH, HEADS, LAYERS = 32, 4, 8
 SIZES = {
@@ -61,20 +62,16 @@ def ours(positions, index, theirs):
 def test_llama_4s_chunks_equal_the_librarys(side):
     torch.manual_seed(1)
     spec, model = llama4()
-    padding = torch.zeros(2, 23, dtype=torch.bool)
-    padding[1, -4:] = True
-    compare(spec, model, padding if side == "right" else padding.flip(1))
+    compare(spec, model, padding_of(23, 0, -4 if side == "right" else 4))
 
 
 def test_llama_4s_temperature_equals_the_librarys():
     """With padding on the right: on the left it shifts transformers' positions, and not ours."""
     torch.manual_seed(1)
     spec, model = llama4(temperature=True)
-    padding = torch.zeros(2, 23, dtype=torch.bool)
-    padding[1, -4:] = True
-    compare(spec, model, padding)
+    compare(spec, model, padding_of(23, 0, -4))
     with pytest.raises(AssertionError, match="not close"):
-        compare(spec, model, padding.flip(1))
+        compare(spec, model, padding_of(23, 0, 4))
 
 
 def compare(spec, model, padding):
@@ -102,9 +99,7 @@ def test_gemma_3s_attention_equals_the_librarys_between_its_norms(side, causal):
         use_bidirectional_attention=not causal,
     )
     model = transformers.Gemma3TextModel(config)
-    padding = torch.zeros(2, 23, dtype=torch.bool)
-    padding[1, -4:] = side == "right"
-    padding[1, :4] = side == "left"
+    padding = padding_of(23, 0, -4 if side == "right" else 4)
     attentions, found = attended(model, padding)
     parsed = specs.parse(spec)
     for index, (theirs, (given, expected)) in enumerate(zip(attentions, found)):

@@ -46,6 +46,12 @@ def awake(built, of: str = ""):
 wake = partial(awake, of=".encodings.")
 
 
+def padding_of(length: int, *rows: int) -> torch.Tensor:
+    """Return a mask of padding: so many first tokens of each row or, if negative, last ones."""
+    index = torch.arange(length)
+    return torch.stack([index < n if n >= 0 else index >= length + n for n in rows])
+
+
 def positions_of(tgt_len: int, src_len: int) -> Positions:
     return Positions.from_tokens(torch.full((1, src_len), 5), PAD, EOS, tgt_len)
 

@@ -175,11 +175,12 @@ def of_the_last_version(state: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
     }
 
 
-def make_tokens(batch: int = 3, length: int = 9, symbols: int = 20) -> torch.Tensor:
-    """Return random sentences that begin with <s> and end with </s>, without padding."""
-    tokens = torch.randint(4, 4 + symbols, (batch, length))
+def make_tokens(batch: int = 3, length: int = 9, padding: int = 0) -> torch.Tensor:
+    """Return random sentences from <s> to </s>; the second ends in so much padding instead."""
+    tokens = torch.randint(4, 24, (batch, length))
     tokens[:, 0] = 0
     tokens[:, -1] = 2
+    tokens[1:2, length - padding :] = 1
     return tokens
 
 

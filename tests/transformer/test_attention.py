@@ -11,7 +11,14 @@ from fairseq_posenc import specs
 from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
-from tests.helpers.formulas import DIMS, awake, oracle_options, oracle_params, their_scores
+from tests.helpers.formulas import (
+    DIMS,
+    awake,
+    oracle_options,
+    oracle_params,
+    padding_of,
+    their_scores,
+)
 from tests.helpers.lone_attention import LoneAttention
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import COMPOSITIONS, directions, encoding_specs, needs_causal
@@ -63,8 +70,7 @@ def attend_by_formula(attention, spec, scores, value, allowed):
 @pytest.mark.parametrize("spec", some_of(DECODED, SPECS))
 def test_equals_the_formula_with_padding_on_either_side(spec):
     x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
-    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
-    padding[0, -2:] = padding[1, :2] = True
+    padding = padding_of(LENGTH, -2, 2)
     first = make(spec, directions(spec)[0])
     by_formula = [scores_and_values(first, spec, x[~padding[b], b]) for b in range(2)]
     ways = directions(spec)
@@ -90,8 +96,7 @@ def test_equals_the_formula_with_padding_on_either_side(spec):
 def test_no_nan_in_outputs_or_gradients_with_rows_of_padding_alone(spec, direction):
     attention = make(spec, direction)
     x = torch.randn(LENGTH, 2, 16, dtype=torch.float64, requires_grad=True)
-    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
-    padding[1] = True
+    padding = padding_of(LENGTH, 0, LENGTH)
     out, _ = attention(x, x, x, key_padding_mask=padding)
     out.sum().backward()
     assert out.isfinite().all()

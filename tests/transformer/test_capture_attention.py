@@ -21,8 +21,7 @@ def test_weights_are_the_softmax_of_the_parts(family, spec):
     model = (
         make_model(family, position_encoding=spec) if spec else make_model(family, STOCK[family])
     )
-    tokens = make_tokens()
-    tokens[1, -2:] = PAD
+    tokens = make_tokens(padding=2)
     before = logits(model, family, tokens)
     seen = capture_attention(model, lambda: logits(model, family, tokens))
     assert len(seen) == LAYERS[family]

@@ -13,7 +13,7 @@ from fairseq_posenc.backends import BACKENDS, check, flex
 from fairseq_posenc.encodings.term import Decay
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
-from tests.helpers.formulas import awake, their_scores
+from tests.helpers.formulas import awake, padding_of, their_scores
 from tests.helpers.products import product_of
 from tests.helpers.terms import draft_call, terms_of
 from tests.helpers.uncompiled_flex import run_uncompiled
@@ -29,9 +29,7 @@ def draw(causal: bool, spec: str, length: int = LENGTH, dtype: torch.dtype = tor
     encoding = awake(PositionEncoding(spec, WIDTH, HEADS, max(length, 20), causal)).to(dtype)
     tensors = [*torch.randn(3, 2, HEADS, length, HEAD_DIM, dtype=dtype).unbind()]
     tensors.append(torch.randn(2, length, WIDTH, dtype=dtype))
-    padding = torch.zeros(2, length, dtype=torch.bool)
-    padding[0, :4], padding[1, -3:] = True, True
-    return encoding, tensors, padding
+    return encoding, tensors, padding_of(length, 4, -3)
 
 
 @pytest.mark.parametrize("spec", [*GATED, *COUNTED])

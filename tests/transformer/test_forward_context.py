@@ -145,8 +145,7 @@ def test_attention_of_another_stack_is_refused(spec):
 )
 def test_a_gpu_is_waited_for_once_a_stack_and_never_in_a_step(family, spec, monkeypatch):
     """Beyond fairseq's own model, whose stacks ask whether anything is padded."""
-    tokens = make_tokens()
-    tokens[1, -3:] = 1
+    tokens = make_tokens(padding=3)
     options = {"position_backend": "reference"}
     ours = make_model(family, position_encoding=spec, **options)
     theirs = make_model(family, STOCK[family])
@@ -200,8 +199,7 @@ def test_what_layers_share_is_made_once_a_forward_pass(
     real = attrgetter(name)(locate(owner))
     monkeypatch.setattr(made, lambda *args, **more: calls.append(1) or real(*args, **more))
     model = make_model(family, position_encoding=spec, position_backend=backend)
-    tokens = make_tokens()
-    tokens[1, -3:] = 1
+    tokens = make_tokens(padding=3)
     for training in (False, True):
         model.train(training)
         for _ in range(2):
@@ -234,8 +232,7 @@ def stock_breaks(family) -> int:
 )
 def test_models_compile_as_fairseqs_own_do(family, spec):
     model = make_model(family, position_encoding=spec)
-    tokens = make_tokens()
-    tokens[1, -3:] = 1
+    tokens = make_tokens(padding=3)
     found, breaks = compiled(model, family, tokens)
     with torch.no_grad():
         torch.testing.assert_close(found, logits(model, family, tokens), rtol=1e-5, atol=1e-5)

@@ -11,7 +11,7 @@ from fairseq_posenc import registry, specs
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
-from tests.helpers.formulas import awake, their_scores
+from tests.helpers.formulas import awake, padding_of, their_scores
 from tests.helpers.tiny_models import PATTERNS, make_model, make_tokens, needs_causal
 
 LENGTH = 17  # beyond the 16 keys that kernels handle apart
@@ -41,8 +41,7 @@ def test_each_layer_equals_the_formula_of_its_encodings(spec, causal):
     positions = awake(StackPositions(spec, 16, 2, max_positions=20, causal=causal)).double()
     parsed = specs.parse(spec)
     embeddings = torch.randn(2, LENGTH, 16, dtype=torch.float64)
-    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
-    padding[0, -2:] = padding[1, :2] = True
+    padding = padding_of(LENGTH, -2, 2)
     x, shared = positions(embeddings, padding)
     for index in range(8):
         layer = SelfAttention(positions, layer=index).double().eval()

@@ -12,7 +12,7 @@ import torch
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.backends import check, triton
 from fairseq_posenc.errors import UserError
-from tests.helpers.formulas import INPUTS, awake, their_scores
+from tests.helpers.formulas import INPUTS, awake, padding_of, their_scores
 from tests.helpers.products import product_of, some_of
 from tests.helpers.terms import draft_call, terms_of
 from tests.helpers.tiny_models import (
@@ -91,8 +91,7 @@ def attended(spec: str, backends: Iterable[str], causal: bool, direction: str):
     torch.manual_seed(3)
     encoding = awake(PositionEncoding(spec, WIDTH, HEADS, 20, causal)).double()
     query, key, value = torch.randn(3, 2, HEADS, LENGTH, 8, dtype=torch.float64).unbind()
-    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
-    padding[0, :4], padding[1, -3:] = True, True
+    padding = padding_of(LENGTH, 4, -3)
     with torch.no_grad():
         inputs = torch.zeros(2, LENGTH, WIDTH, dtype=torch.float64)
         for b in range(2):
@@ -140,8 +139,7 @@ def test_gradients_on_every_backend_are_those_of_the_equation(spec, softmax_spec
     torch.manual_seed(3)
     layer = awake(PositionEncoding(f"{spec}+{softmax_spec}", WIDTH, HEADS, 96, True)).double()
     inputs = [torch.randn(2, HEADS, 70, 8, dtype=torch.float64).requires_grad_() for _ in range(3)]
-    padding = torch.zeros(2, 70, dtype=torch.bool)
-    padding[0, :4], padding[1, -5:] = True, True
+    padding = padding_of(70, 4, -5)
     weights = torch.randn(2, HEADS, 70, 8, dtype=torch.float64) * ~padding[:, None, :, None]
     inputs += layer.parameters()
 
@@ -195,8 +193,7 @@ def test_dropout_acts_on_what_the_sink_has_left():
 def test_decoding_with_beams_equals_the_full_pass(softmax_spec, family):
     model = make_model(family, position_encoding=f"t5+{softmax_spec},tupe+{softmax_spec}")
     awake(model.decoder)
-    source = make_tokens(2)
-    source[1, -2:] = PAD
+    source = make_tokens(2, padding=2)
     third = [1, 1] if family == "causal_lm" else [0, 1]
     orders = [[0, 1], [0, 1], third, *[[0, 1]] * 6]
     assert_decoding_equals_full_pass(model, family, source, orders, tolerance=1e-4)

@@ -82,8 +82,7 @@ def test_equals_fairseqs_own_model(family, spec, stock_options):
     theirs = make_model(family, STOCK[family], **stock_options)
     ours = make_model(family, position_encoding=spec)
     ours.load_state_dict(theirs.state_dict())
-    tokens = make_tokens()
-    tokens[1, -3:] = PAD
+    tokens = make_tokens(padding=3)
     their_logits = logits(theirs, family, tokens)
     real = tokens.ne(PAD)
     torch.testing.assert_close(
@@ -267,8 +266,7 @@ def test_activation_checkpointing_gives_the_same_gradients(family, spec):
     plain = wake(make_model(family, **options)).train()
     checkpointed = make_model(family, **options, checkpoint_activations=True).train()
     checkpointed.load_state_dict(plain.state_dict())
-    tokens = make_tokens()
-    tokens[1, -3:] = PAD
+    tokens = make_tokens(padding=3)
     expected = gradients(plain, family, tokens)
     torch.testing.assert_close(gradients(checkpointed, family, tokens), expected)
     torch.manual_seed(7)

@@ -18,7 +18,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import Mask
 from fairseq_posenc.modules.attention_core import Cache
 from tests.helpers import oracles, tiny_models
-from tests.helpers.formulas import awake
+from tests.helpers.formulas import awake, padding_of
 from tests.helpers.products import product_of, some_of
 from tests.helpers.terms import whole_call
 from tests.transformer.test_attention import attend_by_formula, make, scores_and_values
@@ -29,7 +29,6 @@ BOTH_LIMITS = "window(size=4)+chunk(size=3)"
 FIRST = "window(size=4,first=2)"
 LIMITS = ["window(size=1)", "window(size=4)", "window(size=5)", "chunk(size=4)", FIRST]
 LENGTH = 17
-PAD = 1
 
 
 def is_visible(limits: str, direction: str, i: int, j: int) -> bool:
@@ -62,8 +61,7 @@ def visible(limits: str, direction: str, length: int) -> torch.Tensor:
 def test_equals_the_formula_with_padding_on_either_side(spec, monkeypatch):
     monkeypatch.setattr("fairseq_posenc.backends.planner.SHORT", 0)  # so that `auto` takes blocks
     x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
-    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
-    padding[0, -2:] = padding[1, :3] = True
+    padding = padding_of(LENGTH, -2, 3)
     first = make(spec, tiny_models.directions(spec)[0])
     by_formula = [scores_and_values(first, spec, x[~padding[b], b]) for b in range(2)]
     cases = [*((limits, "auto") for limits in LIMITS[1:]), (BOTH_LIMITS, "reference")]
@@ -89,8 +87,7 @@ def test_cope_counts_the_keys_that_a_query_sees(limits):
     """The keys between the first ones and the window, which caches drop, count nothing."""
     attention = make(f"cope+{limits}", "lr")
     x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
-    padding = torch.zeros(2, LENGTH, dtype=torch.bool)
-    padding[1, :3] = True
+    padding = padding_of(LENGTH, 0, 3)
     ours, _ = attention(x, x, x, key_padding_mask=padding)
     table = attention.encodings.cope.table.detach().double()
     for b in range(2):
@@ -118,8 +115,7 @@ OF_BLOCKS += ["tupe_shared"]
 )
 def test_blocks_and_their_gradients_equal_the_references(spec, limits, direction):
     """Several blocks, tiles that are skipped, padding, and lengths that fill no tile."""
-    padding = torch.zeros(2, 333, dtype=torch.bool)
-    padding[0, -30:], padding[1, :60] = True, True
+    padding = padding_of(333, -30, 60)
     compare_blocks(f"{spec}+{limits}", direction, 1e-6, key_padding_mask=padding)
 
 
@@ -237,16 +233,14 @@ def test_blocks_leave_out_hidden_keys(direction):
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])
 @pytest.mark.parametrize("spec", ["none+sink", "m4m", "fox+ssmax", "shaw_values+alibi"])
 def test_blocks_hide_the_keys_between_the_first_ones_and_the_window(spec, direction):
-    padding = torch.zeros(2, 700, dtype=torch.bool)
-    padding[0, -40:], padding[1, :50] = True, True
+    padding = padding_of(700, -40, 50)
     compare_blocks(f"{spec}+window(size=30,first=3)", direction, 1e-9, key_padding_mask=padding)
 
 
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])
 @pytest.mark.parametrize("tgt_len", [9, 4])
 def test_a_mask_is_its_definition_for_each_pair(direction, tgt_len):
-    padding = torch.zeros(2, 9, dtype=torch.bool)
-    padding[0, :2] = padding[1, 7:] = True
+    padding = padding_of(9, 2, -2)
     segments = torch.arange(9).expand(2, -1) // torch.tensor([[3], [4]])
     first_keys, pairs = torch.arange(9)[None] == 1, torch.rand(tgt_len, 9) < 0.3
     masks = [Mask(direction), Mask(direction, padding), Mask(direction, padding, pairs)]
@@ -296,8 +290,7 @@ LAST |= {"window(size=3,first=2)": 4, "window(size=6)": 5}  # limits, and the ke
 )
 def test_decoding_equals_the_full_pass(spec, limits, family):
     model = tiny_models.make_model(family, position_encoding=f"{spec}+{limits},none")
-    source = tiny_models.make_tokens(2)
-    source[1, -2:] = PAD
+    source = tiny_models.make_tokens(2, padding=2)
     order = [0, 0] if family == "causal_lm" else [0, 1]
     state = tiny_models.assert_decoding_equals_full_pass(model, family, source, [order] * 8)
     # The layers with limits have kept what later queries will see, the others everything.
