@@ -75,6 +75,15 @@ def pytest_runtest_protocol(item):
         return (yield)
 
 
+@pytest.fixture
+def _alone(tmp_path):
+    """Begin a group of this process alone."""
+    dist = importlib.import_module("torch.distributed")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rank", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     importlib.import_module("torch").manual_seed(0)

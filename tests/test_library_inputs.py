@@ -166,15 +166,11 @@ def test_a_layer_refuses_the_state_of_other_sizes(sizes):
 )
 def test_shared_is_the_second_result_of_the_positions(mistaken):
     positions, name = stack(), type(mistaken).__name__
-    layer, parts = SelfAttention(positions), LayerPositions(positions)
     message = f"`shared` must be the second result of the stack's positions, not {name}: "
-    for call in (
-        lambda: layer(X, mistaken),
-        lambda: CrossAttention(positions)(X, X, mistaken),
-        lambda: parts.bias(mistaken),
-        lambda: parts.score_mod(mistaken),
-    ):
-        refuse(re.escape(message), call)
+    refuse(re.escape(message), SelfAttention(positions), X, mistaken)
+    refuse(re.escape(message), CrossAttention(positions), X, X, mistaken)
+    for part in (LayerPositions(positions).bias, LayerPositions(positions).score_mod):
+        refuse(re.escape(message), part, mistaken)
 
 
 @pytest.mark.parametrize(
@@ -189,11 +185,8 @@ def test_shared_is_the_second_result_of_the_positions(mistaken):
 def test_the_input_of_a_layer_has_the_width_of_its_stack(x, message):
     positions = stack()
     shared = positions(X)[1]
-    for call in (
-        lambda: SelfAttention(positions)(x, shared),
-        lambda: CrossAttention(positions)(x, X, shared),
-    ):
-        refuse(message, call)
+    refuse(message, SelfAttention(positions), x, shared)
+    refuse(message, CrossAttention(positions), x, X, shared)
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 4, 8), (2, 5, 2, 8), (2, 2, 5, 4), (2, 2, 5, 16)])
@@ -363,8 +356,7 @@ def test_padding_on_the_left_of_a_source_shifts_no_position():
     positions = stack("rope(cross_attention=true)")
     layer, x = CrossAttention(positions), torch.randn(1, 6, 16)
     source, shared = torch.randn(1, 5, 16), positions(x)[1]
-    with pytest.raises(UserError, match=r"x \(1, 6, 16\) must be \(1, 1, 16\)"):
-        layer(x, source, positions(x[:, :1])[1])
+    refuse(r"x \(1, 6, 16\) must be \(1, 1, 16\)", layer, x, source, positions(x[:, :1])[1])
     padding = torch.tensor([[True, True, False, False, False]])
     padded = layer(x, source, shared, padding)[0]
     torch.testing.assert_close(padded, layer(x, source[:, 2:], shared)[0], rtol=1e-5, atol=1e-5)

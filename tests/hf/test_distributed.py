@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import socket
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,6 @@ from tests.helpers.hf_models import MODELS, Cell, compute_logits, distance, make
 START = "spawn" if torch.cuda.is_available() else "fork"  # faster, but CUDA does not work in forks
 # Layers without positions, tables of one stack and of each layer, and a table that was removed.
 CELLS = [("llama", "learned+m4m"), ("llama", "3*t5,none"), ("opt", "alibi"), ("opt", "learned")]
-
-
-@pytest.fixture
-def _alone(tmp_path: Path) -> Iterator[None]:
-    """Begin a group of this process alone."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rank", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def compute_gradients(

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import transformers
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
@@ -101,17 +100,16 @@ def test_an_owners_folder_is_never_read_as_stock(owner: str, tmp_path: Path) -> 
         again.load_state_dict(OWNERS[owner]()[0].state_dict(), strict=False)
 
 
+@pytest.mark.usefixtures("_alone")
 def test_an_owner_whose_shards_are_consolidated_is_never_read_as_stock(tmp_path: Path) -> None:
     whole, part = build_llava()
     set_positions(part, "alibi")
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rank", rank=0, world_size=1)
     fully_shard(whole)
     with pytest.raises(AttributeError, match="fairseq_posenc_set_positions_first"):
         get_model_state_dict(whole, options=StateDictOptions(full_state_dict=True))
     shards = whole.state_dict()
     weights = {name: getattr(x, "full_tensor", lambda x=x: x)() for name, x in shards.items()}
     whole.save_pretrained(tmp_path / "whole", state_dict=dict(weights))
-    dist.destroy_process_group()
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         type(whole).from_pretrained(tmp_path / "whole")
     again, part = build_llava()

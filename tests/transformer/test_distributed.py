@@ -164,17 +164,9 @@ def rank_of(folder: Path, rank: int) -> int:
     raise AssertionError(f"no process is rank {rank}")
 
 
-@pytest.fixture(scope="module")
-def one_rank(tmp_path_factory):
-    """Join a group of this process alone."""
-    store = tmp_path_factory.mktemp("group") / "store"
-    torch.distributed.init_process_group("gloo", f"file://{store}", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize(("family", "spec"), some_of(IN_TURN, CASES))
-def test_no_encoding_needs_to_look_for_unused_parameters(family, spec, one_rank):
+@pytest.mark.usefixtures("_alone")
+def test_no_encoding_needs_to_look_for_unused_parameters(family, spec):
     """DDP fails in its second pass if a parameter had no gradient in the first."""
     model = make_model(family, position_encoding=spec).train()
     wrapped = DistributedDataParallel(model, find_unused_parameters=False)
