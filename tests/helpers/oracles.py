@@ -776,12 +776,9 @@ def block_positions(tokens: Tensor, pad: int) -> Tensor:
         return block_positions(tokens[None], pad)[0]
     positions = torch.full_like(tokens, -1)
     for b in range(tokens.shape[0]):
-        position = 0
-        for n in range(tokens.shape[1]):
-            if tokens[b, n] == pad:
-                continue
+        real = [n for n in range(tokens.shape[1]) if tokens[b, n] != pad]
+        for position, n in enumerate(real):
             positions[b, n] = position
-            position += 1
     return positions
 
 
@@ -826,13 +823,9 @@ def allowed(
     for t in range(tgt_len):
         i = src_len - tgt_len + t
         for j in range(src_len):
-            if key_padding is not None and key_padding[j]:
-                continue
-            if direction == "lr" and j > i:
-                continue
-            if direction == "rl" and j < i:
-                continue
-            mask[t, j] = True
+            is_padding = key_padding is not None and bool(key_padding[j])
+            is_hidden = (direction == "lr" and j > i) or (direction == "rl" and j < i)
+            mask[t, j] = not (is_padding or is_hidden)
     return mask
 
 

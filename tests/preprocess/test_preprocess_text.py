@@ -13,6 +13,7 @@ import pytest
 import sentencepiece
 from fairseq import options as fairseq_options
 from fairseq.data import Dictionary
+from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq_cli import preprocess as fairseq_preprocess
 
@@ -212,8 +213,6 @@ def test_numbers_have_fairseqs_type(tmp_path, symbols, dtype):
 
 def with_merges(folder: Path, *merges: str) -> list[object]:
     """Return options for a vocabulary of bytes, "ab" and "abc" with given merges."""
-    from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
-
     names = [*bytes_to_unicode().values(), "ab", "abc", "bc"]
     entries = ", ".join(f'"{name}": {i}' for i, name in enumerate(names) if name not in '"\\')
     entries += r', "\"": 300, "\\": 301'

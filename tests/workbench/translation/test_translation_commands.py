@@ -15,6 +15,7 @@ import torch
 from fairseq import checkpoint_utils, tasks
 from fairseq.data.data_utils import post_process
 from fairseq.dataclass.configs import GenerationConfig
+from omegaconf import OmegaConf
 
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results.record import read
@@ -117,8 +118,6 @@ def untrained(spec: str, path: Path, **options: int) -> Path:
 
 
 def _config(state):
-    from omegaconf import OmegaConf
-
     return OmegaConf.create(state["cfg"], flags={"allow_objects": True})
 
 
