@@ -207,7 +207,8 @@ def test_numbers_have_the_digits_that_are_written(text):
 
 def formulas(base=10000.0, room=ROOM):
     """Compute frequencies and gains by the formulas, in torch's float32."""
-    plain = base ** -(torch.arange(0, WIDTH, 2, dtype=torch.float32) / WIDTH)
+    exponents = -(torch.arange(0, WIDTH, 2, dtype=torch.float32) / WIDTH)
+    plain = base**exponents
     raised = base * 4.0 ** (WIDTH / (WIDTH - 2))
     longer = base * (2.0 * room / LENGTH - 1.0) ** (WIDTH / (WIDTH - 2))
     pairs = torch.arange(WIDTH // 2, dtype=torch.float32)
@@ -222,11 +223,8 @@ def formulas(base=10000.0, room=ROOM):
     return {
         "none": (plain, 1.0),
         "linear:3": (plain / 3.0, 1.0),
-        "ntk:4": (raised ** -(torch.arange(0, WIDTH, 2, dtype=torch.float32) / WIDTH), 1.0),
-        f"dynamic:2:length={LENGTH}": (
-            longer ** -(torch.arange(0, WIDTH, 2, dtype=torch.float32) / WIDTH),
-            1.0,
-        ),
+        "ntk:4": (raised**exponents, 1.0),
+        f"dynamic:2:length={LENGTH}": (longer**exponents, 1.0),
         f"yarn:4:length={LENGTH}": (
             plain * yarn + plain / 4.0 * (1 - yarn),
             0.1 * math.log(4.0) + 1.0,
