@@ -172,7 +172,7 @@ def read_result(path: Path, request: Request) -> Figures | None:
     return content["figures"]
 
 
-def write_result(path: Path, request: Request, figures: Mapping[str, Any]) -> None:
+def write_result(path: Path, request: Request, figures: Figures) -> None:
     """Write figures with the request that they answer, atomically."""
     write_whole(path, _format({"request": request, "figures": figures}))
 

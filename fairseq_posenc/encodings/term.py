@@ -15,7 +15,7 @@ rows of a table by distance, D head size, C model size, W width of a state.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class Term:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Change each tensor."""
-        changed: dict[str, Any] = {name: change(x) for name, x in self.tensors().items()}
+        changed: dict[str, Tensor] = {name: change(x) for name, x in self.tensors().items()}
         return replace(self, **changed)
 
     def map_axis(self, axis: str, change: Callable[[Tensor, int], Tensor]) -> Self:
@@ -262,7 +262,7 @@ class Decay(Term):
             raise UserError(
                 "two encodings have a decay, and only one has another for later keys: choose one"
             )
-        joined: dict[str, Any] = {}
+        joined: dict[str, Tensor] = {}
         for name, x in ours.items():
             sizes = torch.broadcast_shapes(x.shape[:-1], theirs[name].shape[:-1])
             joined[name] = torch.cat([y.expand(*sizes, -1) for y in (x, theirs[name])], -1)

@@ -86,7 +86,7 @@ def collect_figures(trainings: Trainings) -> Tables:
             if "plateau" in row:
                 tables["stages"].append({x: row[x] for x in ("training", *_STAGE_COLUMNS)})
         if len(curves) > 1:
-            means: dict[str, Any] = {"training": training, "seeds": len(curves)}
+            means: dict[str, object] = {"training": training, "seeds": len(curves)}
             for key in _SEED_COLUMNS:
                 values: list[Any] = [row.get(key) for row in rows]
                 if None not in values:  # a mean only if all seeds have the figure
@@ -97,10 +97,10 @@ def collect_figures(trainings: Trainings) -> Tables:
     return tables
 
 
-def _describe_curve(curve: Curve) -> dict[str, Any]:
+def _describe_curve(curve: Curve) -> dict[str, object]:
     """Compute the figures of a curve by name; unknown ones are None or, of stages, absent."""
     best = curve.best  # not finite if all validations diverged
-    figures: dict[str, Any] = {
+    figures: dict[str, object] = {
         "updates": curve.entries[-1].updates,
         "best_at": best.updates if best.is_finite else None,
         "loss_bits": best.loss if best.is_finite else None,

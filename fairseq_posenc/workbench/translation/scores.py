@@ -41,7 +41,7 @@ def compute_means(rows: Sequence[Row]) -> list[Row]:
     """Compute the mean scores of each system over its training runs, with intervals."""
     means: list[Row] = []
     for system, group in group_by(rows, itemgetter("system")).items():
-        mean: dict[str, Any] = {"system": system, "trainings": len(group)}
+        mean: dict[str, object] = {"system": system, "trainings": len(group)}
         for name in METRICS:
             mean |= interval(row[name] for row in group).figures(name)  # NAME, NAME_low, NAME_high
         means.append(mean)
