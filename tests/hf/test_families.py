@@ -147,6 +147,16 @@ def test_own_is_what_the_stock_model_computes(kind):
     assert torch.equal(*texts)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_our_attention_computes_what_the_models_does(name):
+    """A window that hides nothing leaves the model's own positions, and takes our attention."""
+    model, inputs = MODELS[name].build(), make_inputs(MODELS[name])
+    expected, present = compute_logits(model, inputs), read_positions(model)
+    set_positions(model, "own" if "window" in present else "own+window(size=200)")
+    assert model.config._attn_implementation == "fairseq_posenc"
+    assert distance(compute_logits(model, inputs), expected) < 1e-5
+
+
 def test_attention_that_ours_cannot_repeat_is_not_shown():
     model, inputs = build("hunyuan_v1_dense")
     torch.nn.init.uniform_(model.model.layers[0].self_attn.query_layernorm.weight)

@@ -10,9 +10,9 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from tests.helpers.hf_models import CACHE, MODELS, SYMBOLS, Cell, compute_logits, distance
 
-LENGTHS = [5, 1, 7, 3]
+LENGTHS = [1, 5, 1, 6, 3]
 PACKED = ["llama", "gpt2", "opt", "gemma3", "bert", "modernbert"]
-NUMBERS = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(LENGTHS))[None]
+NUMBERS = torch.repeat_interleave(torch.arange(1, 6), torch.tensor(LENGTHS))[None]
 
 
 def draw_documents():
