@@ -24,7 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, partial
 from io import BytesIO
@@ -81,8 +81,14 @@ def run(args: argparse.Namespace) -> None:
         (corpus, list(map(read, find_files(corpus.paths))))
         for corpus in map(parse_corpus, args.corpus)
     ]
-    # The options have the names of the fields.
-    rules = MixtureRules(**{x.name: getattr(args, x.name) for x in fields(MixtureRules)})
+    rules = MixtureRules(
+        seed=args.seed,
+        sentences=args.sentences,
+        unit=args.unit,
+        files=args.files,
+        invalid_lines=args.invalid_lines,
+        workers=args.workers,
+    )
     request = {
         # The text is the same for any number of workers.
         "options": {**vars(rules), "workers": None},

@@ -276,7 +276,7 @@ class ModelWithPositions(Derived):
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def _validate_generation_mode(self, mode: str, config: Any, *args: Any) -> None:
-        """Refuse ways of generating by which a prompt's tokens cannot be told from later ones."""
+        """Refuse ways of generating whose calls may mix a prompt's tokens with later ones."""
         specs = [getattr(self.config, key, "") for key in SPEC_FIELDS]
         is_stepwise = config.use_cache and mode != "assisted_generation"
         if not is_stepwise and any("prefill=true" in spec for spec in specs):

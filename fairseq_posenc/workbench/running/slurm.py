@@ -85,10 +85,8 @@ def run_on_slurm(
 
 
 def _list_jobs(name: str) -> set[str] | None:
-    """List the ids of jobs that are queued, running or ending; None if Slurm does not answer.
-
-    Slurm's accounting, which submitit queries, is off on small clusters.
-    """
+    """List the ids of jobs that are queued, running or ending; None if Slurm does not answer."""
+    # Not by Slurm's accounting, which submitit queries: it is off on small clusters.
     command = f"squeue --noheader --array --name={name} --format=%i 2>/dev/null"
     status, ids = subprocess.getstatusoutput(command)
     return None if status else set(ids.split())
@@ -97,7 +95,8 @@ def _list_jobs(name: str) -> set[str] | None:
 def _cancel(name: str) -> None:
     """Cancel jobs by their name, and wait until their processes have ended."""
     while (listed := _list_jobs(name)) != set():
+        subprocess.run(["scancel", f"--name={name}"], check=False)
         if listed is None:
-            say("--on slurm: squeue does not answer, so jobs may be left; trying again")
-        subprocess.run(["scancel", *(listed or [f"--name={name}"])], check=False)
+            say(f"--on slurm: squeue does not answer: see whether jobs {name} are left")
+            break
         time.sleep(_POLL_SECONDS)

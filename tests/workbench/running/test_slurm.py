@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.workbench.running import slurm
 from fairseq_posenc.workbench.running.options import parse_slurm
 from fairseq_posenc.workbench.running.programs import Environment
 from fairseq_posenc.workbench.running.slurm import run_on_slurm
@@ -144,3 +145,14 @@ def test_without_slurm_it_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="squeue does not answer"):
         run_on_slurm({"a": print}, tmp_path, {"time": "1"})
+
+
+def test_a_slurm_that_does_not_answer_is_not_waited_for(monkeypatch, tmp_path, capsys):
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/cancelled\n')
+    for program in ("squeue", "scancel"):
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    slurm._cancel("jobs-of-mine")
+    assert (tmp_path / "cancelled").read_text() == "--name=jobs-of-mine\n"
+    assert "see whether jobs jobs-of-mine are left" in capsys.readouterr().err
