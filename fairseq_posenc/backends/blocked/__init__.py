@@ -98,8 +98,7 @@ def _count_saved_bytes(call: AttentionCall) -> int:
     Hidden pairs count: a call with a window saves blocks only where one without does.
     """
     terms, temperature = call.terms, call.temperature()
-    numbers = 1  # saved for each pair: the weight
-    numbers += int(terms.gain is not None)  # the content, for the gain's gradient
+    numbers = 1 + int(terms.gain is not None)  # the weight; for a gain's gradient, the content
     if terms.product:  # a product for each pair; if distances share rows, for each token and row
         tables = [x for x in (terms.rows("query"), terms.rows("key")) if x is not None]
         numbers += len([x for x in tables if x.runs is None])
