@@ -18,10 +18,10 @@ from fairseq_posenc.encodings.term import RowsByDistance
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import NO_MASK, Mask
 
-# Names of terms that add to the scores, or factors. `states` belong to a `state_table`, a `reset`
-# (other rows for the first token) to any table.
-_FACTORS = ("gain", "channel_gain", "query_table", "key_table")
-_PARTS = (*_FACTORS, "bias", "pair_bias", "state_table", "decay", "counted_table")
+# Names of terms that add to the scores or multiply them. `states` belong to a `state_table`, a
+# `reset` (other rows for the first token) to any table. Specs refuse gains beside a product.
+_TABLES = ("query_table", "key_table")
+_OTHERS = ("gain", "channel_gain", "bias", "pair_bias", "state_table", "decay", "counted_table")
 
 
 class Split(NamedTuple):
@@ -29,7 +29,7 @@ class Split(NamedTuple):
 
     Attributes:
         content: scaled dot products of query and key without positions.
-        position: the biases; beside a product also the terms of states, which depend on content.
+        position: the biases; with a product, also the terms of states, which depend on content.
         both: the rest, which depends on content and position.
         details: what each term alone adds to the scores, by its name or ``rotation``. They add up
             to ``both``, unless a temperature or a cap changes their sum. If scores are a product,
@@ -102,13 +102,13 @@ def split(
     if rotation is not None:
         query, key = rotation.rotate_queries(query), (key_rotation or rotation).rotate_keys(key)
     rotated = compute()
-    added = {x.name: compute(x.name) - rotated for x in terms if x.name in _PARTS}
+    added = {x.name: compute(x.name) - rotated for x in terms if x.name in _TABLES + _OTHERS}
     # Terms of states are added after a product, so scores minus `position` stay a product.
     biases = ("bias", "pair_bias", "state_table") if terms.product else ("bias", "pair_bias")
     position = sum((added.pop(name) for name in biases if name in added), torch.zeros_like(content))
     both = reference.scores(query, key, terms, mask) - content - position
     details = added if rotation is None else {**added, "rotation": rotated - content}
     if terms.product:  # the tables in `summands` add to scores, so differences are dot products
-        products = {"content": rotated} | {x: added[x] for x in _FACTORS if x in added}
+        products = {"content": rotated} | {x: added[x] for x in _TABLES if x in added}
         details = {name: x / terms.scale(query.size(-1)) for name, x in products.items()}
     return Split(content, position, both, details, terms.product)

@@ -8,7 +8,7 @@ once if all layers share the module, else in each layer.
 Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
     B batch, T queries, S keys, H heads, D head size, C model size,
     G tables: 1, which all heads share, or H, one for each head,
-    R rows of a table: one for each distance, or :class:`~fairseq_posenc.encodings.runs.Runs`,
+    R rows of a table, one for each run of distances (:class:`~fairseq_posenc.encodings.runs.Runs`),
     W width of a state, which is a second, narrow projection of a token.
 In numbers of parameters, m is the number of layers, h that of heads, and n that of positions.
 """
@@ -169,7 +169,7 @@ class Encoding(nn.Module):
     def rotation(self, ids: Tensor) -> Rotation | None:
         """Compute the rotation of queries and keys at positions ``ids``, ``(B or 1, T)``, or None.
 
-        Caches hold rotated keys, except those of transformers: ``ids`` may be of new tokens alone.
+        ``ids`` may be of new tokens alone, as caches hold rotated keys, except in transformers.
         """
         return None
 

@@ -114,8 +114,8 @@ class DebertaV2(Encoding):
             return exact + math.ceil(share * (exact - 1))
 
         starts = find_starts(find_bucket, last=self.buckets)  # of j - i: the earliest keys first
-        # The buckets that `find_starts` kept, by i - j; each has the row buckets + bucket of the
-        # table. As in DebertaV2's, row 2 * buckets is missing: the row before serves that bucket.
+        # All buckets but the first have a start: -farthest to farthest. Bucket b of i - j has row
+        # buckets + b; as in DebertaV2's table, the last row, 2 * buckets - 1, serves two buckets.
         farthest = len(starts) // 2
         rows = (self.buckets + bucket for bucket in range(farthest, -farthest - 1, -1))
         self.bucket_rule = Buckets(starts, tuple(min(x, 2 * self.buckets - 1) for x in rows))

@@ -79,9 +79,9 @@ def open_at(path: Path, size: int) -> BinaryIO:
     """Open a file for writing after its first ``size`` bytes; drop what an interrupted run left.
 
     Raises:
-        UserError: the file is shorter than that.
+        UserError: the file is shorter than that, or missing.
     """
-    if size and path.stat().st_size < size:
+    if size and (not path.is_file() or path.stat().st_size < size):
         raise UserError(f"{path} has lost bytes since it was saved: delete {path.parent}")
     file = open(path, "r+b" if size else "wb")  # noqa: SIM115  (closed by the caller)
     file.truncate(size)

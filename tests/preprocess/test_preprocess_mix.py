@@ -185,8 +185,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, cal
         for result in original(*given):
             if left[0] == 0:
                 for path in (tmp_path / "resumed.partial").rglob("*.txt"):
-                    with open(path, "ab") as file:
-                        file.write(b"never saved")
+                    path.write_bytes(path.read_bytes() + b"never saved")
                 raise _InterruptedError
             left[0] -= 1
             yield result
@@ -204,10 +203,11 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, cal
     assert content(tmp_path / "resumed") == content(tmp_path / "whole")
 
 
-def test_a_file_that_has_lost_bytes_is_not_filled_with_zeros(tmp_path):
+@pytest.mark.parametrize("name", ["text", "missing"])
+def test_a_file_that_has_lost_bytes_is_not_filled_with_zeros(tmp_path, name):
     (tmp_path / "text").write_bytes(b"1234")
-    with pytest.raises(UserError, match="text has lost bytes since it was saved: delete"):
-        open_at(tmp_path / "text", 5)
+    with pytest.raises(UserError, match=f"{name} has lost bytes since it was saved: delete"):
+        open_at(tmp_path / name, 5)
 
 
 @pytest.mark.parametrize(

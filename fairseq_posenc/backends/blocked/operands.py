@@ -35,7 +35,7 @@ class Operands(NamedTuple):
     # product (k.K) k.
     before_key: Annotated[Tensor | None, "BHbD"]
     after_key: Annotated[Tensor | None, "BHaD"]
-    query_rows: Annotated[Tensor | None, "HUD"]  # one for each distance, or with an index fewer
+    query_rows: Annotated[Tensor | None, "HUD"]  # fewer than distances if there is an index
     query_index: Annotated[Tensor | None, "r"]  # which of U rows each distance has
     key_rows: Annotated[Tensor | None, "HUD"]
     key_index: Annotated[Tensor | None, "r"]
@@ -86,7 +86,7 @@ def lay_out(call: AttentionCall, has_far: tuple[bool, bool]) -> Operands:
             continue
         rows = at_least_fp32(term.table)
         rows = rows * scale if term is scaled else rows
-        if terms.first is not None:  # a reset: the last two rows; states and values have none
+        if terms.first is not None:  # a reset: the last two rows; never of states or values
             rows, found[f"{name.removesuffix('_rows')}_reset"] = rows[:, :-2], rows[:, -2:]
         if term.runs is not None:
             found[name.replace("rows", "index")] = term.runs.find(distances)
@@ -115,7 +115,7 @@ def lay_out(call: AttentionCall, has_far: tuple[bool, bool]) -> Operands:
         found["temperature"] = _reverse(factors[..., None])
     if (score := terms.find(SinkScore)) is not None:
         found["sink"] = at_least_fp32(score.score)[None, :, None, None]
-    for prefix, decay in zip(("", "later_"), call.decay()):  # c for earlier, and later keys
+    for prefix, decay in zip(("", "later_"), call.decay()):  # for earlier keys, and for later ones
         if decay is not None:
             found[f"{prefix}query_decay"] = _reverse(decay[:, :, src_len - tgt_len :])
             found[f"{prefix}key_decay"] = decay

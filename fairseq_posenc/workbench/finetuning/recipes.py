@@ -31,7 +31,7 @@ _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, AssertionError)
 _VALUE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 # Texts that hydra reads as texts even without quotes, not as a number, true or null; only ASCII.
 _UNQUOTED = re.compile(r"(?!(true|false|null|nan|inf)$|\.\d)[a-z_./][\w./+-]*", re.ASCII | re.I)
-_WARMUP_RATIO = 0.06  # RoBERTa's, for recipes that give none
+_WARMUP_RATIO = 0.06  # RoBERTa's, for SQuAD's task, which has no option for it
 _ON_CPU = re.compile(r"\+*common\.cpu=(true|yes|y|on|[1-9]\d*)", re.I)  # as omegaconf reads them
 
 

@@ -74,8 +74,8 @@ def _find_subject(args: argparse.Namespace) -> Subject:
     if path := args.checkpoint:
         from fairseq_posenc.workbench.loading.open_model import open_model
 
-        for name in filter(vars(args).get, ("embed_dim", "heads", "decoder")):  # the given ones
-            raise UserError(f"--{name.replace('_', '-')} is for --encoding, not for --checkpoint")
+        if args.embed_dim or args.heads or args.decoder:
+            raise UserError("--embed-dim, --heads and --decoder are for --encoding SPEC")
         subjects = collect_subjects(open_model(path, args.data).model)
         if not subjects:  # its stacks are not ours
             raise UserError(f"--checkpoint {path}: has none of our encodings; use plot attention")

@@ -1,6 +1,6 @@
 """Ends commands with an exit code, and one line about an error or an interruption.
 
-Exit codes: 0 for success, 1 for a failed run, 2 for wrong input, 130 for an interruption.
+Exit codes: 0 success, 1 a failed run, 2 wrong input, 130 an interruption, 141 no reader is left.
 """
 
 import os

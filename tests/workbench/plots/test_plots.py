@@ -287,7 +287,7 @@ class TestCommand:
             ("table --encoding m4 --stack decoder", "--stack decoder: --encoding has encoder only"),
             ("table --checkpoint missing.pt", "missing.pt: no such file"),
             ("table --encoding m4 --heads 3", "3"),
-            ("table --checkpoint x --heads 4", "--heads is for --encoding, not for --checkpoint"),
+            ("table --checkpoint x --heads 4", "--heads and --decoder are for --encoding"),
             ("table --encoding m4 --data bin", "--data is for --checkpoint, not for --encoding"),
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
             ("map --encoding raffel", "a map needs 3 rows and columns; raffel has fewer"),
