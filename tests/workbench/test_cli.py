@@ -5,15 +5,14 @@ What happens before a command begins, or to its streams, is found nowhere else.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,8 @@ from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.folders import lock_folder
 from fairseq_posenc.workbench import cli, preprocessing
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
-from tests.helpers.commands import call, refused, script
+from tests.helpers.commands import call, refused
+from tests.helpers.preprocess import start
 from tests.helpers.products import WHOLE
 from tests.helpers.tiny_models import COMPANIONS, NAMES
 from tests.workbench.reports.test_curves import write
@@ -36,9 +36,8 @@ def test_ctrl_c_is_one_line_in_every_command(name, where, monkeypatch, capsys):
     """Most of the seconds before a command begins are imports, which its options need."""
     monkeypatch.setattr(cli.Command, "add_arguments", lambda *_: None)
     monkeypatch.setattr(cli.Command, where, lambda *_: signal.raise_signal(signal.SIGTERM))
-    assert cli.main([name]) == STOPPED
     message = "fairseq-posenc: stopped; the same command continues, or starts again\n"
-    assert capsys.readouterr() == ("", message)
+    assert call(capsys, name, code=STOPPED) == ("", message)
 
 
 @pytest.mark.parametrize(
@@ -59,51 +58,49 @@ def test_mistakes_end_in_a_line_and_our_faults_in_a_trace(error, code, monkeypat
         raise RuntimeError("while loading") from error
 
     monkeypatch.setattr(cli.Command, "run", fail)
-    if code is None:
-        with pytest.raises(RuntimeError):
-            cli.main(["list"])
-    else:
-        assert cli.main(["list"]) == code
-        assert capsys.readouterr().err.count("\n") == 1
+    with nullcontext() if code else pytest.raises(RuntimeError):
+        refused(capsys, "list", code=code)
 
 
-def python(code, *arguments, **streams):
-    """Run Python code under the command line's rules for its end."""
-    head = f"import sys\nfrom fairseq_posenc.workbench.running.exit_codes import run_main\n{code}"
-    with tempfile.TemporaryFile("w+") as said:
-        done = subprocess.run(
-            [sys.executable, "-c", f"{head}\nsys.exit(run_main(program))", *map(str, arguments)],
-            **{"stdout": said, "stderr": said, **streams},
-            check=False,
-        )
-        said.seek(0)
-        return done.returncode, said.read()
+def shell(line, **variables):
+    """Run a line in bash, where our command is known; return its exit code and what it says."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    variables = {**os.environ, "PATH": path, **variables}
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=variables)
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_a_program_whose_reader_has_gone_ends_without_a_word(stream):
-    reader, writer = os.pipe()
-    os.close(reader)
-    code = f"def program():\n while True: print('of no use to head', file=sys.{stream})"
-    assert python(code, **{stream: writer}) == (141, "")
-    os.close(writer)
+    code = f"""
+import sys
+from fairseq_posenc.workbench.running.exit_codes import run_main
+def program():
+    while True:
+        print("of no use to head", file=sys.{stream})
+sys.exit(run_main(program))"""
+    number = {"stdout": 1, "stderr": 2}[stream]
+    assert shell(f"python -c '{code}' {number}> >(true)") == (141, "")
 
 
 def test_an_output_that_cannot_be_written_is_a_line():
-    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # so that the line is written at the end
-    with open("/dev/full", "wb", buffering=0) as full:
-        code, message = python("def program(): print('a line')", stdout=full, env=buffered)
+    line = "PYTHONUNBUFFERED= fairseq-posenc user-dir > /dev/full"  # written at the end
+    code, message = shell(line)
     assert code == 1
     assert "could not be written (No space left on device)" in message
     assert message.count("\n") == 1
 
 
 def test_a_deleted_working_folder_is_a_line(tmp_path):
-    code = "import os\nos.mkdir(sys.argv[1]); os.chdir(sys.argv[1]); os.rmdir(sys.argv[1])\n"
-    code += "from fairseq_posenc.workbench.cli import main\n"
-    code += "def program(): return main(['count', 'rope'])"
     message = "fairseq-posenc: error: the working folder has been deleted; change to another one\n"
-    assert python(code, tmp_path / "gone") == (2, message)
+    assert shell(f"cd {tmp_path}; rmdir {tmp_path}; fairseq-posenc count rope") == (2, message)
+
+
+def test_the_environment_changes_no_command(tmp_path):
+    line = f"fairseq-posenc learning-curves a={write(tmp_path / 'a', 8, 7)} --out {tmp_path}/out"
+    if WHOLE:  # compiles all of torch for PYTHONOPTIMIZE
+        line = f"export PYTHONOPTIMIZE=2; {line} && fairseq-posenc describe rope"
+    assert shell(line, MPLBACKEND="evil")[0] == 0
 
 
 ODD = {
@@ -122,8 +119,7 @@ def test_odd_arguments_are_refused_before_any_work(words, message, capsys, monke
 
 
 def test_a_very_long_message_keeps_its_beginning_and_its_end():
-    message = str(UserError(f"first{' word' * 9999} last"))
-    assert re.fullmatch("first .{,500} last", message)
+    assert re.fullmatch("first .{,500} last", str(UserError(f"first{' word' * 9999} last")))
 
 
 def lock_nothing(*_):
@@ -151,14 +147,13 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys)
     assert not list(out.glob("*.posenc-*"))
 
 
-@pytest.mark.parametrize("words", [["--help"], ["user-dir"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("words", ["--help", "user-dir"])
 def test_what_needs_no_torch_starts_at_once(words):
     def seconds():
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return used.ru_utime + used.ru_stime
+        return sum(os.times()[2:4])  # of programs that have ended
 
     before = seconds()
-    subprocess.run([script("fairseq-posenc"), *words], check=True, stdout=subprocess.DEVNULL)
+    assert shell(f"fairseq-posenc {words}")[0] == 0
     assert seconds() - before < 0.6  # a sixth of it where nothing else runs; torch takes 1.5
 
 
@@ -177,12 +172,11 @@ def test_the_list_has_every_encoding_and_companion(capsys):
         ("fairseq-posenc preprocess wiki", {"wikipedia", "wikitext"}),
     ],
 )
-def test_a_shell_is_shown_how_words_go_on(line, found, tmp_path):
-    answer = tmp_path / "answer"
-    shell = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "IFS": "\n"}
-    shell["_ARGCOMPLETE_STDOUT_FILENAME"] = str(answer)
-    subprocess.run([script("fairseq-posenc")], env={**os.environ, **shell}, check=True)
-    assert {word.strip() for word in answer.read_text().split("\v")} == found
+def test_a_shell_is_shown_how_words_go_on(line, found):
+    typed = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1"}
+    code, answer = shell("fairseq-posenc 8>&1", **typed)
+    assert code == 0
+    assert {word.strip() for word in answer.split("\v")} == found
 
 
 PROGRAMS = {x.stem: x.read_text("utf-8") for x in preprocessing.FOLDER.glob("*.py")}
@@ -196,24 +190,13 @@ HELPS = {  # each line of a help that names a command or a program ends with its
 def test_a_help_lists_every_name_once(words, capsys):
     with pytest.raises(SystemExit):
         cli.main(words.split())
-    lines = capsys.readouterr().out.splitlines()
+    out = capsys.readouterr().out
     for name, description in HELPS[words].items():
-        (line,) = (line for line in lines if line.startswith(f"  {name} "))
-        assert line.endswith(f"  {description}")
+        assert re.findall(rf"(?m)^  {name} +(.*)$", out) == [description]
 
 
 def test_preprocess_leaves_ctrl_c_as_it_was_if_a_program_cannot_be_imported():
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(ModuleNotFoundError):
-        preprocessing.run(argparse.Namespace(program="absent", options=[]))
+        start("absent")
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_the_environment_changes_no_command(tmp_path):
-    code = "from fairseq_posenc.workbench.cli import main\n"
-    code += "def program(): return main(sys.argv[1:])"
-    if WHOLE:  # compiles all of torch for PYTHONOPTIMIZE
-        code += " or main(['describe', 'rope'])"
-    curves = ["learning-curves", f"a={write(tmp_path / 'a', 8, 7)}", "--out", tmp_path / "out"]
-    environment = {**os.environ, "MPLBACKEND": "evil", "PYTHONOPTIMIZE": "2" if WHOLE else ""}
-    assert python(code, *curves, env=environment)[0] == 0
