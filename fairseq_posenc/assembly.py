@@ -79,18 +79,26 @@ def build_layer(spec: Spec, dims: Dims, index: int = 0) -> Encodings:
 
 
 def draft_terms(spec: Spec, dims: Dims, backend: str) -> list[Terms]:
+    """Compute the terms of a single token for each of ``Spec.layer_kinds``, once for a stack.
+
+    Raises:
+        UserError: the encodings need too much memory; and what :func:`draft_layer` refuses.
+    """
+    check_size(spec, dims)
+    return [draft_layer(spec, dims, kind, backend) for kind in range(len(spec.layer_kinds))]
+
+
+def draft_layer(spec: Spec, dims: Dims, kind: int, backend: str = "auto") -> Terms:
     """Compute the terms of a single token on "meta", and refuse what cannot work.
 
     Args:
         spec: encodings of all layers.
         dims: sizes of the stack.
+        kind: index of the layer's encodings in ``Spec.layer_kinds``.
         backend: ``auto``, or the name of the backend that must be used.
 
-    Returns:
-        The terms of each of ``Spec.layer_kinds``.
-
     Raises:
-        UserError: the encodings do not work together or on the backend, or need too much memory.
+        UserError: the encodings do not work together or on the backend.
     """
 
     def project(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,15 +106,13 @@ def draft_terms(spec: Spec, dims: Dims, backend: str) -> list[Terms]:
         projected = rows.new_empty(dims.num_heads, rows.size(0), dims.head_dim)
         return projected, projected
 
-    check_size(spec, dims)
-    drafts = [_draft_layer(spec, dims, layer) for layer in spec.layer_kinds]
-    for terms, limits in drafts:
-        backends.check(backend, terms.projected(project), dims.head_dim, limits)
-    return [terms for terms, _ in drafts]
+    terms, limits = _draft_terms_and_limits(spec, dims, spec.layer_kinds[kind])
+    backends.check(backend, terms.projected(project), dims.head_dim, limits)
+    return terms
 
 
 @cache
-def _draft_layer(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms, Mask]:
+def _draft_terms_and_limits(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms, Mask]:
     """Compute the terms and limits of a kind of layer, once for equal stacks."""
     token = _make_one_token()
     for item in spec.whole_stack:

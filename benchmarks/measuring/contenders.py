@@ -124,5 +124,5 @@ def _compute_terms_of_one_token(spec: str, dims: Dims, device: torch.device) -> 
     layer, shared = build_random_encodings(spec, dims)
     attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
     positions = make_positions(1, 1, device)
-    x = torch.zeros(1, 1, dims.embed_dim, device=device)
-    return attention.compute_terms(compute_shared(shared.to(device), positions)[0], x)
+    of_input = layer.input_terms(torch.zeros(1, 1, dims.embed_dim, device=device), positions)
+    return attention.compute_terms(compute_shared(shared.to(device), positions)[0]) | of_input

@@ -61,7 +61,7 @@ def operation(contender: Contender, case: Case) -> Pass:
         q, k = query, key
         if (rotation := attention.rotation(common)) is not None:
             q, k = rotation.rotate_queries(query), rotation.rotate_keys(key)
-        terms = attention.compute_terms(common, x)
+        terms = attention.compute_terms(common) | encodings.input_terms(x, positions)
         return BACKENDS[contender.backend].attend(
             AttentionCall(q, k, value, terms, Mask(), dropout=case.dropout)
         )[0]

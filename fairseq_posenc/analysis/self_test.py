@@ -43,9 +43,8 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     (shared,) = compute_shared(encoding.shared, here)  # of the only kind of layers
     mask = shared.mask.with_direction(encoding.direction)
     rotated = encoding.rotate_tokens(query, key, shared)
-    ids = here.ids + 5  # below the 2 * LENGTH positions of the encoding
-    rotation = encoding.shared.rotation(ids)
-    later = shared._replace(positions=here._replace(ids=ids), rotation=rotation)
+    moved = here._replace(ids=here.ids + 5)  # below the 2 * LENGTH positions of the encoding
+    later = shared._replace(positions=moved, rotation=encoding.shared.rotation(moved.ids))
     plain, products, shifted = (
         q.double() @ k.double().mT
         for q, k in ((query, key), rotated, encoding.rotate_tokens(query, key, later))
@@ -55,11 +54,12 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 
     # All terms, with a row for each distance. Without a layer, `_split` stands for projections.
-    terms = encoding.collect_terms(shared) | encoding.encodings.input_terms(inputs, here)
-    terms = terms.expanded().projected(_split).map(_to_float64)
+    of_input = encoding.encodings.input_terms(inputs, here)
+    terms = (encoding.collect_terms(shared) | of_input).expanded().projected(_split)
     query, key, exact_value = map(_to_float64, (*rotated, value))
-    expected, _ = attend_by_reference(AttentionCall(query, key, exact_value, terms, mask))
-    call = AttentionCall(*rotated, value, encoding.compute_terms(shared, inputs), mask)
+    exact_call = AttentionCall(query, key, exact_value, terms.map(_to_float64), mask)
+    expected, _ = attend_by_reference(exact_call)
+    call = AttentionCall(*rotated, value, encoding.compute_terms(shared) | of_input, mask)
     for name in backends:
         if not BACKENDS[name].refuses(call):  # a reason, or empty
             attended, _ = BACKENDS[name].attend(call)

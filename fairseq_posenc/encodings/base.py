@@ -250,7 +250,7 @@ class Encodings(nn.ModuleDict):
 
     def as_list(self) -> list[Encoding]:
         """List the encodings in the order of their spec."""
-        return list(self.as_dict().values())
+        return cast("list[Encoding]", list(self.values()))
 
     def select(self, kind: int) -> "Encodings":
         """Select the encodings of a kind of layer; the modules are the same."""
@@ -266,41 +266,41 @@ class Encodings(nn.ModuleDict):
         """Compute :meth:`rotation` for all kinds of layers."""
         return [self.rotation(ids, kind) for kind in range(len(self.kinds))]
 
-    def decay(self, x: Tensor, padding: Tensor | None, past: Tensor | None = None) -> Tensor | None:
+    def decay(self, x: Tensor, padding: Tensor | None, past: Decay | None = None) -> Decay | None:
         """Add up the logarithms of forget gates over the tokens, or None where there are no gates.
+
+        Each sum has two parts to add up, more exact than one (:func:`sum_exactly`).
 
         Args:
             x: the input of the layer for the last T tokens, ``(B, T, C)``.
             padding: True for padding, ``(B, S)``; None if no token is.
-            past: the result of earlier steps for all S - T earlier tokens, ``(B, H, S - T, 2)``.
-
-        Returns:
-            ``(B, H, S, 2)``, or in an encoder ``(B, 2 H, T, 2)``, the second half for later
-            keys. Each sum has two parts to add up, more exact than one (:func:`sum_exactly`).
+            past: the result of earlier steps for all S - T earlier tokens.
         """
-        gates = find_first(encoding.forget_gates(x) for encoding in self.as_list())
+        encodings = self.as_list()
+        gates = find_first(encoding.forget_gates(x) for encoding in encodings)
         if gates is None:
             return None
         logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, H or 2 H, T]
         if padding is not None:  # a gate of 1 forgets nothing
             logs = logs.masked_fill(padding[:, None, -x.size(1) :], 0.0)
-        sums = sum_exactly(logs, before=None if past is None else past[:, :, -1:])
-        return sums if past is None else torch.cat([past, sums], 2)
+        sides = logs.split(encodings[0].dims.num_heads, 1)  # two in an encoder
+        if past is None:
+            return Decay(*(sum_exactly(side, before=None) for side in sides))
+        sums = [
+            torch.cat([before, sum_exactly(side, before=before[:, :, -1:])], 2)  # [B, H, S, 2]
+            for side, before in zip(sides, past.tensors().values(), strict=True)
+        ]
+        return Decay(*sums)
 
-    def input_terms(self, x: Tensor, positions: Positions, decay: Tensor | None = None) -> Terms:
-        """List the terms that depend on the layer's input ``x``: decay and states.
+    def input_terms(self, x: Tensor, positions: Positions, past: Decay | None = None) -> Terms:
+        """List the terms that depend on the layer's input: decay (see :meth:`decay`) and states.
 
-        ``x`` is ``(B, S, C)``; if the result of :meth:`decay` is given, ``(B, T, C)`` is enough.
+        ``x`` is ``(B, S, C)``, or ``(B, T, C)`` if ``past`` has the decay of the other tokens.
         """
-        terms: list[Term] = []
-        decay = self.decay(x, positions.padding) if decay is None else decay
-        if decay is not None:
-            num_heads = self.as_list()[0].dims.num_heads  # an encoder has H more, for later keys
-            terms.append(Decay(*decay.split(num_heads, dim=1)))
         states = find_first(encoding.states(positions.queries(x)) for encoding in self.as_list())
-        if states is not None:
-            terms.append(States(states))
-        return Terms(terms)
+        decay = self.decay(x, positions.padding, past)
+        terms = [decay, None if states is None else States(states)]
+        return Terms([term for term in terms if term is not None])
 
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call (see :meth:`Encoding.number`)."""

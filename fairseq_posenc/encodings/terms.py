@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import reduce
+from itertools import chain
 from typing import TypeVar
 
 from torch import Tensor
@@ -48,24 +48,24 @@ class Terms(tuple[Term, ...]):
 
     @classmethod
     def combine(cls, parts: Iterable[Terms]) -> Terms:
-        """Combine the terms of several encodings; see :meth:`__or__`."""
-        return reduce(cls.__or__, parts, cls([]))
+        """Combine the terms of several encodings: add up biases; refuse what is incompatible."""
+        parts = [part for part in parts if part]
+        if len(parts) < 2:
+            return parts[0] if parts else cls([])
+        # Only encodings with these terms may have a reset: table rows for pairs of the first token.
+        resettable = [part for part in parts if part.has(ByDistance, NumbersByPair)]
+        if len({part.first is None for part in resettable}) > 1:
+            raise UserError("reset must apply to every encoding of the scores, or to none")
+        if sum(part.multiplies for part in parts) > 1:
+            raise UserError("two encodings that multiply the scores cannot be combined")
+        if sum(part.bias is not None for part in parts) > 1:
+            # They are added up, so each needs a row for each distance.
+            parts = [part.expanded(lambda term: term.name == "bias") for part in parts]
+        return _merge(chain(*parts))
 
     def __or__(self, other: Terms) -> Terms:
-        """Combine the terms of two encodings: add up biases; refuse what is incompatible."""
-        if not other:
-            return self
-        # Only encodings with these terms may have a reset: table rows for pairs of the first token.
-        both_resettable = all(x.has(ByDistance, NumbersByPair) for x in (self, other))
-        if both_resettable and (self.first is None) != (other.first is None):
-            raise UserError("reset must apply to every encoding of the scores, or to none")
-        if self.multiplies and other.multiplies:
-            raise UserError("two encodings that multiply the scores cannot be combined")
-        ours, theirs = self, other
-        if self.bias is not None and other.bias is not None:
-            # They are added up, so both need a row for each distance.
-            ours, theirs = (x.expanded(lambda term: term.name == "bias") for x in (self, other))
-        return _merge([*ours, *theirs])
+        """Combine two parts; see :meth:`combine`."""
+        return Terms.combine([self, other])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Terms:
         """Change each tensor."""

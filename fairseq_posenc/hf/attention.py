@@ -24,7 +24,7 @@ from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.derived import Derived
 from fairseq_posenc.encodings.rotation import Rotation
-from fairseq_posenc.encodings.term import ScaleFactor
+from fairseq_posenc.encodings.term import Decay, ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import caches
@@ -32,7 +32,7 @@ from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions, PassState
 from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, OWN_CODE
-from fairseq_posenc.modules.attention_core import AttentionCore, Kept, make_call
+from fairseq_posenc.modules.attention_core import AttentionCore, Kept, use_kept
 from fairseq_posenc.shared import Shared
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
@@ -118,18 +118,15 @@ class AttentionPositions(AttentionCore, nn.Module):
         # The spec's factor, if it has one, times that of the model's own scale.
         factor = (terms.find(ScaleFactor) or ScaleFactor(1.0)).factor
         terms = Terms([ScaleFactor(factor * scale_factor), *terms.without(ScaleFactor)])
-        decay = None
-        if self.is_gated:
-            extra_layer = state.of_stack.num_layers + (getattr(attention, "layer_idx", 0) or 0)
-            past = caches.read_decay(state.cache, extra_layer, earlier)
-            decay = self.encodings.decay(state.inputs, positions.padding, past)
-            if state.cache is not None and decay is not None:
-                caches.store_decay(state.cache, extra_layer, decay)
-        terms |= self.encodings.input_terms(state.inputs, positions, decay)
+        extra_layer = state.of_stack.num_layers + (getattr(attention, "layer_idx", 0) or 0)
+        past = caches.read_decay(state.cache, extra_layer, earlier) if self.is_gated else None
+        of_input = self.encodings.input_terms(state.inputs, positions, past)
+        if state.cache is not None and (decay := of_input.find(Decay)) is not None:
+            caches.store_decay(state.cache, extra_layer, decay)
         query, key = self.rotate_tokens(query, key, shared)
-        mask = shared.mask.with_direction(self.direction)
-        tokens, need_weights = positions.src_len, state.of_stack.need_weights
-        return make_call(query, Kept(key, value), terms, mask, tokens, dropout, need_weights)
+        mask, need_weights = shared.mask.with_direction(self.direction), state.of_stack.need_weights
+        call = AttentionCall(query, key, value, terms | of_input, mask, dropout, need_weights)
+        return use_kept(call, Kept(key, value), positions.src_len)
 
     def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
         """Select the rotation that remains to be applied; None if the model's own code rotates."""

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from fairseq_posenc.backends.projected_rows import ProjectedRows
+from fairseq_posenc.encodings.term import Decay
 from fairseq_posenc.errors import UserError
 
 _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
@@ -47,8 +47,8 @@ def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRow
     return cast(ProjectedRows, kept[_ROWS])
 
 
-def read_decay(cache: Cache | None, layer: int, earlier: int) -> Tensor | None:
-    """Read the decay of ``earlier`` tokens, ``(B, H, S - T, 2)``, in its ``layer``; None for 0.
+def read_decay(cache: Cache | None, layer: int, earlier: int) -> Decay | None:
+    """Read the decay of ``earlier`` tokens in its ``layer``; None for 0.
 
     Raises:
         UserError: the cache has none, or that of other tokens.
@@ -61,13 +61,13 @@ def read_decay(cache: Cache | None, layer: int, earlier: int) -> Tensor | None:
             f"the cache lacks the forget gates of its {earlier} tokens: start with an empty cache "
             "after set_positions"
         )
-    return torch.cat([layers[0].keys, layers[0].values], -1)
+    return Decay(torch.cat([layers[0].keys, layers[0].values], -1))  # [B, H, S - T, 2]
 
 
-def store_decay(cache: Cache, layer: int, decay: Tensor) -> None:
-    """Store the decay of all tokens, ``(B, H, S, 2)``, to read it in the next step."""
+def store_decay(cache: Cache, layer: int, decay: Decay) -> None:
+    """Store the decay of all tokens, to read it in the next step."""
     while len(cache.layers) <= layer:
         cache.layers.append(DynamicLayer())
     cache.layers[layer] = DynamicLayer()
     # A cache layer has two tensors, so each of them holds one of a token's two numbers.
-    cache.layers[layer].update(*decay.split(1, -1))  # [B, H, S, 1] each
+    cache.layers[layer].update(*decay.earlier.split(1, -1))  # [B, H, S, 1] each

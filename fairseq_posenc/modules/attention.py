@@ -8,15 +8,16 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from fairseq_posenc.assembly import build_layer, draft_terms
+from fairseq_posenc.assembly import build_layer, draft_layer
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import AttentionCall, check_dropout
 from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.encodings.term import Decay
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import DIRECTIONS, Mask
 from fairseq_posenc.modules import input_checks
-from fairseq_posenc.modules.attention_core import Cache, Kept, append_to_kept, make_call
+from fairseq_posenc.modules.attention_core import Cache, Kept, append_to_kept, use_kept
 from fairseq_posenc.modules.stack_positions import StackLayer, StackPositions
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared
@@ -81,7 +82,7 @@ class SelfAttention(_LayerAttention):
         num_key_value_heads: int | None = None,
     ) -> None:
         super().__init__(positions, dropout, bias, layer, num_key_value_heads)
-        draft_terms(self.spec, self.dims, backend)  # for its error if a backend cannot do this
+        draft_layer(self.spec, self.dims, self.kind, backend)  # for its error if it cannot do this
         self.backend = backend
         causal = self.dims.causal
         self.direction = direction or ("lr" if causal else "both")
@@ -120,24 +121,27 @@ class SelfAttention(_LayerAttention):
         state = self.select_state(shared)
         positions = state.positions
         input_checks.check_layer_input(x, positions, cache, self.dims.embed_dim)
-        past = Cache() if cache is None else cache
-        input_checks.check_self_cache(past, state, self.num_key_value_heads, self.head_dim)
-        decay = self.encodings.decay(x, positions.padding, past.decay)  # of forget gates, or None
-        if past.kept is not None and (past.decay is None) != (decay is None):
+        input_checks.check_self_cache(cache, state, self.num_key_value_heads, self.head_dim)
+        past, rows = (None, None) if cache is None else (cache.decay, cache.rows)
+        of_input = self.encodings.input_terms(x, positions, past)
+        decay = of_input.find(Decay)  # of forget gates, for the cache
+        if cache is not None and cache.kept is not None and (past is None) != (decay is None):
             raise UserError("the cache is of a layer with other encodings: give each its own")
-        terms = self.compute_terms(state, x, decay, past.rows)
+        terms = self.compute_terms(state, rows) | of_input
         query, key, value = self.project(x)
         query, key = self.rotate_tokens(query, key, state)
-        kept = append_to_kept(past.kept, key, value, positions.src_len)
+        mask = state.mask.with_direction(self.direction)
+        dropout = self.dropout if self.training else 0.0
+        call = AttentionCall(query, key, value, terms, mask, dropout, need_weights)
         if cache is not None:
-            cache.kept = kept.select(*state.needed_keys(), positions.src_len)
-            cache.tokens, cache.decay = positions.src_len, decay
+            tokens = positions.src_len
+            kept = append_to_kept(cache.kept, key, value, tokens)
+            call = use_kept(call, kept, tokens)
+            cache.kept = kept.select(*state.needed_keys(), tokens)
+            cache.tokens, cache.decay = tokens, decay
             if not positions.counted:  # the caller gave position_ids
                 # A later step joins its ids to these; a row for each beam, for `Cache.reorder`.
                 cache.ids = positions.ids.expand(x.size(0), *positions.ids.shape[1:])
-        mask = state.mask.with_direction(self.direction)
-        dropout = self.dropout if self.training else 0.0
-        call = make_call(query, kept, terms, mask, positions.src_len, dropout, need_weights)
         attended, weights = attend(call, self.backend)
         return self.merge_heads(attended), weights
 

@@ -15,8 +15,8 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.encodings.term import Decay
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.mask import Mask
 from fairseq_posenc.shared import Shared
 
 
@@ -98,37 +98,26 @@ def append_to_kept(past: Kept | None, key: Tensor, value: Tensor, tokens: int) -
     return Kept(keys, values, places)  # [B, H, K + T, D]
 
 
-def make_call(
-    query: Tensor,
-    kept: Kept,
-    terms: Terms,
-    mask: Mask,
-    tokens: int,
-    dropout: float = 0.0,
-    need_weights: bool = False,
-) -> AttentionCall:
-    """Make the arguments of a backend; leave out the keys that a cache has dropped.
+def use_kept(call: AttentionCall, kept: Kept, tokens: int) -> AttentionCall:
+    """Replace a call's keys by those that a cache keeps, and leave out those that it has dropped.
 
     No query sees dropped keys: the first of all, or all but those at ``kept.places``.
 
     Args:
-        query: rotated queries of the last T tokens, ``(B, H, T, D)``.
-        kept: rotated keys and values, those of the last T tokens included; of H heads or fewer.
-        terms: terms for all S keys, with rows that the layer has projected.
-        mask: mask of all S keys.
+        call: queries of the last T tokens; terms and mask for all S keys.
+        kept: rotated keys and values, those of the last T tokens included.
         tokens: S.
-        dropout: probability of dropping a weight.
-        need_weights: whether the backend must return the weights.
     """
-    key, value, places = kept.with_gaps(query.size(2), tokens)
+    terms, mask, queries = call.terms, call.mask, call.query.size(2)
+    key, value, places = kept.with_gaps(queries, tokens)
     if places is not None:
-        places = places.to(query.device)
-        terms = Terms([term.select_keys(places, query.size(2), tokens) for term in terms])
+        places = places.to(key.device)
+        terms = Terms([term.select_keys(places, queries, tokens) for term in terms])
         mask = mask.select_keys(places)
     elif dropped := tokens - key.size(2):
         terms = Terms([term.without_first_keys(dropped) for term in terms])
         mask = mask.without_dropped_keys(dropped)
-    return AttentionCall(query, key, value, terms, mask, dropout, need_weights)
+    return call._replace(key=key, value=value, terms=terms, mask=mask)
 
 
 class Cache:
@@ -139,7 +128,7 @@ class Cache:
         # All tokens that were read, including those of dropped keys; 0 in a CrossAttention's cache.
         self.tokens = 0
         self.ids: Tensor | None = None  # of self-attention: positions that a caller gave, (B, S)
-        self.decay: Tensor | None = None  # of forget gates: two numbers a head, of all tokens
+        self.decay: Decay | None = None  # of forget gates, of all tokens
         self.rows = ProjectedRows()  # of tables by distance, for all sentences: not reordered
 
     def reorder(self, rows: Tensor) -> None:
@@ -151,14 +140,14 @@ class Cache:
         if self.kept is not None:
             self.kept = self.kept.map(select, self.kept.places)
         self.ids = None if self.ids is None else select(self.ids)
-        self.decay = None if self.decay is None else select(self.decay)
+        self.decay = None if self.decay is None else self.decay.map(select)
 
 
 class AttentionCore:
     """Mixin with the steps of attention in a layer.
 
-    Self-attention calls ``project``, ``rotate_tokens``, ``compute_terms`` and :func:`make_call`,
-    passes the call to a backend, and calls ``merge_heads`` on the result.
+    Self-attention calls ``compute_terms``, ``project`` and ``rotate_tokens``, passes a call to a
+    backend, and calls ``merge_heads`` on the result.
 
     Attributes:
         batch_first: whether inputs and outputs are ``(B, T, C)``, else ``(T, B, C)``.
@@ -211,28 +200,20 @@ class AttentionCore:
         """Combine the terms of the stack and of this layer."""
         return shared.layer_terms() | self.encodings.terms(shared.positions)
 
-    def compute_terms(
-        self,
-        shared: Shared,
-        x: Tensor | None = None,
-        decay: Tensor | None = None,
-        rows: ProjectedRows | None = None,
-    ) -> Terms:
+    def compute_terms(self, shared: Shared, rows: ProjectedRows | None = None) -> Terms:
         """Combine the terms of stack and layer; project rows by distance, as DeBERTa's layers do.
+
+        Those of the layer's input (:meth:`Encodings.input_terms`) are not among them.
 
         Args:
             shared: position state of the forward pass, for this kind of layer.
-            x: the layer's input, as for :meth:`Encodings.input_terms`; None leaves its terms out.
-            decay: the result of :meth:`Encodings.decay`, which is computed from ``x`` otherwise.
             rows: those that earlier steps of decoding have projected, to which new ones are added;
                 None in a pass without a cache.
         """
-        terms, positions = self.collect_terms(shared), shared.positions
+        terms = self.collect_terms(shared)
         if rows is None:
-            terms = terms.projected(self._project_rows)
-        else:
-            terms = rows.project(terms, positions, self._project_rows)
-        return terms if x is None else terms | self.encodings.input_terms(x, positions, decay)
+            return terms.projected(self._project_rows)
+        return rows.project(terms, shared.positions, self._project_rows)
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Project rows by distance, ``(R, C)``, as queries and as keys, both ``(H, R, D)``."""

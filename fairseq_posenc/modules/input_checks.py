@@ -28,11 +28,11 @@ def check_layer_input(x: Tensor, positions: Positions, cache: object, embed_dim:
         raise UserError(f"cache must be a Cache, one for each layer, not {type(cache).__name__}")
 
 
-def check_self_cache(cache: Cache, shared: Shared, heads: int, head_dim: int) -> None:
+def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: int) -> None:
     """Refuse a cache that does not fit the tokens before, or the batch and heads of the keys."""
     positions = shared.positions
     past = positions.src_len - positions.tgt_len
-    kept, tokens = cache.kept, cache.tokens
+    kept, tokens = (None, 0) if cache is None else (cache.kept, cache.tokens)
     if kept is not None and not tokens:  # a CrossAttention stored keys, and counts no tokens
         raise UserError("the cache is not of a SelfAttention")
     if tokens != past:
@@ -41,7 +41,7 @@ def check_self_cache(cache: Cache, shared: Shared, heads: int, head_dim: int) ->
             f"positions were made for past={past} and {positions.tgt_len} new: "
             "positions(embeddings, past=...)"
         )
-    if kept is None:
+    if cache is None or kept is None:
         return
     if cache.ids is not None and positions.counted:  # no caller gave this call's positions
         raise UserError("the tokens in the cache had position_ids: give those of the new ones")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc import backends
-from fairseq_posenc.assembly import build_layer, draft_terms
+from fairseq_posenc.assembly import build_layer, draft_layer
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.by_distance import sum_biases
@@ -47,7 +47,7 @@ class LayerPositions(StackLayer):
     def __init__(self, positions: StackPositions, layer: int = 0) -> None:
         super().__init__(positions, layer)
         spec, dims = self.spec, self.dims
-        terms = draft_terms(spec, dims, backend="auto")[self.kind]  # those that each pass will have
+        terms = draft_layer(spec, dims, self.kind)  # those that each pass will have
         # Queries and keys that a rotation makes wider (`pope`) would need another scale.
         widens = any(item.encoding.widens for item in spec.layer_kinds[self.kind])
         simple = (NumbersByDistance, NumbersByPair, Reset, ScaleFactor)
@@ -184,7 +184,7 @@ class PositionEncoding(AttentionCore, StackPositions):
             backend: ``auto``, or the name of a backend.
             inputs: as for :meth:`scores`.
         """
-        draft_terms(self.spec, self.dims, backend)  # for its error if a backend cannot do this
+        draft_layer(self.spec, self.dims, 0, backend)  # for its error if a backend cannot do this
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")
         call = self._build_call(query, key, value, key_padding_mask, inputs, direction, dropout)
@@ -258,7 +258,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         if inputs.shape != shape:
             raise UserError(f"inputs {tuple(inputs.shape)} must be {shape}")
         (state,) = compute_shared(self.shared, positions)  # layers are of one kind
-        terms = self.compute_terms(state, inputs)
+        terms = self.compute_terms(state) | self.encodings.input_terms(inputs, positions)
         mask = state.mask.with_direction(direction or self.direction)
         query, key = self.rotate_tokens(query, key, state)
         return AttentionCall(query, key, value, terms, mask, dropout)

@@ -7,10 +7,12 @@ from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from fairseq_posenc.backends import attend
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.encodings.term import Decay
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.attention_core import AttentionCore, Kept, append_to_kept, make_call
+from fairseq_posenc.modules.attention_core import AttentionCore, Kept, append_to_kept, use_kept
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.transformer.forward_context import state_of_kind
 
@@ -116,36 +118,35 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             # Projected rows of DeBERTa's table, under a key of this module; all beams share them.
             key_of_rows = self._get_full_incremental_state_key("rows")
             rows = incremental_state.setdefault(key_of_rows, ProjectedRows())  # extended below
-        inputs = query.transpose(0, 1)  # [B, T, C]
-        # What the forget gates of all S tokens sum up to; None for encodings without gates.
-        decay = self.encodings.decay(inputs, positions.padding, buffer.get("prev_decay"))
-        terms = self.compute_terms(shared, inputs, decay, rows)
+        past = None if (sums := buffer.get("prev_decay")) is None else Decay(sums)
+        of_input = self.encodings.input_terms(query.transpose(0, 1), positions, past)
+        decay = of_input.find(Decay)  # what the forget gates of all S tokens sum up to, or None
+        terms = self.compute_terms(shared, rows) | of_input
         q, k, v = self.project(query)
         q, k = self.rotate_tokens(q, k, shared)
-        kept = append_to_kept(_read_kept(buffer), k, v, positions.src_len)
         mask = shared.mask.with_direction(self.direction)._replace(
             key_padding=padding,
             # fairseq's additive masks mean "not this pair". Added as finite values such as -1e8,
             # they could be outweighed by other terms.
             pairs=None if attn_mask is None else attn_mask.bool(),
         )
+        drops = self.dropout_module.training or self.dropout_module.apply_during_inference
+        dropout = float(self.dropout_module.p) if drops else 0.0
+        call = AttentionCall(q, k, v, terms, mask, dropout, need_weights or need_head_weights)
         if incremental_state is not None:
+            kept = append_to_kept(_read_kept(buffer), k, v, positions.src_len)
+            call = use_kept(call, kept, positions.src_len)
             needed = kept.select(*shared.needed_keys(), positions.src_len)  # in later steps
-            places = needed.places
-            if places is not None:  # a row for each of B, see `_read_kept`
+            if (places := needed.places) is not None:  # a row for each of B, see `_read_kept`
                 places = places.to(query.device).expand(query.size(1), -1)
             buffer = {
                 "prev_key": needed.key,
                 "prev_value": needed.value,
                 "prev_key_padding_mask": padding,  # of all tokens, also those without a key
                 "prev_places": places,
-                "prev_decay": decay,
+                "prev_decay": None if decay is None else decay.earlier,
             }
             self._set_input_buffer(incremental_state, buffer)
-        drops = self.dropout_module.training or self.dropout_module.apply_during_inference
-        dropout = float(self.dropout_module.p) if drops else 0.0
-        needs_weights = need_weights or need_head_weights
-        call = make_call(q, kept, terms, mask, positions.src_len, dropout, needs_weights)
         attended, weights = attend(call, self.backend)
         if weights is not None:
             # [B, H, T, S] -> [H, B, T, S] or [B, T, S], as fairseq's class returns them

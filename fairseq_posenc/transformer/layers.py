@@ -106,10 +106,9 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
 
 
 def wrap_layer(layer: nn.Module, cfg: Any) -> nn.Module:
-    """Apply FSDP to a layer, as fairseq's stacks do."""
-    return fsdp_wrap(  # a checkpointed layer is always wrapped, whatever its size
-        layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
-    )
+    """Apply FSDP to a layer, as fairseq's stacks do; a checkpointed one may have any size."""
+    least = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
+    return fsdp_wrap(layer, min_num_params=least)
 
 
 def rotate_projections(attention: Any, stack: tuple[Spec, Dims], kind: int) -> None:

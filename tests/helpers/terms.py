@@ -66,7 +66,8 @@ def draft_call(
 
 def whole_call(layer, state, query, key, value, x: torch.Tensor | None = None) -> AttentionCall:
     """Return a layer's call for all keys, which it has projected; ``x`` is its input."""
-    terms, mask = layer.compute_terms(state, x), state.mask.with_direction(layer.direction)
+    terms, mask = layer.compute_terms(state), state.mask.with_direction(layer.direction)
+    terms = terms if x is None else terms | layer.encodings.input_terms(x, state.positions)
     query, key = layer.rotate_tokens(query, key, state)
     return AttentionCall(query, key, value, terms, mask)
 

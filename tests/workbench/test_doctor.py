@@ -101,7 +101,7 @@ def test_self_test_finds_a_missing_term(monkeypatch, name):
 
 
 def test_self_test_finds_missing_content_rows(monkeypatch):
-    def without(encoding, shared, inputs):
+    def without(encoding, shared):
         return change_terms(encoding.collect_terms(shared), content_rows=None)
 
     monkeypatch.setattr(PositionEncoding, "compute_terms", without)
