@@ -227,10 +227,10 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 class Encodings(nn.ModuleDict):
     """The encodings of a stack or of a layer, by name.
 
-    If the layers of a stack differ, each kind of layer uses some of them. ``number`` uses all, and
-    ``rotation`` those of a kind; the other methods take all as those of one layer: :meth:`select` a
-    kind first. A layer has at most one encoding with a rotation, one with gates and one with
-    states.
+    If the layers of a stack differ, each kind of layer uses some of them: ``number`` uses all, and
+    ``rotations`` those of each kind; the other methods take all as those of one layer:
+    :meth:`select` a kind first. A layer has at most one encoding with a rotation, one with gates
+    and one with states.
 
     Args:
         encodings: the encodings by name, in the order of their spec.
@@ -257,14 +257,14 @@ class Encodings(nn.ModuleDict):
         named = self.as_dict()
         return Encodings({name: named[name] for name in self.kinds[kind]})
 
-    def rotation(self, ids: Tensor, kind: int = 0) -> Rotation | None:
-        """Compute the rotation of a kind of layer (see :meth:`Encoding.rotation`), or None."""
-        named = self.as_dict()
-        return find_first(named[name].rotation(ids) for name in self.kinds[kind])
+    def rotation(self, ids: Tensor) -> Rotation | None:
+        """Compute the rotation of a layer (see :meth:`Encoding.rotation`), or None."""
+        return find_first(encoding.rotation(ids) for encoding in self.as_list())
 
     def rotations(self, ids: Tensor) -> list[Rotation | None]:
-        """Compute :meth:`rotation` for all kinds of layers."""
-        return [self.rotation(ids, kind) for kind in range(len(self.kinds))]
+        """Compute the rotation of each kind of layer."""
+        named = self.as_dict()
+        return [find_first(named[name].rotation(ids) for name in names) for names in self.kinds]
 
     def decay(self, x: Tensor, padding: Tensor | None, past: Decay | None = None) -> Decay | None:
         """Add up the logarithms of forget gates over the tokens, or None where there are no gates.

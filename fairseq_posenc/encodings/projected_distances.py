@@ -48,7 +48,7 @@ class Deberta(DistanceEncoding):
         projections = make_projections(dims.head_dim, tied=tie_projections)
         self.query_projection, self.key_projection = projections
 
-    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
+    def use(self, rows: Tensor, runs: Runs | None) -> list[Term]:
         """Project the rows that ``terms`` selected, ``(G, R, D)``, for queries and for keys."""
         return [
             RowsByDistance(rows @ self.query_projection, runs, of="query"),

@@ -87,7 +87,7 @@ class DistanceEncoding(Encoding):
         rows = torch.cat([rows, self.table["reset"]], 1)  # [G, R + 2, ...]
         return [*self.use(rows, runs), Reset(positions.is_first())]
 
-    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
+    def use(self, rows: Tensor, runs: Runs | None) -> list[Term]:
         """List the terms with rows, ``(G, R, D)`` or ``(G, R)``, and the distances of each row."""
         if not self.rows_of:
             return [NumbersByDistance(rows, runs, multiplies=self.multiplies)]
@@ -176,7 +176,7 @@ class Raffel(DistanceEncoding):
         if axes > 1 and self.has_reset:
             raise UserError("raffel(reset=true) has one axis: leave out axes or reset")
 
-    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
+    def use(self, rows: Tensor, runs: Runs | None) -> list[Term]:
         """Scale the numbers, ``(axes * G, R)``, which are added to scaled scores."""
         tables = rows.unflatten(0, (self.axes, -1)) * self.dims.scale(self.scale_factor)
         return [sum_over_axes(tables, runs)]

@@ -46,39 +46,35 @@ class Runs(NamedTuple):
     tgt_len: int = 0
 
     @classmethod
-    def select(cls, starts: Sequence[int], positions: Positions) -> "tuple[slice, Runs]":
-        """Select the rows that the distances of a call need, as a slice, and their runs."""
+    def select(cls, starts: Sequence[int], positions: Positions) -> "tuple[slice, Runs | None]":
+        """Select the rows that the distances of a call need, as a slice; see :meth:`trim`."""
         starts = starts if isinstance(starts, range) else tuple(starts)  # `Mask.cached` hashes them
         runs = cls(starts, 1 - positions.src_len, positions.tgt_len - 1, positions.device)
         if not positions.consecutive:  # ids that do not grow by one from token to token
             runs = runs._replace(low=-FAR, high=FAR, ids=positions.ids, tgt_len=positions.tgt_len)
         return runs.trim()
 
-    def trim(self) -> "tuple[slice, Runs]":
+    def trim(self) -> "tuple[slice, Runs | None]":
         """Leave out the rows without a distance in the call; return the others as a slice, too.
 
-        A graph of ``torch.compile`` serves every length, so it keeps all rows.
+        The runs are None if each distance then has its own row. A graph of ``torch.compile`` serves
+        every length, so it keeps all rows and their runs.
         """
         if torch.compiler.is_compiling():
             return slice(None), self
         # The row of a distance is the number of starts up to it.
         first, last = (bisect_right(self.starts, distance) for distance in (self.low, self.high))
-        return slice(first, last + 1), self._replace(starts=self.starts[first:last])
+        kept, starts = slice(first, last + 1), self.starts[first:last]
+        if self.ids is None and len(starts) == self.high - self.low:
+            distances = range(self.low + 1, self.high + 1)  # all but the first
+            if starts in (distances, tuple(distances)):
+                return kept, None
+        return kept, self._replace(starts=starts)
 
     @property
     def num_rows(self) -> int:
         """The number of rows."""
         return len(self.starts) + 1
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether each distance of the call has its own row; False while torch compiles."""
-        if torch.compiler.is_compiling() or self.ids is not None:
-            return False
-        distances = range(self.low + 1, self.high + 1)  # all but the first
-        if isinstance(self.starts, range):
-            return self.starts == distances
-        return len(self.starts) == len(distances) and tuple(self.starts) == tuple(distances)
 
     def find(self, distances: Tensor) -> Tensor:
         """Find the row of each distance, int64 of any shape, also of distances not in the call."""
@@ -128,7 +124,7 @@ class Runs(NamedTuple):
         distinct, reset = table[:, : self.num_rows], table[:, self.num_rows :]
         return torch.cat([distinct.index_select(1, self.find(distances)), reset], 1)
 
-    def without_first(self, count: int) -> "tuple[int, Runs]":
+    def without_first(self, count: int) -> "tuple[int, Runs | None]":
         """Leave out the ``count`` lowest distances, for a call without the first ``count`` keys.
 
         Returns:

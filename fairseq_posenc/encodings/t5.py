@@ -112,8 +112,8 @@ class Buckets(NamedTuple):
         later = range(side + 1, 2 * side) if both_sides else ()
         return cls(starts, (*range(side - 1, -1, -1), *later))
 
-    def select(self, positions: Positions) -> tuple[Tensor, Runs]:
-        """Select the rows that a call needs, int64 ``(R,)``, and their runs of distances."""
+    def select(self, positions: Positions) -> tuple[Tensor, Runs | None]:
+        """Select the rows that a call needs, int64 ``(R,)``, and their runs; see `Runs.trim`."""
         kept, runs = Runs.select(self.starts, positions)
         return make_constant(self.rows[kept], positions.device, torch.long), runs
 

@@ -84,10 +84,6 @@ class ByDistance(Term):
     table: Tensor
     runs: Runs | None = None
 
-    def __post_init__(self) -> None:
-        if self.runs is not None and self.runs.is_whole:
-            object.__setattr__(self, "runs", None)  # the class is frozen
-
     @property
     def per_head(self) -> bool:
         """Whether rows differ from head to head."""
@@ -223,9 +219,9 @@ class NumbersByPair(Term):
         return replace(self, numbers=self.numbers + other.numbers)
 
 
-def sum_over_axes(tables: Tensor, runs: Runs) -> NumbersByDistance | NumbersByPair:
+def sum_over_axes(tables: Tensor, runs: Runs | None) -> NumbersByDistance | NumbersByPair:
     """Add up the numbers of the distances on each axis of the positions, ``(axes, G, R)``."""
-    if runs.ids is None or runs.ids.dim() == 2:  # a single distance, which holds for all axes
+    if runs is None or runs.ids is None or runs.ids.dim() == 2:  # one distance for all axes
         return NumbersByDistance(tables.sum(0), runs)
     rows = runs.find_pairs(first=None)  # [B or 1, T, S, axes]
     numbers = [table[:, x] for table, x in zip(tables, rows.unbind(-1))]  # [G, B or 1, T, S] each

@@ -34,9 +34,8 @@ def _read_kept(buffer: dict[str, Tensor | None]) -> Kept | None:
 class PositionalAttention(AttentionCore, MultiheadAttention):
     """fairseq's self-attention with position encodings, directions and a choice of backend.
 
-    Decoder layers, BERT's initialisation and beam search rely on fairseq's class, so this is a
-    subclass: projections, cache format and beam reordering are inherited from it, the steps of
-    attention from :class:`AttentionCore`.
+    Decoder layers, BERT's initialisation and beam search rely on fairseq's class: projections, the
+    format of caches and their reordering are its own, the steps of attention `AttentionCore`'s.
 
     Args:
         embed_dim: C, the width of the model.

@@ -194,12 +194,12 @@ def test_the_row_of_each_distance(starts):
 @pytest.mark.parametrize("span", [(-T, T), (-3, 2), (-40, 0), (0, 0), (5, 9), (-400, -390)])
 @pytest.mark.parametrize("starts", STARTS)
 def test_a_span_takes_the_rows_that_it_needs(starts, span):
-    whole = torch.arange(len(STARTS[starts]) + 1)
     kept, runs = Runs(STARTS[starts], *span).trim()
+    rows = torch.arange(len(STARTS[starts]) + 1)[None, kept]
     expected = [sum(s <= r for s in STARTS[starts]) for r in range(span[0], span[1] + 1)]
-    assert whole[kept].tolist() == list(range(expected[0], expected[-1] + 1))
-    assert runs.expand(whole[None, kept])[0].tolist() == expected
-    assert runs.is_whole == (len(set(expected)) == len(expected))
+    assert rows[0].tolist() == list(range(expected[0], expected[-1] + 1))
+    assert (rows if runs is None else runs.expand(rows))[0].tolist() == expected
+    assert (runs is None) == (len(set(expected)) == len(expected))
 
 
 def test_equal_tables_stay_one_tensor_and_a_reset_stays_at_the_end():

@@ -75,10 +75,9 @@ def our_scores(built, query, key):
     index = torch.arange(src_len)[None]
     rotated_query, _ = rotated(built, query[None], query[None], index[:, -tgt_len:])
     _, rotated_key = rotated(built, key[None], key[None], index)
-    terms = built.terms(positions_of(tgt_len, src_len))
-    terms = terms.projected(split_heads)  # a layer would project content rows; here nothing does
-    inputs = INPUTS[None, :src_len].to(query.dtype)
-    terms |= built.input_terms(inputs, positions_of(tgt_len, src_len))
+    positions = positions_of(tgt_len, src_len)
+    terms = built.terms(positions).projected(split_heads)  # as if a layer projected content rows
+    terms |= built.input_terms(INPUTS[None, :src_len].to(query.dtype), positions)
     mask = Mask("lr" if any(each.causal_reason for each in built.as_list()) else "both")
     return reference.scores(rotated_query, rotated_key, terms, mask)[0]
 
