@@ -1,4 +1,4 @@
-"""Stands before a program on the PATH, and has a documented command do less of the same.
+"""Runs in place of a program, and has a documented command do less of the same.
 
 ``python -IS shrink_command.py PROGRAM WORD...`` becomes the program, with options after its own
 that make models tiny, trainings short and measured lengths few, and with the last of the encodings

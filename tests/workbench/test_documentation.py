@@ -154,10 +154,6 @@ def test_describe_takes_specs(capsys):
     assert "rope has no option 'bas=500'" in refused(capsys, "describe", "rope(bas=500)")
 
 
-def test_describe_of_an_unknown_name_is_one_line(capsys):
-    assert refused(capsys, "describe", "roep").startswith("unknown position encoding")
-
-
 def test_user_dir_is_the_package(capsys):
     assert Path(call(capsys, "user-dir")[0].strip(), "registry.py").is_file()
 

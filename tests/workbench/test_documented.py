@@ -3,12 +3,13 @@
 A page that names an option, a file or a function that is no longer there is found nowhere else.
 """
 
-import importlib.util
 import json
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,17 +22,26 @@ from fairseq_posenc.encodings import base
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning.squad.command import ACTIONS
-from tests.helpers import documented
-from tests.helpers.commands import USER_DIR, new_directory, trained
-from tests.helpers.documented import FENCED, ROOT, commands, run, scripts
+from tests.helpers import shrink_command
+from tests.helpers.commands import USER_DIR, made_once, new_directory, script, sentences, trained
+from tests.helpers.documented import FENCED, ROOT, own_encodings, python_of, scripts
+from tests.helpers.hf_models import MODELS, save_tokenizer
 from tests.helpers.products import some_of
+from tests.helpers.programs import BIN
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 ADDING = DOCS / "adding.md"
-# The example of adding.md registers an encoding; another test runs it.
-PYTHON = [path for path in [README, *PAGES] if documented.python_of(path) and path != ADDING]
 LINK = re.compile(r"!?\[(?:[^\]\[]|\[[^\]]*\]\([^)]*\))*\]\(([^)\s]+)\)")
+# How a command begins.
+PROGRAMS = (
+    r"(?:[A-Z_]+=\S+ )*"
+    r"(?:fairseq-\S+|python|pip|make|train_scripts/\S+|sbatch|wget|tensorboard|\.|for)"
+)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT).as_posix()
 
 
 def prose(path: Path) -> str:
@@ -48,10 +58,16 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
 
 
+def commands(text: str) -> list[str]:
+    """Return the commands of a script, one after the other, without comments."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    return [line for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+
+
 @pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md", *PAGES], ids=str)
 def test_links_lead_somewhere_and_blocks_begin_with_a_program_or_say_their_kind(page):
-    for script in scripts(page):
-        assert re.match(documented.PROGRAMS, commands(script)[0])
+    for text in scripts(page):
+        assert re.match(PROGRAMS, commands(text)[0])
     for target in LINK.findall(prose(page)):
         if not target.startswith(("http://", "https://")):
             name, _, anchor = target.partition("#")
@@ -76,11 +92,9 @@ def test_what_is_said_to_be_held_by_a_test_has_one():
 
 
 @pytest.mark.matrix
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("furo", "myst_parser", "sphinx"))),
-    reason="left out: pip install 'fairseq-posenc[site]'",
-)
 def test_the_site_is_built_without_a_warning(tmp_path):
+    for package in ("furo", "myst_parser", "sphinx"):
+        pytest.importorskip(package, reason="left out: pip install 'fairseq-posenc[site]'")
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--quiet", DOCS, tmp_path]
     subprocess.run(command, check=True)
     assert "<msub>" in (tmp_path / "encodings" / "m4m.html").read_text(encoding="utf-8")
@@ -91,18 +105,52 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert not [html for html in tmp_path.rglob("*.html") if loaded.search(html.read_text())]
 
 
-def name_of(path: Path) -> str:
-    return path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT).as_posix()
+@made_once
+def book() -> Path:
+    path = new_directory() / "book.txt"
+    lines = (f"the list {n} of keys returned a sentence of text {n * n}.\n\n" for n in range(500))
+    path.write_text("".join(lines))
+    return path
+
+
+@cache
+def llama() -> Path:
+    """Return the folder of a small model, as SmolLM2 but for its sizes."""
+    folder = new_directory() / "model"
+    MODELS["llama"].build(num_hidden_layers=4, rope_theta=100000.0).save_pretrained(folder)
+    save_tokenizer(folder, ["tell", "me", "a", "story", "of", "two", "hosts"])
+    return folder
+
+
+# What commands name, made for the first one that names it.
+FILES: dict[str, Callable[[], Path]] = {
+    **dict.fromkeys(("data-bin/docs", "data-bin/wiki"), sentences),
+    **dict.fromkeys(("my.txt", "book.txt"), book),
+    "FOLDER": llama,
+    "my_encodings": own_encodings,
+}
+# How commands begin that install, need a network, or are of the reader's shell.
+LEFT_OUT = ("make", "pip ", ". .venv/bin/activate")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [README, ADDING, DOCS / "start.md", DOCS / "hf.md", DOCS / "layers.md"], ids=name_of
 )
-def test_commands_of_a_page_run_one_after_the_other(page):
-    folder = new_directory()
-    for script in scripts(page):
-        run(script, folder)
+def test_commands_of_a_page_run_one_after_the_other(page, monkeypatch):
+    monkeypatch.chdir(new_directory())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    # Functions of bash that have a program do less of the same.
+    less = f'"{BIN / "python"}" -IS "{shrink_command.__file__}"'
+    names = ("fairseq-posenc", "fairseq-train")
+    functions = "".join(f'{name}() {{ {less} "{script(name)}" "$@"; }}\n' for name in names)
+    for text in scripts(page):
+        given = "\n".join(x for x in commands(text) if not x.startswith(LEFT_OUT))
+        for path, make in FILES.items():
+            if path in given and not Path(path).exists():
+                Path(path).parent.mkdir(exist_ok=True)
+                Path(path).symlink_to(make())
+        subprocess.run(["bash", "-ec", functions + given], input=b"", check=True)
 
 
 # Texts with commands; the package with which those of adding.md train is not there.
@@ -138,6 +186,10 @@ def test_the_help_ends_with_examples(name, capsys):
     assert all(f"fairseq-posenc {name}" in line for line in EXAMPLES[name])
 
 
+# The example of adding.md registers an encoding; another test runs it.
+PYTHON = [path for path in [README, *PAGES] if python_of(path) and path != ADDING]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page", some_of([x for x in PYTHON if name_of(x) != "exchange.md"], PYTHON), ids=name_of
@@ -147,19 +199,19 @@ def test_python_of_a_page_runs(page, monkeypatch):
     checkpoint = trained("masked_lm").save_dir / "checkpoint_last.pt"
     Path("checkpoint_best.pt").symlink_to(checkpoint)
     Path("HuggingFaceTB").mkdir()
-    Path("HuggingFaceTB/SmolLM2-135M-Instruct").symlink_to(documented.llama())
+    Path("HuggingFaceTB/SmolLM2-135M-Instruct").symlink_to(llama())
     if page.name == "exchange.md":
         words = ["--checkpoint", str(checkpoint), "--out", "my-model", "--tokens", "words"]
         assert cli.main(["export", *words]) == 0
     names = {"__name__": "page"}
-    for code in documented.python_of(page):
+    for code in python_of(page):
         exec(compile(code, page.name, "exec"), names)
 
 
 def test_the_encoding_that_is_added_as_an_example_is_its_formula(monkeypatch):
     monkeypatch.setitem(base.ENCODINGS, "root", base.Encoding)  # taken out again in the end
     del base.ENCODINGS["root"]
-    code, _ = documented.python_of(DOCS / "adding.md")
+    code, _ = python_of(DOCS / "adding.md")
     exec(compile(code, "root.py", "exec"), {"__name__": "root"})
     encoding = PositionEncoding("root", embed_dim=16, num_heads=2)
     query, key = torch.randn(2, 1, 2, 5, 8)
