@@ -21,10 +21,9 @@ from tests.helpers.commands import EPOCHS, refused, train, trained
 from tests.workbench.reports.test_curves import write
 
 
-@pytest.mark.parametrize("words", ["--out=-a.png", "--out ./-a.png"])
-def test_a_name_that_begins_with_a_dash_can_be_written(words, tmp_path, monkeypatch):
+def test_a_name_that_begins_with_a_dash_can_be_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["plot", "table", "--encoding", "learned", *words.split()]) == 0
+    assert main(["plot", "table", "--encoding", "learned", "--out=-a.png"]) == 0
     assert os.listdir() == ["-a.png"]
 
 
