@@ -42,7 +42,7 @@ class IdentifiedStack(Protocol):
 class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
-    num_updates: int = 0  # made so far, for the message if training diverges
+    num_updates: int | None = None  # made so far, which fairseq gives with a checkpoint; else None
     optimizer_source: Path | None = None  # checkpoint whose optimizer's state is loaded, too
 
     def set_num_updates(self, num_updates: int) -> None:

@@ -17,8 +17,8 @@ from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import chain, shortened, suggest
 from fairseq_posenc.transformer.options import list_settings
 
-# The model that this process trains, if it still lives, and the folder of its checkpoints.
-_training: tuple[weakref.ref[PositionCheckpoints], str] | None = None
+# Models that this process trains, the current one last, and the folders of their checkpoints.
+trained: weakref.WeakKeyDictionary[PositionCheckpoints, str] = weakref.WeakKeyDictionary()
 FITTING_TASKS = (  # in messages: the --task and --criterion that the models need
     "roberta_* and decbert_* are trained with --task masked_lm --criterion masked_lm, "
     "transformer_lm_* with --task language_modeling, transformer_* with --task translation"
@@ -30,6 +30,8 @@ _ADVICE = {
     r"Interpolation key 'task\.|Unsupported language modeling target|.* a FairseqMultiModel": (
         f"the model does not fit the task: {FITTING_TASKS}"
     ),
+    "Could not infer language pair": "the data have no pairs, as train.de-en.de.idx: name a folder "
+    "of pairs, or a task of running text, as --task language_modeling",
     r"(\w+) is required!": r"no \1 is chosen: give one, as in --optimizer adam",
     r"(?s)field '.*\.(\w+)' is not Optional": r"the setting \1 needs a value: give one, as an "
     "option of this name with - for _",
@@ -54,15 +56,11 @@ _ADVICE = {
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
     ".*(torch_xla|xla_device)'": "--tpu needs torch_xla, which is not installed: leave it out",
     "--activation-fn .* not supported|AdaptiveLoss is not .*|Cannot find FullyShard.*": r"\g<0>",
+    ".* has no attribute 'eval_lm_dataloader'": "fairseq-eval-lm is for --task language_modeling: "
+    "evaluate a translation model by fairseq-generate or fairseq-posenc translate",
     "'MaskedLMTask' object has no attribute 'args'": "--mask-whole-words does not work: omit it",
     "Torch not compiled with CUDA": "an option needs a GPU, as --quant-noise-scalar: leave it out",
 }
-
-
-def watch(model: PositionCheckpoints, save_dir: str) -> None:
-    """Keep the model that is trained, so that the line on a divergence names its update."""
-    global _training
-    _training = weakref.ref(model), save_dir
 
 
 def parse_stop_update(message: str) -> int:
@@ -71,19 +69,19 @@ def parse_stop_update(message: str) -> int:
     return int(match[1].replace(",", "")) if match else 0
 
 
-def explain_failure(error: BaseException, settings: Any = None) -> str | None:
-    """Explain an error of a command with these settings of fairseq, or its first known cause."""
+def explain_failure(error: BaseException) -> str | None:
+    """Explain an error of a command, or its first known cause."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped; the same command continues from its last checkpoint, if it has written one"
-    return next(filter(None, (_explain(cause, settings) for cause in chain(error))), None)
+    return next(filter(None, map(_explain, chain(error))), None)
 
 
-def _explain(error: BaseException, settings: Any) -> str | None:
+def _explain(error: BaseException) -> str | None:
     """Explain a divergence, a setting that hydra refuses, a missing file, or one of ``_ADVICE``."""
-    model, save_dir = (_training[0](), _training[1]) if _training else (None, "")
-    if isinstance(error, FloatingPointError) and model is not None:  # in the next update
+    if isinstance(error, FloatingPointError) and trained:  # in the next update
+        *_, (model, save_dir) = trained.items()
         return (
-            f"training stopped at update {model.num_updates + 1:,}: {error}; the checkpoints in "
+            f"training stopped at update {(model.num_updates or 0) + 1:,}: {error}; checkpoints in "
             f"{save_dir}, except crash.pt, are from before: continue from one of them with a "
             "smaller --lr, or with --clip-norm"
         )
@@ -105,10 +103,6 @@ def _explain(error: BaseException, settings: Any) -> str | None:
     place = frames[-1].f_code.co_name if frames else ""  # the function that raised the error
     if isinstance(error, IndexError) and place == "batch_by_size":
         return _ADVICE["The dataset is empty"]
-    if str(error).startswith("Could not infer language pair") and settings is not None:
-        folder = Path(settings.task.data.partition(":")[0])  # the first of several shards
-        found = ", ".join(sorted(path.name for path in folder.glob("*.idx")))
-        return f"{folder} has no pairs, as train.de-en.de.idx; its splits: {found or 'none'}"
     if isinstance(error, KeyError) and place == "build_x":  # fairseq.registry
         known = [name for part in REGISTRIES.values() for name in part["registry"]]
         return f"fairseq has no {error}: {suggest(str(error.args[0]), known)}correct this name"
@@ -116,8 +110,7 @@ def _explain(error: BaseException, settings: Any) -> str | None:
         return None
     path = Path(error.filename)
     if not path.parent.is_dir():  # a file, or nothing
-        data = str(getattr(getattr(settings, "task", None), "data", "")).split(":")  # shards
-        advice = "run fairseq-posenc preprocess, or " if path.parent in map(Path, data) else ""
+        advice = "run fairseq-posenc preprocess, or " if path.match("dict*.txt") else ""
         return f"there is no folder {path.parent}: {advice}correct its name"
     if not path.match("dict*.txt"):
         return f"there is no file or folder {path}: correct its name"

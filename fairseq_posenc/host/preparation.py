@@ -1,13 +1,15 @@
-"""Prepares a command of fairseq when it builds its model: checks, the folder's lock, resumption.
+"""Prepares fairseq's commands for our models: checks, the lock of a folder, resumption.
 
-This happens before it reads a checkpoint or loads its data sets. A resumed run continues the count
-of ``--patience``, and has the batches of an uninterrupted one.
+fairseq-train builds a criterion before it loads data or a checkpoint, and is prepared then. A
+resumed run continues the count of ``--patience``, and has the batches of an uninterrupted one.
 """
 
 import logging
 import os
 import shutil
 import sys
+import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,62 +25,93 @@ from fairseq_posenc.checkpoints.recovery import check_resumption, find_start, re
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import checks
-from fairseq_posenc.host.explanations import FITTING_TASKS, watch
-from fairseq_posenc.host.startup import take_command
+from fairseq_posenc.host.explanations import FITTING_TASKS, trained
+from fairseq_posenc.transformer.options import read_task_options
 
 _CROSS_ENTROPIES = ("cross_entropy", "label_smoothed_cross_entropy")
 _UNFIT_LOSSES = {LanguageModelingTask: ("masked_lm",), MaskedLMTask: _CROSS_ENTROPIES}
 _PATIENCE_KEY = "patience"  # of the count in a checkpoint's extra state
 logger = logging.getLogger(__name__)
 _held: dict[Path, int] = {}  # folder -> descriptor of its lock, open until the process ends
+# Models -> their tasks; a task that referred to its model would keep it alive, and copy it.
+_built: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
 
-def prepare_command(model: Any, task: Any, **stacks: Any) -> None:
-    """Prepare the command that has built a model, whose ``encoder`` and ``decoder`` are ``stacks``.
+class CheckedModel(PositionCheckpoints):
+    """Mixin for models: adapts their checkpoints, and checks the options of evaluations."""
 
-    Every model logs its encodings and checks its data. One that is only loaded has no command.
+    def prepare_for_inference_(self, cfg: DictConfig) -> None:
+        """Check the options of fairseq-generate, -interactive or -eval-lm; prepare as fairseq does.
+
+        ``from_pretrained`` gives the configuration of the training, which names no model to load.
+        """
+        super().prepare_for_inference_(cfg)  # type: ignore[misc]
+        if not cfg.common_eval.path:
+            return
+        checks.use_gpu_for_bf16(cfg.common)  # for architectures of a user; ours have done it
+        checks.check_precision(cfg.common)
+        reads_targets = cfg.generation.score_reference or cfg.generation.prefix_size
+        if reads_targets and getattr(cfg.task, "left_pad_target", False):
+            raise UserError("--left-pad-target: fairseq reads targets at its padding; leave it out")
+        if window := cfg.eval_lm.context_window:
+            block = cfg.task.tokens_per_sample + max(window, 0)  # fairseq has subtracted it
+            if not 0 < window < block:
+                raise UserError(
+                    f"--context-window {window} is part of the {block} tokens of "
+                    f"--tokens-per-sample: give a number from 0 to {block - 1}"
+                )
+
+
+def prepare_model(model: CheckedModel, task: Any, **stacks: Any) -> None:
+    """Check the data of a model, and log the encodings of its ``stacks``: encoder and decoder.
+
+    Methods of its task, and of copies of the task, will check what a command does with the model.
     """
-    command, settings = take_command()  # "" for all models but the first that a command builds
-    if command:
-        checks.use_gpu_for_bf16(settings.common)  # for architectures of a user; ours have done it
-        noise = getattr(settings.model, "quant_noise_pq", 0) if command == "train" else 0
-        checks.check_precision(settings.common, noise)
     checks.check_data_bins(task)
     for name, stack in stacks.items():
         logger.info("%s position encoding: %s", name, stack.describe())
         checks.check_document_ends(stack.spec, task)
-    if command == "eval_lm":
-        if isinstance(model, FairseqEncoderDecoderModel):
-            raise UserError("this is a translation model: use fairseq-generate or translate")
-        prepare_evaluation(settings, model.max_positions())
-    elif command == "generate" and getattr(settings.task, "left_pad_target", False):
-        if settings.generation.score_reference or settings.generation.prefix_size:
-            raise UserError("--left-pad-target: fairseq reads targets at its padding; leave it out")
-    elif command == "train":
-        _prepare_training(model, task, settings)
+    if type(task) in _UNFIT_LOSSES and isinstance(model, FairseqEncoderDecoderModel):
+        raise UserError(f"a translation model: use fairseq-generate or translate; {FITTING_TASKS}")
+    if hasattr(task, "eval_lm_dataloader"):
+        task.eval_lm_dataloader = partial(load_blocks, task)
+    if hasattr(task, "build_criterion"):
+        task.build_criterion = partial(build_criterion, task)
+        _built[model] = weakref.ref(task)
 
 
-def prepare_evaluation(settings: DictConfig, max_positions: int) -> None:
-    """Refuse blocks that fairseq-eval-lm would leave out, and shrink its batches of windows.
+def load_blocks(task: Any, dataset: Any, max_tokens: Any = 36_000, *args: Any, **how: Any) -> Any:
+    """Load the blocks of fairseq-eval-lm; refuse those that it would leave out."""
+    options, window = read_task_options(task), how.get("context_window", 0)
+    new_tokens, limit = options.tokens_per_sample, how.get("max_positions")
+    if limit is not None:
+        checks.refuse_long_blocks(options, new_tokens + window, limit)
+    if window and max_tokens:  # else thousands of blocks in a batch: it does not count the window
+        max_tokens = max(new_tokens, max_tokens * new_tokens // (new_tokens + window))
+    return type(task).eval_lm_dataloader(task, dataset, max_tokens, *args, **how)
 
-    ``--max-tokens`` does not count ``--context-window``: batches could have thousands of blocks.
+
+def build_criterion(task: Any, criterion: Any, *args: Any, **how: Any) -> Any:
+    """Build the criterion of a task, but first prepare the training of its model, if it is new.
+
+    fairseq-validate builds one for a model that it has loaded.
     """
-    window = settings.eval_lm.context_window
-    new_tokens = settings.task.tokens_per_sample  # fairseq-eval-lm has subtracted the window
-    block = new_tokens + max(window, 0)
-    if not 0 <= window < block:
-        raise UserError(
-            f"--context-window {window} is part of the {block} tokens of --tokens-per-sample: give "
-            f"a number from 0 to {block - 1}"
-        )
-    checks.refuse_long_blocks(settings.task, block, max_positions)
-    if window:
-        tokens = settings.dataset.max_tokens or 36_000  # fairseq-eval-lm's default
-        settings.dataset.max_tokens = max(new_tokens, tokens * new_tokens // block)
+    models = [model for model, owner in _built.items() if owner() is task]
+    if new := [x for x in models if x.training and x.num_updates is None]:
+        sections = [x for x in (criterion, read_task_options(task)) if isinstance(x, DictConfig)]
+        # omegaconf 2.0, of the official fairseq, has no public name for the root.
+        roots: list[Any] = [section._get_root() for section in sections]
+        if settings := [root for root in roots if "checkpoint" in root]:
+            _prepare_training(new[0], task, settings[0])
+        else:
+            logger.warning("no configuration of fairseq: options are unchecked, no folder locked")
+    return type(task).build_criterion(task, criterion, *args, **how)
 
 
 def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     """Check the options of a training run, lock its folder, and prepare to resume it."""
+    checks.use_gpu_for_bf16(settings.common)
+    checks.check_precision(settings.common, getattr(settings.model, "quant_noise_pq", 0))
     for function in filter(None, (checkpoint_utils.save_checkpoint, _find_counter())):
         for name in ("best", "num_runs"):  # attributes that an earlier run of a hydra sweep left
             vars(function).pop(name, None)
@@ -93,7 +126,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     if type(task) in _UNFIT_LOSSES:  # not a user's own, which may build other batches
         # fairseq would fail in the first batch, or count tokens that are not masked.
         criterion = getattr(settings.criterion, "_name", settings.criterion)  # or a name alone
-        if criterion in _UNFIT_LOSSES[type(task)] or isinstance(model, FairseqEncoderDecoderModel):
+        if criterion in _UNFIT_LOSSES[type(task)]:
             raise UserError(f"the model, the task or the criterion does not fit: {FITTING_TASKS}")
         block, batch = settings.task.tokens_per_sample, settings.dataset.max_tokens
         if settings.task.sample_break_mode != "eos" and batch and block > batch:
@@ -107,7 +140,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
     # fairseq, which torch loads only if files may run code. So several ranks could not resume.
     settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
-    watch(model, settings.checkpoint.save_dir)  # so that the line on a divergence names its update
+    trained[model] = settings.checkpoint.save_dir  # for the line on a divergence
     keep_batches(task)
     _prepare_saving(task, settings.checkpoint)
     if not settings.distributed_training.use_sharded_state:  # files of each rank are not checked

@@ -1,8 +1,4 @@
-"""Prepares a process of fairseq: safe loading, the command's settings, one-line error messages.
-
-``models`` calls it when fairseq loads the plugin. Before a model is built, fairseq passes its whole
-configuration only to the command's logger; a filter of that logger records it.
-"""
+"""Prepares a process of fairseq that loads the plugin: safe loading, one-line error messages."""
 
 import logging
 import os
@@ -14,7 +10,6 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from fairseq_posenc.checkpoints import safe_loading
 from fairseq_posenc.checkpoints.faults import find_message
@@ -28,29 +23,6 @@ _REMARKS = (
 )
 
 
-class _SettingsRecorder(logging.Filter):
-    """Keeps the configuration that a command logs; lets through what LOGLEVEL asks for."""
-
-    started: tuple[str, Any] = ("", None)  # the command, such as `train`, and its configuration
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.msg, DictConfig):
-            self.started = record.name.removeprefix("fairseq_cli."), record.msg
-        return record.levelno >= logging.getLogger("fairseq_cli").getEffectiveLevel()
-
-
-_RECORDER = _SettingsRecorder()
-
-
-def take_command() -> tuple[str, Any]:
-    """Return the command that has started since the last call, and its configuration, or "", None.
-
-    Only the first model of a command gets them, and prepares the command (``preparation``).
-    """
-    started, _RECORDER.started = _RECORDER.started, ("", None)
-    return started
-
-
 @cache
 def prepare() -> None:
     """Prepare the commands of this process, once."""
@@ -61,10 +33,6 @@ def prepare() -> None:
             setattr(np, name, value)
     safe_loading.allow_safe_classes()
     sys.addaudithook(check_fairseq)
-    for name in ("train", "generate", "interactive", "eval_lm"):
-        logger = logging.getLogger(f"fairseq_cli.{name}")
-        logger.setLevel(logging.INFO)  # fairseq logs its configuration at this level
-        logger.addFilter(_RECORDER)
     # fairseq logs these errors, in hundreds of lines or words, and raises them, too.
     repeated = ("Traceback", "Error when composing")
     for name in ("checkpoint_utils", "dataclass.utils"):
@@ -82,7 +50,7 @@ def install_excepthook() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if message := find_message(error) or explain_failure(error, _RECORDER.started[1]):
+        if message := find_message(error) or explain_failure(error):
             print(f"fairseq-posenc: error: {message}", file=sys.stderr)
         else:
             previous(kind, error, trace)

@@ -18,10 +18,9 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from torch import Tensor
 
 from fairseq_posenc import registry
-from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.checks import use_gpu_for_bf16
-from fairseq_posenc.host.preparation import prepare_command
+from fairseq_posenc.host.preparation import CheckedModel, prepare_model
 from fairseq_posenc.specs import parse
 from fairseq_posenc.transformer.options import PositionConfig, configure_stack, read_task_options
 from fairseq_posenc.transformer.stacks import PositionalDecoder
@@ -52,7 +51,7 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
     )
 
 
-class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
+class PositionalLM(CheckedModel, TransformerLanguageModel):
     """fairseq's causal language model with chosen position encodings."""
 
     @classmethod
@@ -113,7 +112,7 @@ class PositionalLM(PositionCheckpoints, TransformerLanguageModel):
         # samples with it, and fairseq-eval-lm takes this option from its own command line.
         adds_bos = getattr(read_task_options(task), "add_bos_token", args.add_bos_token)
         decoder.record(add_bos_token="on" if adds_bos else "off")
-        prepare_command(model, task, decoder=decoder)  # checks the command's options and data
+        prepare_model(model, task, decoder=decoder)  # checks its data, and then its command
         return model
 
     def forward(

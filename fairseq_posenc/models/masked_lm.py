@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc import registry
-from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.host.preparation import prepare_command
+from fairseq_posenc.host.preparation import CheckedModel, prepare_model
 from fairseq_posenc.models.architectures import make_architecture
 from fairseq_posenc.transformer.options import add_position_args, configure_stack
 from fairseq_posenc.transformer.stacks import PositionalEncoder
@@ -62,7 +61,7 @@ class SpanHead(nn.Module):
 
 
 @register_model("positional_roberta")
-class PositionalRoberta(PositionCheckpoints, RobertaModel):
+class PositionalRoberta(CheckedModel, RobertaModel):
     """fairseq's RoBERTa with chosen position encodings and attention directions."""
 
     def __init__(self, args: Any, encoder: PositionalRobertaEncoder) -> None:
@@ -98,7 +97,7 @@ class PositionalRoberta(PositionCheckpoints, RobertaModel):
             with open_dict(settings):
                 settings.reuse_dataloader = settings.persistent_workers = False
         model = cls(args, encoder)
-        prepare_command(model, task, encoder=encoder.sentence_encoder)  # checks options and data
+        prepare_model(model, task, encoder=encoder.sentence_encoder)  # checks data and options
         return model
 
     def register_classification_head(self, name: str, *args: Any, **kwargs: Any) -> None:

@@ -11,15 +11,14 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 from torch import nn
 
 from fairseq_posenc import registry
-from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.host.preparation import prepare_command
+from fairseq_posenc.host.preparation import CheckedModel, prepare_model
 from fairseq_posenc.models.architectures import make_architecture
 from fairseq_posenc.transformer import options
 from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncoder
 
 
 @register_model("positional_transformer")
-class PositionalTransformer(PositionCheckpoints, TransformerModel):
+class PositionalTransformer(CheckedModel, TransformerModel):
     """fairseq's Transformer with chosen position encodings in encoder and decoder."""
 
     @classmethod
@@ -36,8 +35,8 @@ class PositionalTransformer(PositionCheckpoints, TransformerModel):
         settings = options.read_task_options(task)
         model.encoder.record(language=getattr(settings, "source_lang", None))
         model.decoder.record(language=getattr(settings, "target_lang", None))
-        # Checks the options and the data of the command, before it reads a checkpoint.
-        prepare_command(model, task, encoder=model.encoder, decoder=model.decoder)
+        # Checks the data before a checkpoint is read, and then the options of the command.
+        prepare_model(model, task, encoder=model.encoder, decoder=model.decoder)
         return cast(PositionalTransformer, model)
 
     @classmethod

@@ -64,7 +64,8 @@ class Run(NamedTuple):
 
     def positions(self) -> list[str]:
         """Return, of each stack, its start-up line from "position encoding: " on."""
-        return [line.split("position encoding: ")[1] for line in self._lines("position encoding: ")]
+        start = "position encoding: "
+        return [line.split(start)[1] for line in self.log.splitlines() if start in line]
 
     def valid(self) -> list[dict[str, float]]:
         """Return the loss and perplexity of each validation, to the digits of the log."""
@@ -78,9 +79,6 @@ class Run(NamedTuple):
         assert len(said) == 1, self.err
         assert said[0].startswith("fairseq-posenc: error: ")
         return said[0].removeprefix("fairseq-posenc: error: ")
-
-    def _lines(self, text: str) -> list[str]:
-        return [line for line in self.log.splitlines() if text in line]
 
 
 def call(capsys: pytest.CaptureFixture[str], *words: Any, code: int = 0) -> tuple[str, str]:

@@ -25,19 +25,15 @@ from __future__ import annotations
 import cmath
 import math
 from collections.abc import Iterator
+from itertools import product
 
 import torch
-from torch import Tensor
+from torch import Tensor, dot
 
 
 def clip(x: int, limit: int) -> int:
     """Return max(-limit, min(limit, x))."""
     return max(-limit, min(limit, x))
-
-
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Return sum_t a_t b_t."""
-    return torch.dot(a, b)
 
 
 def row_times_matrix(a: Tensor, matrix: Tensor) -> Tensor:
@@ -79,10 +75,8 @@ def zeros(q: Tensor, k: Tensor) -> Tensor:
 def pairs(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, int, int]]:
     """Yield head h, query t with its position i, and key j, which is at position j."""
     heads, tgt_len, src_len = zeros(q, k).shape
-    for h in range(heads):
-        for t in range(tgt_len):
-            for j in range(src_len):
-                yield h, t, src_len - tgt_len + t, j
+    for h, t, j in product(range(heads), range(tgt_len), range(src_len)):
+        yield h, t, src_len - tgt_len + t, j
 
 
 # ------------------------------------------------------------------------------------------ scores
@@ -128,9 +122,8 @@ def t5_bucket(
     """
     offset = 0
     if bidirectional:
-        num_buckets = num_buckets // 2
-        if distance > 0:
-            offset = num_buckets
+        num_buckets //= 2
+        offset = num_buckets if distance > 0 else 0
         steps = abs(distance)
     else:
         steps = max(-distance, 0)
@@ -167,9 +160,7 @@ def alibi_slopes(heads: int) -> list[float]:
     """
     power = 2 ** int(math.log2(heads))
     slopes = [2 ** (-8 / power * (n + 1)) for n in range(power)]
-    for n in range(heads - power):
-        slopes.append(2 ** (-8 / (2 * power) * (2 * n + 1)))
-    return slopes
+    return slopes + [2 ** (-8 / (2 * power) * (2 * n + 1)) for n in range(heads - power)]
 
 
 def alibi(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
@@ -220,9 +211,7 @@ def m3(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     scores = zeros(q, k)
     for h, t, i, j in pairs(q, k):
         a_r = of_head(params["table"], h)[row(i, j, options)]
-        total = torch.zeros((), dtype=torch.float64)
-        for s in range(head_dim):
-            total = total + q[h, t, s] * k[h, j, s] * a_r[s]
+        total = sum(q[h, t, s] * k[h, j, s] * a_r[s] for s in range(head_dim))
         scores[h, t, j] = total / scale(head_dim, options, 1)
     return scores
 
@@ -669,15 +658,13 @@ def rope(x: Tensor, positions: list[int] | Tensor, options: dict) -> Tensor:
     heads, length, head_dim = x.shape
     width = rotated_width(head_dim, options)
     rotated = x.clone()
-    for h in range(heads):
-        for n in range(length):
-            for t in range(width // 2):
-                first, second = rotation_pair(t, width, options)
-                angle = int(positions[n]) * rope_frequency(t, width, options)
-                turn = rope_attention_factor(options) * cmath.exp(1j * angle)
-                z = torch.complex(x[h, n, first], x[h, n, second]) * turn
-                rotated[h, n, first] = z.real
-                rotated[h, n, second] = z.imag
+    for h, n, t in product(range(heads), range(length), range(width // 2)):
+        first, second = rotation_pair(t, width, options)
+        angle = int(positions[n]) * rope_frequency(t, width, options)
+        turn = rope_attention_factor(options) * cmath.exp(1j * angle)
+        z = torch.complex(x[h, n, first], x[h, n, second]) * turn
+        rotated[h, n, first] = z.real
+        rotated[h, n, second] = z.imag
     return rotated
 
 
@@ -691,18 +678,13 @@ def lerope(x: Tensor, positions: list[int] | Tensor, options: dict) -> Tensor:
     width = rotated_width(head_dim, options)
     alpha = options["alpha"].double()
     rotated = x.clone()
-    for h in range(heads):
-        for n in range(length):
-            for t in range(width // 2):
-                first, second = rotation_pair(t, width, options)
-                frequency = rope_frequency(t, width, options) * torch.exp(alpha[t])
-                angle = int(positions[n]) * frequency
-                cos, sin = (
-                    rope_attention_factor(options) * f(angle) for f in (torch.cos, torch.sin)
-                )
-                a, b = x[h, n, first], x[h, n, second]
-                rotated[h, n, first] = a * cos - b * sin
-                rotated[h, n, second] = a * sin + b * cos
+    for h, n, t in product(range(heads), range(length), range(width // 2)):
+        first, second = rotation_pair(t, width, options)
+        angle = int(positions[n]) * rope_frequency(t, width, options) * torch.exp(alpha[t])
+        cos, sin = (rope_attention_factor(options) * f(angle) for f in (torch.cos, torch.sin))
+        a, b = x[h, n, first], x[h, n, second]
+        rotated[h, n, first] = a * cos - b * sin
+        rotated[h, n, second] = a * sin + b * cos
     return rotated
 
 
@@ -719,13 +701,11 @@ def xpos(x: Tensor, positions: list[int] | Tensor, options: dict) -> Tensor:
     gamma = options.get("gamma", 0.4)
     sign = -1 if options.get("keys", False) else 1
     rescaled = rope(x, positions, options).clone()
-    for h in range(heads):
-        for n in range(length):
-            for t in range(width // 2):
-                zeta = (2 * t / width + gamma) / (1 + gamma)
-                decay = zeta ** (sign * int(positions[n]) / options.get("scale_base", 512))
-                for coordinate in rotation_pair(t, width, options):
-                    rescaled[h, n, coordinate] = rescaled[h, n, coordinate] * decay
+    for h, n, t in product(range(heads), range(length), range(width // 2)):
+        zeta = (2 * t / width + gamma) / (1 + gamma)
+        decay = zeta ** (sign * int(positions[n]) / options.get("scale_base", 512))
+        for coordinate in rotation_pair(t, width, options):
+            rescaled[h, n, coordinate] = rescaled[h, n, coordinate] * decay
     return rescaled
 
 
@@ -737,11 +717,8 @@ def sinusoid(position: int, dim: int) -> Tensor:
 
     PE[2s] = sin(pos / 10000^(2s/dim)), PE[2s+1] = cos(pos / 10000^(2s/dim)).
     """
-    values = []
-    for coordinate in range(dim):
-        s = coordinate // 2
-        angle = position / 10000 ** (2 * s / dim)
-        values.append(math.sin(angle) if coordinate % 2 == 0 else math.cos(angle))
+    angles = [position / 10000 ** (2 * (coordinate // 2) / dim) for coordinate in range(dim)]
+    values = [math.cos(x) if odd % 2 else math.sin(x) for odd, x in enumerate(angles)]
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -836,10 +813,9 @@ def attention_weights(scores: Tensor, allowed: Tensor) -> Tensor:
     """
     heads, tgt_len, src_len = scores.shape
     weights = torch.zeros(heads, tgt_len, src_len, dtype=torch.float64)
-    for h in range(heads):
-        for t in range(tgt_len):
-            keys = [j for j in range(src_len) if allowed[t, j]]
-            weights[h, t, keys] = torch.softmax(scores[h, t, keys], dim=0)
+    for h, t in product(range(heads), range(tgt_len)):
+        keys = [j for j in range(src_len) if allowed[t, j]]
+        weights[h, t, keys] = torch.softmax(scores[h, t, keys], dim=0)
     return weights
 
 

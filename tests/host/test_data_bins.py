@@ -68,9 +68,6 @@ DAMAGES = {
     **{f"index, {name}": (".idx", *case) for name, case in INDEXES.items()},
     **{f"data, {name}": (".bin", *case) for name, case in DATA.items()},
 }
-each_damage = pytest.mark.parametrize(
-    ("suffix", "damage", "says"), DAMAGES.values(), ids=list(DAMAGES)
-)
 
 
 def break_file(path: Path, damage: Callable[[bytes], bytes]) -> None:
@@ -79,7 +76,7 @@ def break_file(path: Path, damage: Callable[[bytes], bytes]) -> None:
     assert path.read_bytes() != before
 
 
-@each_damage
+@pytest.mark.parametrize(("suffix", "damage", "says"), DAMAGES.values(), ids=list(DAMAGES))
 def test_a_damaged_split_is_refused(suffix, damage, says, tmp_path):
     index = write_split(tmp_path)
     break_file(index.with_suffix(suffix), damage)
@@ -130,18 +127,13 @@ def test_a_link_to_a_whole_split(tmp_path):
 COMMANDS = ["index, half the pointers", "data, half"]
 
 
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
-    """Copy the shared data-bin."""
-    return Path(shutil.copytree(sentences(), tmp_path / "bin"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "split", "more"),
     product_of(COMMANDS, [("train", []), ("valid", []), ("train", ["--dataset-impl", "mmap"])]),
 )
-def test_train_refuses_a_damaged_data_bin(split, more, name, copied, tmp_path):
+def test_train_refuses_a_damaged_data_bin(split, more, name, tmp_path):
+    copied = shutil.copytree(sentences(), tmp_path / "bin")
     suffix, damage, _ = DAMAGES[name]
     break_file(copied / f"{split}{suffix}", damage)
     chosen = FAMILIES["causal_lm"]

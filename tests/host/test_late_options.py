@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
-from fairseq.dataclass.configs import CheckpointConfig, EvalLMConfig, FairseqConfig
-from omegaconf import OmegaConf
+from fairseq.dataclass.configs import CheckpointConfig
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import checks, explanations, preparation
@@ -43,6 +43,12 @@ def test_refused_at_the_start(family, options, said):
     done = train(family, "--max-epoch", 1, *options, fails=True)
     assert said in done.run.error()
     assert not [*done.save_dir.glob("*.pt")]
+
+
+def test_refused_without_logging():
+    program = "import logging, fairseq_cli.train as x; logging.disable(); x.cli_main()"
+    done = train("causal_lm", "--bf16", launcher=("python", "-c", program), fails=True)
+    assert "common.bf16=false" in done.run.error()
 
 
 def test_checkpoints_that_no_training_resumes_from_are_refused():
@@ -138,7 +144,7 @@ def test_all_shards_are_looked_at(family, kind, said):
     ("family", "data", "said"),
     [
         ("masked_lm", pairs, "has no dict.txt; tasks of running text read dict.txt"),
-        ("translation", sentences, "has no pairs, as train.de-en.de.idx; its splits: test."),
+        ("translation", sentences, "the data have no pairs, as train.de-en.de.idx: name a"),
         ("causal_lm", lambda: _damaged("without a dictionary"), "found: no dictionary"),
         ("causal_lm", lambda: _damaged("absent"), "run fairseq-posenc preprocess, or correct"),
         ("other model", sentences, "transformer_lm_* with --task language_modeling"),
@@ -183,16 +189,25 @@ def test_eval_lm_refuses(options, said):
 
 def test_eval_lm_refuses_a_translation_model():
     assert "use fairseq-generate" in _eval_lm(family="translation", fails=True).error()
+    error = AttributeError("'TranslationTask' object has no attribute 'eval_lm_dataloader'")
+    assert "by fairseq-generate or" in explanations.explain_failure(error)
 
 
 def test_a_window_of_nearly_the_whole_block_makes_small_batches_and_the_same_perplexity():
     options = ["--tokens-per-sample", 16, "--context-window", 15]
     (perplexity,) = re.findall(r"Perplexity: \S+", _eval_lm(*options, "--max-tokens", 32).log)
     assert perplexity in _eval_lm(*options, "--batch-size", 1).log
-    settings = OmegaConf.structured(FairseqConfig(eval_lm=EvalLMConfig(context_window=15)))
-    settings.task = {"tokens_per_sample": 1, "sample_break_mode": "none"}  # as fairseq leaves it
-    preparation.prepare_evaluation(settings, max_positions=16)
-    assert settings.dataset.max_tokens == 36_000 // 16
+    limits = {"max_tokens": 32, "max_positions": 16, "context_window": 15}
+    assert preparation.load_blocks(Blocks(), [], **limits) == 2
+
+
+class Blocks:
+    """A task of blocks of 16 tokens, less a window of 15."""
+
+    args = SimpleNamespace(tokens_per_sample=1, sample_break_mode="none")
+
+    def eval_lm_dataloader(self, dataset, max_tokens, **how):
+        return max_tokens
 
 
 HYDRA = [

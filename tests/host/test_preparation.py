@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import logging
 import os
+import pickle
 import re
 import shutil
 import sys
+from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import FairseqConfig
+from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
 
@@ -22,8 +28,9 @@ from fairseq_posenc.error_messages import choose_exit_code
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import preparation
 from fairseq_posenc.host.preparation import lock_save_dir, refuse_full_disk
-from fairseq_posenc.host.startup import install_excepthook, take_command
-from tests.helpers.commands import EPOCHS, train, trained
+from fairseq_posenc.host.startup import install_excepthook
+from fairseq_posenc.models.causal_lm import PositionalLM
+from tests.helpers.commands import EPOCHS, sentences, train, trained, validate
 
 
 def configured(**checkpoint):
@@ -115,22 +122,33 @@ def test_a_second_training_in_a_save_dir_is_refused(tmp_path):
     lock_save_dir(settings)  # the process that holds it may
     locks.release(preparation._held.pop(tmp_path))
     train("masked_lm", "--max-update", 1, save_dir=tmp_path)
-    assert (tmp_path / "checkpoint_last.pt").exists()
+    last = str(tmp_path / "checkpoint_last.pt")
+    lock_save_dir(settings)
+    validate("masked_lm", last)  # while it is trained
+    locks.release(preparation._held.pop(tmp_path))
+    _, cfg, task = checkpoint_utils.load_model_ensemble_and_task([last])
+    task.build_criterion(cfg.criterion)
+    assert not preparation._held  # what a loaded model needs is no training
 
 
-def test_a_command_is_recorded_whatever_the_user_sees(caplog):
-    """With LOGLEVEL=WARNING fairseq would not even ask a filter."""
-    command, fairseq = logging.getLogger("fairseq_cli.train"), logging.getLogger("fairseq_cli")
-    fairseq.setLevel(logging.WARNING)
-    settings = configured()
-    try:
-        command.info(settings)
-        command.info("begin training epoch 1")
-    finally:
-        fairseq.setLevel(logging.NOTSET)
-    assert not caplog.records
-    assert take_command() == ("train", settings)
-    assert take_command() == ("", None)
+def test_a_training_without_a_configuration_of_fairseq_warns(caplog):
+    model, task = preparation.CheckedModel(), FairseqTask(None)
+    preparation.prepare_model(model, task)
+    assert task.build_criterion(Namespace(criterion="cross_entropy", sentence_avg=True))
+    assert "no configuration of fairseq: options are unchecked, no folder locked" in caplog.text
+
+
+@pytest.mark.slow
+def test_copies_of_a_task_prepare_for_themselves_and_a_task_does_not_keep_its_models():
+    names = "checkpoint1.pt:checkpoint_last.pt"
+    hub = PositionalLM.from_pretrained(str(trained("causal_lm").save_dir), names, str(sentences()))
+    task = hub.task
+    task.state = task.args = None  # which fairseq can neither copy nor pickle
+    for each in (task, copy.deepcopy(hub).task, pickle.loads(pickle.dumps(task))):
+        assert each.build_criterion.args == each.eval_lm_dataloader.args == (each,)
+    del hub
+    gc.collect()
+    assert task not in [owner() for owner in preparation._built.values()]
 
 
 def test_a_full_disk_stops_fairseq_before_it_touches_a_checkpoint(tmp_path, monkeypatch):
