@@ -34,22 +34,23 @@ class Checkpoint(NamedTuple):
     task: Any
 
 
-def data_bin(family: str, symbols: list[str] = WORDS) -> Path:
+def data_bin(symbols: Iterable[object] = WORDS) -> Path:
     """Return a folder with dictionaries, of which ``dict.fr.txt`` is longer, and no data."""
-    folder, names = new_directory(), {"dict.txt": symbols}
-    if family == "translation":
-        names = {"dict.de.txt": symbols, "dict.en.txt": symbols, "dict.fr.txt": [*symbols, "more"]}
-    for name, listed in names.items():
-        (folder / name).write_text("".join(f"{symbol} 1\n" for symbol in listed), encoding="utf-8")
+    folder, lines = new_directory(), "".join(f"{symbol} 1\n" for symbol in symbols)
+    for name, more in {"dict": "", "dict.de": "", "dict.en": "", "dict.fr": "more 1\n"}.items():
+        (folder / f"{name}.txt").write_text(lines + more, encoding="utf-8")
     return folder
+
+
+def _parse(*words: str) -> Namespace:
+    return options.parse_args_and_arch(options.get_training_parser(), [*words])
 
 
 @cache
 def _default_settings(arch: str, task: str) -> Any:
     """Build fairseq's configuration, for which hydra takes longer than all else in a checkpoint."""
-    words = ["", "--arch", arch, "--task", task]
-    args = options.parse_args_and_arch(options.get_training_parser(), words)
-    return OmegaConf.to_container(convert_namespace_to_omegaconf(args), enum_to_str=True)
+    config = convert_namespace_to_omegaconf(_parse("", "--arch", arch, "--task", task))
+    return OmegaConf.to_container(config, enum_to_str=True)
 
 
 def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: Any) -> Checkpoint:
@@ -58,19 +59,15 @@ def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: 
     ``data`` has its dictionaries, by default of :data:`WORDS`; ``more``: fairseq's options. A
     ``spec`` is for architectures of this package.
     """
-    data = data or data_bin(family)
-    chosen = {"arch": ARCHITECTURES[family], **OPTIONS[family]}
+    data = data or data_bin()
+    chosen = {"arch": ARCHITECTURES[family], **OPTIONS[family], **more}
     if spec:
         chosen["position_encoding"] = spec
-    if family != "translation" and "task" not in more:
-        chosen["tokens_per_sample"] = 24
     if "documents" in str(spec) and family == "masked_lm":
         chosen["include_target_tokens"] = True
-    words = [str(data)]
-    for name, value in {**chosen, **more}.items():
-        words.append(f"--{name.replace('_', '-')}")
-        words += [] if value is True else [str(value)]
-    args = vars(options.parse_args_and_arch(options.get_training_parser(), words))
+    names = {f"--{name.replace('_', '-')}": value for name, value in chosen.items()}
+    words = [name if value is True else f"{name}={value}" for name, value in names.items()]
+    args = vars(_parse(str(data), *words))
     settings = deepcopy(_default_settings(args["arch"], args["task"]))
     for section in settings.values():
         if isinstance(section, Namespace):  # of a model without a dataclass: all options
@@ -78,16 +75,16 @@ def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: 
         elif section:
             section.update({name: args[name] for name in section.keys() & args.keys()})
     config: Any = OmegaConf.create(settings, flags={"allow_objects": True})
-    set_up = tasks.setup_task(config.task)
+    task = tasks.setup_task(config.task)
     torch.manual_seed(0)
-    model = set_up.build_model(config.model).eval()
+    model = task.build_model(config.model).eval()
     for name, weight in model.named_parameters():
         centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
         torch.nn.init.normal_(weight, centre, 0.1)
     path = new_directory() / "checkpoint.pt"
     stored: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     write_start_checkpoint(stored, model.state_dict(), path)
-    return Checkpoint(path, data, model, set_up)
+    return Checkpoint(path, data, model, task)
 
 
 def write_release(args: Namespace, weights: dict[str, torch.Tensor]) -> Path:
@@ -105,35 +102,28 @@ def write_release(args: Namespace, weights: dict[str, torch.Tensor]) -> Path:
     return path
 
 
-def ctranslate2() -> Any:
-    """Import CTranslate2, which an extra brings; skip the test without it."""
-    return pytest.importorskip("ctranslate2", reason="pip install 'fairseq-posenc[ctranslate2]'")
-
-
-def _export(trained: Checkpoint, out: Path, more: Iterable[object]) -> list[str]:
+def export_words(trained: Checkpoint, *more: object) -> list[object]:
+    """Return the words of an export, without a place; skip the test if a library is missing."""
     if "ctranslate2" in more:
-        ctranslate2()
-    words = ["--checkpoint", trained.path, "--out", out, "--tokens", "words", *more]
-    return ["export", *map(str, words)]
+        pytest.importorskip("ctranslate2", reason="pip install 'fairseq-posenc[ctranslate2]'")
+    return ["export", "--checkpoint", trained.path, "--tokens", "words", *more]
+
+
+def carry(*words: object) -> Path:
+    """Run an export or an import; return what it wrote."""
+    out = new_directory() / "out"
+    assert main([*map(str, words), "--out", str(out)]) == 0
+    return out
 
 
 def export_to(trained: Checkpoint, *more: object) -> Path:
-    """Export a checkpoint by the command, with ``more`` options; return the folder."""
+    """Export a checkpoint with ``more`` options; return the folder."""
+    return carry(*export_words(trained, *more))
+
+
+def refuse(capsys: pytest.CaptureFixture[str], command: object, *words: object) -> str:
+    """Return the line in which an export or an import is refused, which leaves nothing behind."""
     out = new_directory() / "out"
-    assert main(_export(trained, out, more)) == 0
-    return out
-
-
-def import_from(folder: Path) -> Path:
-    """Import a folder by the command; return the checkpoint."""
-    out = new_directory() / "start.pt"
-    assert main(["import", "--from", str(folder), "--out", str(out)]) == 0
-    return out
-
-
-def refuse_export(capsys: pytest.CaptureFixture[str], trained: Checkpoint, *more: object) -> str:
-    """Return the line in which an export is refused, which leaves nothing behind."""
-    out = new_directory() / "out"
-    message = refused(capsys, *_export(trained, out, more))
+    message = refused(capsys, command, "--out", out, *words)
     assert list(out.parent.iterdir()) == []
     return message

@@ -3,16 +3,15 @@
 Other tests start from checkpoints of this version of fairseq, or of ours.
 """
 
-from argparse import Namespace
-
 import pytest
 import torch
 
-from tests.helpers.commands import train
-from tests.helpers.exchanged import write_release
+from tests.helpers.commands import sentences, train
+from tests.helpers.exchanged import checkpoint, write_release
 from tests.helpers.products import some_of
 from tests.helpers.tiny_models import ARGS
 
+pytestmark = pytest.mark.slow
 SIZES = ARGS["masked_lm"] | {"encoder_layers": 2, "max_positions": 16}
 OPTIONS = [x for name, value in SIZES.items() for x in (f"--{name.replace('_', '-')}", value)]
 
@@ -30,15 +29,13 @@ def name_as_first_releases(weights):
 
 @pytest.fixture(scope="module")
 def release():
-    """fairseq's own RoBERTa, trained: its weights, and the file in the format of releases."""
-    run = train("masked_lm", "--arch", "roberta_base", *OPTIONS, "--max-epoch", 2, user_dir=None)
-    weights = run.checkpoint()["model"]
-    task = {"task": "masked_lm", "criterion": "masked_lm", "data": "/x", "tokens_per_sample": 16}
-    args = Namespace(arch="roberta_base", **SIZES, **task)
-    return weights, write_release(args, name_as_first_releases(weights))
+    """fairseq's own RoBERTa: its weights, and the file in the format of releases."""
+    model = checkpoint("masked_lm", None, sentences(), arch="roberta_base", **SIZES).model
+    model.args.data = "/x"  # which is not here
+    weights = model.state_dict()
+    return weights, write_release(model.args, name_as_first_releases(weights))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arch", some_of(["roberta_m4m"], ["roberta_m4m", "roberta_rope"]))
 def test_a_released_model_keeps_all_but_its_positions(arch, release):
     before, path = release
@@ -53,7 +50,6 @@ def test_a_released_model_keeps_all_but_its_positions(arch, release):
             assert kept or (name not in before and f"{name} " in started.run.log), name
 
 
-@pytest.mark.slow
 def test_training_from_a_release_is_that_of_fairseq(release):
     start = ["--finetune-from-model", release[1], "--max-epoch", 3]
     theirs = train("masked_lm", "--arch", "roberta_base", *OPTIONS, *start)
