@@ -18,7 +18,7 @@ import pytest
 from fairseq_posenc.version import __version__
 from tests.helpers.commands import new_directory
 from tests.helpers.programs import true_start
-from tests.workbench.finetuning.test_glue_commands import arguments
+from tests.workbench.finetuning.test_finetuning import arguments
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task
+from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI
 from tests.helpers.preprocess import write_pieces
 
 COLOURS = ("red", "blue", "green")
@@ -28,46 +28,40 @@ HEADERS = {
 }
 
 
-def header(task: str, labelled: bool) -> list[str]:
-    """Return the columns of a file."""
-    return HEADERS[task][0 if labelled else 1].split(",")
-
-
-def row(task: Task, columns: Sequence[str], number: int, text: str, label: str) -> str:
-    """Return a line; for a pair, the text is the second one."""
-    cells = {name: "x" for name in columns}
-    cells.update({"index": str(number), "id": str(number), task.label: label})
-    cells.update({name: "the tree" for name in task.sentences})
-    cells[task.sentences[-1]] = text
-    return "\t".join(cells[name] for name in columns)
-
-
 def write_task(
     folder: Path, name: str, sizes: dict[str, int], wrong: str = ""
 ) -> dict[str, list[tuple[str, str]]]:
     """Write the files of a task, as many examples of each split; the labels of one may be wrong.
 
     Returns the examples of each split: the text, which is the second one of a pair, and the label.
+    MRPC's files with labels begin with a mark, as published; they are Windows' and compressed.
     """
     task, rng = {**TASKS, "WNLI": WNLI}[name], random.Random(0)
     labels = task.classes or ("0.000", "2.571", "5.000")
-    (folder / name).mkdir(parents=True, exist_ok=True)
     written: dict[str, list[tuple[str, str]]] = {}
-    for split, size in ((split, sizes[split]) for split in task.files if split in sizes):
+    for split in (split for split in task.files if split in sizes):
         labelled = split not in task.test_splits
-        columns = header("WNLI" if split == "test2" else name, labelled)
+        columns = HEADERS["WNLI" if split == "test2" else name][not labelled].split(",")
         lines = [] if labelled and task.headless else ["\t".join(columns)]
         written[split] = examples = []
-        for number in range(size):
+        for number in range(sizes[split]):
             which = rng.randrange(len(labels))
             words = [*rng.choices(WORDS[3:], k=rng.randint(2, 6)), *[COLOURS[which]] * 3]
+            words += ['"old\u2028', "of\x85"] if name == "MRPC" else []
             rng.shuffle(words)
-            examples.append((" ".join(words), labels[which - (split == wrong)]))
-            lines.append(row(task, columns, number, *examples[-1]))
-        mark = "\ufeff" if name == "MRPC" and labelled else ""
+            text, label = " ".join(words).strip(), labels[which - (split == wrong)]
+            examples.append((text, label))
+            cells = {**dict.fromkeys(task.sentences, "the tree"), task.sentences[-1]: text}
+            cells |= {"index": str(number), "id": str(number), task.label: label}
+            lines.append("\t".join(cells.get(column, "x") for column in columns))
         path = folder / name / f"{task.files[split]}.tsv"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(mark + "\n".join(lines) + "\n", encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = "\n".join([*lines, ""])
+        if name == "MRPC" and labelled:
+            encoded = content.replace("\n", "\r\n").encode("utf-8-sig")
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(encoded))
+        else:
+            path.write_text(content, encoding="utf-8")
     return written
 
 

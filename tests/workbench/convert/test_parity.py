@@ -38,8 +38,8 @@ from tests.helpers.exchanged import Checkpoint, carry, checkpoint, export_to, ex
 from tests.helpers.hf_models import MODELS, POSITIONS, SYMBOLS, edit_config, save_llama
 from tests.helpers.preprocess import DATA, bpe_options, start
 from tests.helpers.products import product_of, some_of
-from tests.workbench.finetuning.test_glue_commands import data as glue_data
-from tests.workbench.finetuning.test_squad_commands import files as squad_files
+from tests.workbench.finetuning.test_finetuning import data as glue_data
+from tests.workbench.finetuning.test_finetuning import people
 
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 UNTIED = {"no_share_decoder_input_output_embed": True}
@@ -387,7 +387,7 @@ def test_predictions_of_glue_are_those_of_fairseq(task, spec, make_data):
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", some_of(["m4m+rope"], ["learned", "m4m+rope"]))
 def test_answers_begin_and_end_at_the_same_tokens(spec):
-    data = squad_files().data
+    data = people() / "bin"
     trained = checkpoint("masked_lm", spec, data, task="squad", max_positions=48)
     folder = export_to(trained, "--tokens", data)
     check_lost_head(trained, folder)

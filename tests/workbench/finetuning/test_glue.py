@@ -1,5 +1,7 @@
-"""GLUE: a metric unlike scikit-learn's, a setting unlike the papers', a mean of the wrong runs."""
+"""GLUE but for training: a text, metric or setting unlike its source, a mean of wrong runs."""
 
+import itertools
+import json
 import math
 from types import SimpleNamespace
 
@@ -11,16 +13,195 @@ from fairseq.trainer import Trainer
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from scipy import stats
+from sentencepiece import SentencePieceProcessor
 from sklearn import metrics as theirs
 
+from fairseq_posenc.checkpoints.dictionary import MANIFEST
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
+from fairseq_posenc.tasks.glue.data import find_training_data, open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
-from fairseq_posenc.tasks.glue.task import _ScoreDataset
+from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig, _ScoreDataset
 from fairseq_posenc.workbench.finetuning import recipes
 from fairseq_posenc.workbench.finetuning.glue import report
 from fairseq_posenc.workbench.finetuning.glue.runs import CONFIGS
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
+from glue import find_file, read_examples, truncate_lengths
+from tests.helpers.glue_files import train_pieces, write_task
+from tests.helpers.preprocess import DATA, start
+
+SIZES = {"train": 9, "valid": 5, "test": 4, "valid1": 3, "test1": 6, "test2": 7}
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    return train_pieces(tmp_path_factory.mktemp("pieces"))
+
+
+def read(folder, name, split="train"):
+    task = TASKS[name]
+    return read_examples(find_file(folder, task, split), task, split)
+
+
+def read_changed(folder, task, split, change):
+    """Read a file of which the last row is short, or another label, or no label has a column."""
+    write_task(folder, task, SIZES)
+    path = find_file(folder, TASKS[task], split)
+    text = path.read_text()
+    changed = {"short": f"{text}this\n", "renamed": text.replace("label", "labels", 1)}
+    path.write_text(changed.get(change, text.rpartition("\t")[0] + f"\t{change}\n"))
+    return read(folder, task, split)
+
+
+def preprocess(folder, tasks, *tokens):
+    tokens = tokens or ["--sentencepiece-model", train_pieces(folder)]
+    start("glue", folder, "--out", folder / "bin", "--tasks", tasks, *tokens)
+
+
+def find_data(folder, splits):
+    """Find the data-bin of a manifest with splits, or without one, or none."""
+    if splits != "nothing":
+        (folder / "RTE").mkdir()
+    if not isinstance(splits, str):
+        described = json.dumps({"glue_task": "RTE", "splits": splits})
+        (folder / "RTE" / MANIFEST).write_text(described)
+    find_training_data(folder, TASKS["RTE"])
+
+
+def compose(_, change):
+    recipes.compose_recipe(CONFIGS / "m4m_rte.yaml", 10, [change])
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "message"),
+    [
+        (read_changed, ["QNLI", "train", "short"], "line 11: 1 columns instead of 4; mend the f"),
+        (read_changed, ["QQP", "test", "short"], "line 6: 1 columns instead of 3; mend the file"),
+        (read_changed, ["RTE", "valid", "maybe"], "line 6: the label 'maybe' is not one of ent"),
+        (read_changed, ["STS-B", "valid", "5.1"], "line 6: the score '5.1' is not between 0 and 5"),
+        (read_changed, ["STS-B", "valid", "-1"], "line 6: the score '-1' is not between 0 and 5; "),
+        (read_changed, ["STS-B", "valid", "nan"], "line 6: the score 'nan' is not between 0 and 5"),
+        (read_changed, ["SST-2", "train", "renamed"], "tsv, line 1: no column is called 'label' "),
+        (preprocess, ["RTE", "--encoder-json", "e", "--vocab-bpe", "v"], "give --dict: the dict"),
+        (preprocess, ["WNLI"], "--tasks WNLI: unknown task 'WNLI': choose MNLI"),
+        (preprocess, ["RTE,RTE"], "--tasks RTE,RTE: a task is named"),
+        (preprocess, ["QQP"], "QQP/train.tsv does not exist, nor with .gz"),
+        (find_data, ["nothing"], "RTE does not exist: make it .* preprocess glue --ta"),
+        (find_data, [""], "RTE is not a data-bin of a GLUE task: it has no"),
+        (find_data, [{}], "describes no GLUE task"),
+        (find_data, [{"train": {"examples": 9}}], "describes no GLUE task"),
+        (find_data, [{"train": 9}], "describes no GLUE task"),
+        (find_data, [{"valid": {"examples": 9, "longest": 9}}], "RTE has no train set: make it"),
+        (compose, ["model.drop=1"], "m4m_rte.yaml: Could not override 'model.drop'"),
+        (compose, ["task.seeds=[x]"], "m4m_rte.yaml: .*'x'.* Integer"),
+        (compose, ["task.warmup_ratio=x"], "m4m_rte.yaml: .*'x'.* Float"),
+        (compose, ["dataset.max_tokens=4000"], "with --set dataset.max_tokens the number of updat"),
+        (compose, ["optimization.lr=["], "m4m_rte.yaml: "),
+        (compose, ["optimization"], "m4m_rte.yaml: "),
+        (compose, ["dataset.batch_size=many"], "m4m_rte.yaml: "),
+        (compose, ["dataset.batch_size=0"], "without dataset.batch_size"),
+        (compose, ["dataset.batch_size=null"], "without dataset.batch_size the number of updates"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, call, given, message):
+    with pytest.raises(UserError, match=message) as refusal:
+        call(tmp_path, *given)
+    assert "\n" not in str(refusal.value)
+
+
+def test_short_rows_of_qqps_files_with_labels_are_counted(tmp_path):
+    found = read_changed(tmp_path, "QQP", "train", "short")
+    assert (len(found.ids), found.broken) == (9, 1)
+
+
+def test_the_longer_sentence_is_cut_first():
+    for room, *pair in itertools.product(range(14), range(12), range(12)):
+        first, second = pair
+        while first + second > room:
+            first, second = (first - 1, second) if first > second else (first, second - 1)
+        assert truncate_lengths(pair, room) == [first, second]
+    assert (truncate_lengths([3], 5), truncate_lengths([9], 5)) == ([3], [5])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_fairseqs_own_task_reads_the_texts_and_labels_of_every_file(tmp_path, name, pieces, capsys):
+    task = TASKS[name]
+    written = write_task(tmp_path / "raw", name, SIZES)
+    common = [tmp_path / "raw", "--sentencepiece-model", pieces, "--tasks", name, "--out"]
+    start("glue", *common, tmp_path / "bin")
+    capsys.readouterr()
+    start("glue", *common, tmp_path / "bin")
+    assert capsys.readouterr().err.startswith(f"{tmp_path}/bin/{name} exists already")
+    data = find_training_data(tmp_path / "bin", task)
+    settings = GlueTaskConfig(data=str(data.path), max_positions=data.longest, max_update=1, seed=1)
+    built = GlueTask.setup_task(settings)
+    processor = SentencePieceProcessor(model_file=str(pieces))
+
+    def cut(text):
+        return [built.dictionary.index(x) for x in processor.encode(text, out_type=str)]
+
+    first = [*cut("the tree"), 2, 2] if len(task.sentences) > 1 else []  # <s> A </s> </s> B </s>
+    for split in task.files:
+        dataset = built.load_dataset(split)
+        assert len(dataset) == SIZES[split] == data.splits[split]["examples"]
+        assert max(dataset.sizes[0]) == data.splits[split]["longest"]
+        for example in dataset:
+            text, label = written[split][example["id"]]
+            assert example["net_input.src_tokens"].tolist() == [0, *first, *cut(text), 2]
+            if split not in task.test_splits:
+                target = task.classes.index(label) if task.classes else float(label) / 5
+                assert [*example["target"]] == pytest.approx([target])
+        if split in task.test_splits:
+            assert read(tmp_path / "raw", name, split).labels == []
+            assert data.test_ids(split) == [*map(str, range(SIZES[split]))]
+    # Long ones are cut and counted.
+    limit = data.splits["train"]["longest"] - 1
+    start("glue", *common, tmp_path / "cut", "--max-tokens", limit)
+    shorter = open_glue_data(tmp_path / "cut" / name)
+    assert shorter.splits["train"]["longest"] == limit
+    assert 0 == data.splits["train"]["cut"] < shorter.splits["train"]["cut"] < SIZES["train"]
+    manifest = json.loads((shorter.path / MANIFEST).read_text())
+    assert manifest["plan"]["options"] == {"max_tokens": limit}
+    settings.max_positions = limit
+    with pytest.raises(UserError, match=f"of {data.longest} tokens and the model takes {limit}: m"):
+        GlueTask.setup_task(settings)
+    settings.max_update = 0
+    with pytest.raises(UserError, match=r"optimization.max_update is 0: give, for example"):
+        GlueTask.setup_task(settings)
+
+
+def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces):
+    """The diagnostic set for MNLI's model, which may be missing, and WNLI's majority class."""
+    raw, submission = tmp_path / "raw", tmp_path / "submission"
+    for name in TASKS:
+        write_task(raw, name, {split: 3 for split in TASKS[name].files if split != "test2"})
+    start("glue", raw, "--out", tmp_path / "eight", "--sentencepiece-model", pieces)
+    assert "test2" not in open_glue_data(tmp_path / "eight" / "MNLI").splits
+    assert not (tmp_path / "eight" / "WNLI.tsv").exists()
+    write_task(raw, "MNLI", SIZES)
+    labels = [label for _, label in write_task(raw, "WNLI", SIZES)["train"]]
+    start("glue", raw, "--out", tmp_path / "all", "--sentencepiece-model", pieces)
+    assert open_glue_data(tmp_path / "all" / "MNLI").splits["test2"]["examples"] == 7
+    expected = "".join(f"{number}\t{max(labels, key=labels.count)}\n" for number in range(4))
+    assert (tmp_path / "all" / "WNLI.tsv").read_text() == "index\tprediction\n" + expected
+    missing = ["AX", "CoLA", "MNLI-m", "MNLI-mm", "MRPC", "QNLI", "QQP", "RTE", "SST-2", "STS-B"]
+    for folder in ("all", "eight"):  # what one has added stays
+        assert report.complete_submission(submission, tmp_path / folder) == missing
+        assert [path.name for path in submission.iterdir()] == ["WNLI.tsv"]
+
+
+# Examples of the published files: train (0 is unknown), valid and test.
+PUBLISHED = {"CoLA": (8551, 1043, 1063), "SST-2": (67349, 872, 1821), "RTE": (2490, 277, 3000)}
+PUBLISHED |= {"MRPC": (3668, 408, 1725), "STS-B": (5749, 1500, 1379), "QNLI": (0, 5463, 5463)}
+
+
+@pytest.mark.skipif(not (DATA / "glue_data").is_dir(), reason="GLUE's files are not here")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_files_have_their_published_counts(name):
+    for split, expected in zip(("train", "valid", "test"), PUBLISHED[name]):
+        if expected:
+            found = read(DATA / "glue_data", name, split)
+            assert (len(found.ids), found.broken) == (expected, 0)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -151,26 +332,6 @@ def test_the_cpu_is_chosen_by_every_value_that_fairseq_reads_as_true(value):
     (read,) = OverridesParser.create().parse_overrides([word])
     found = OmegaConf.merge(CommonConfig, {"cpu": read.value()}).cpu
     assert bool(recipes._ON_CPU.fullmatch(word)) == found
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("model.drop=1", "m4m_rte.yaml: Could not override 'model.drop'"),
-        ("task.seeds=[x]", "m4m_rte.yaml: .*'x'.* Integer"),
-        ("task.warmup_ratio=x", "m4m_rte.yaml: .*'x'.* Float"),
-        ("dataset.max_tokens=4000", "with --set dataset.max_tokens the number of updates is unk"),
-        ("optimization.lr=[", "m4m_rte.yaml: "),
-        ("optimization", "m4m_rte.yaml: "),
-        ("dataset.batch_size=many", "m4m_rte.yaml: "),
-        ("dataset.batch_size=0", "without dataset.batch_size"),
-        ("dataset.batch_size=null", "without dataset.batch_size the number of updates is unknown"),
-    ],
-)
-def test_a_wrong_override_is_one_line(change, message):
-    with pytest.raises(UserError, match=message) as refusal:
-        recipes.compose_recipe(CONFIGS / "m4m_rte.yaml", 10, [change])
-    assert "\n" not in str(refusal.value)
 
 
 def test_hydra_reads_values_back():
