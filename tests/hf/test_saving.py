@@ -242,6 +242,12 @@ def test_a_folder_that_does_not_fit_is_refused_in_a_line(problem: str, tmp_path:
     assert "\n" not in str(error.value)
 
 
+def test_a_distributed_checkpoint_which_has_no_record_is_refused(tmp_path: Path) -> None:
+    model = set_positions(MODELS["llama"].build(), "alibi")
+    with pytest.raises(UserError, match="distributed_checkpoint=True does not record positions"):
+        model.save_pretrained(tmp_path, distributed_checkpoint=True)
+
+
 def test_weights_of_other_positions_are_refused_without_strictness() -> None:
     """As transformers' Trainer loads a checkpoint into a model."""
     model = make_model("llama", "alibi")
