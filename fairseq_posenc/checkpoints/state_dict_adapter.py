@@ -42,7 +42,8 @@ class IdentifiedStack(Protocol):
 class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
-    num_updates: int | None = None  # made so far, which fairseq gives with a checkpoint; else None
+    num_updates: int = 0  # made so far, for the message if training diverges
+    has_loaded: bool = False  # whether a checkpoint's weights were loaded
     optimizer_source: Path | None = None  # checkpoint whose optimizer's state is loaded, too
 
     def set_num_updates(self, num_updates: int) -> None:
@@ -58,10 +59,8 @@ class PositionCheckpoints(nn.Module):
         for key in [key for key in state_dict if key.endswith(STOCK_TABLE)]:
             table = state_dict.pop(key)
             if not isinstance(table, Tensor) or table.dim() != 2:
-                found = f"is of the type {type(table).__name__}"
-                if isinstance(table, Tensor):
-                    found = f"has the shape {tuple(table.shape)}"
-                raise UserError(f"the checkpoint is damaged: {key} {found}, so it is not a table")
+                found = tuple(table.shape) if isinstance(table, Tensor) else type(table).__name__
+                raise UserError(f"the checkpoint is damaged: {key} must be a table, not {found}")
             state_dict[key.removesuffix(STOCK_TABLE) + LEARNED_TABLE] = table[STOCK_OFFSET:]
 
     def _load_from_state_dict(
@@ -102,6 +101,7 @@ class PositionCheckpoints(nn.Module):
             )
         for change in changes:
             logger.warning("--init-positions: %s", change)
+        self.has_loaded = True
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

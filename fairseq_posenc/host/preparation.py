@@ -97,7 +97,7 @@ def build_criterion(task: Any, criterion: Any, *args: Any, **how: Any) -> Any:
     fairseq-validate builds one for a model that it has loaded.
     """
     models = [model for model, owner in _built.items() if owner() is task]
-    if new := [x for x in models if x.training and x.num_updates is None]:
+    if new := [x for x in models if x.training and not x.has_loaded]:
         sections = [x for x in (criterion, read_task_options(task)) if isinstance(x, DictConfig)]
         # omegaconf 2.0, of the official fairseq, has no public name for the root.
         roots: list[Any] = [section._get_root() for section in sections]

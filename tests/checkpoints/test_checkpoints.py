@@ -107,8 +107,8 @@ def test_a_stock_learned_table_is_refused_by_a_model_with_other_positions():
 @pytest.mark.parametrize(
     ("damaged", "message"),
     [
-        ([1.0], "is of the type list, so it is not a table"),
-        (torch.ones(32), r"has the shape \(32,\), so it is not a table"),
+        ([1.0], "must be a table, not list"),
+        (torch.ones(32), r"must be a table, not \(32,\)"),
     ],
     ids=["list", "vector"],
 )

@@ -123,7 +123,8 @@ def t5_bucket(
     offset = 0
     if bidirectional:
         num_buckets //= 2
-        offset = num_buckets if distance > 0 else 0
+        if distance > 0:
+            offset = num_buckets
         steps = abs(distance)
     else:
         steps = max(-distance, 0)
@@ -717,8 +718,11 @@ def sinusoid(position: int, dim: int) -> Tensor:
 
     PE[2s] = sin(pos / 10000^(2s/dim)), PE[2s+1] = cos(pos / 10000^(2s/dim)).
     """
-    angles = [position / 10000 ** (2 * (coordinate // 2) / dim) for coordinate in range(dim)]
-    values = [math.cos(x) if odd % 2 else math.sin(x) for odd, x in enumerate(angles)]
+    values = []
+    for coordinate in range(dim):
+        s = coordinate // 2
+        angle = position / 10000 ** (2 * s / dim)
+        values.append(math.sin(angle) if coordinate % 2 == 0 else math.cos(angle))
     return torch.tensor(values, dtype=torch.float64)
 
 
