@@ -41,6 +41,7 @@ def build_encodings(
         ("width", dims.embed_dim),
         ("number of attention heads", dims.num_heads),
         ("number of positions", dims.max_positions),
+        ("length in training", dims.pretrained_length),  # None: the number of positions
         ("width of a head", dims.own_head_dim),  # None: computed, and checked below
     ):
         if size is not None and size < 1:

@@ -273,6 +273,13 @@ def test_scalings_without_a_meaning_are_refused(spec, message):
     refuse(message, stack, spec)
 
 
+def test_scalings_go_by_the_length_in_training():
+    sizes, ids = {"max_positions": 64}, torch.arange(64)[None]
+    ours = stack("rope(scaling=yarn:4)", **sizes, pretrained_length=16).shared.rotation(ids)
+    theirs = stack("rope(scaling=yarn:4:length=16)", **sizes).shared.rotation(ids)
+    assert torch.equal(ours.phases, theirs.phases)
+
+
 @pytest.mark.parametrize("spec", [name for name in registry.names() if name != "none"])
 def test_a_model_of_one_position_works_or_says_why_not(spec):
     try:
@@ -442,6 +449,5 @@ def test_padding_between_tokens_shifts_nothing_or_is_refused(spec):
         assert "padding lies between tokens" in str(refused)  # noqa: PT017
         assert spec not in ("none", "rope", "learned", "sinusoidal", "fox", "cope", "fire")
         return
-    torch.testing.assert_close(
-        apart, layer(*positions(x[~padding][None]))[0][0], atol=1e-5, rtol=1e-5
-    )
+    expected = layer(*positions(x[~padding][None]))[0][0]
+    torch.testing.assert_close(apart, expected, atol=1e-5, rtol=1e-5)

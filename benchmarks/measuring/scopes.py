@@ -59,7 +59,7 @@ def operation(contender: Contender, case: Case) -> Pass:
     def attend() -> Tensor:
         common = compute_shared(shared, positions)[0]  # all layers are of one kind
         q, k = query, key
-        if (rotation := attention.rotation(common)) is not None:
+        if (rotation := attention.rotation(common, case.length)) is not None:
             q, k = rotation.rotate_queries(query), rotation.rotate_keys(key)
         terms = attention.compute_terms(common) | encodings.input_terms(x, positions)
         return BACKENDS[contender.backend].attend(

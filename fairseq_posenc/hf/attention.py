@@ -47,7 +47,8 @@ class LayerState:
     shared: Shared  # the part of the pass's state for this kind of layer
     inputs: Tensor  # of the layer, `(B, T, C)`: forget gates and states are computed from them
     cache: Cache | None
-    of_stack: PassState
+    gates_layer: int  # the layer of a cache, after those of the model, that keeps forget gates
+    need_weights: bool  # whether attention weights are requested
     is_used: bool = False  # whether the model's code has called our function
 
 
@@ -61,7 +62,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         super().__init__()
         self.dims = positions.dims._replace(own_head_dim=stack.head_widths[index])  # this layer's
         # The width of the cosines that the model's attention is called with; 0 for none.
-        self.cosine_width = stack.find_cosine_width(stack.attentions[index])
+        self.cosine_width = positions.cosine_widths[index]
         self.encodings = build_layer(positions.spec, positions.dims, index)
         self.spec, self.family = positions.spec, stack.family  # of all layers of the stack
         self.kind = self.spec.layer_kind(index)
@@ -118,17 +119,16 @@ class AttentionPositions(AttentionCore, nn.Module):
         # The spec's factor, if it has one, times that of the model's own scale.
         factor = (terms.find(ScaleFactor) or ScaleFactor(1.0)).factor
         terms = Terms([ScaleFactor(factor * scale_factor), *terms.without(ScaleFactor)])
-        extra_layer = state.of_stack.num_layers + (getattr(attention, "layer_idx", 0) or 0)
-        past = caches.read_decay(state.cache, extra_layer, earlier) if self.is_gated else None
+        past = caches.read_decay(state.cache, state.gates_layer, earlier) if self.is_gated else None
         of_input = self.encodings.input_terms(state.inputs, positions, past)
         if state.cache is not None and (decay := of_input.find(Decay)) is not None:
-            caches.store_decay(state.cache, extra_layer, decay)
+            caches.store_decay(state.cache, state.gates_layer, decay)
         query, key = self.rotate_tokens(query, key, shared)
-        mask, need_weights = shared.mask.with_direction(self.direction), state.of_stack.need_weights
-        call = AttentionCall(query, key, value, terms | of_input, mask, dropout, need_weights)
+        mask = shared.mask.with_direction(self.direction)
+        call = AttentionCall(query, key, value, terms | of_input, mask, dropout, state.need_weights)
         return use_kept(call, Kept(key, value), positions.src_len)
 
-    def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
+    def rotation(self, shared: Shared, count: int) -> Rotation | None:
         """Select the rotation that remains to be applied; None if the model's own code rotates."""
         return None if self.is_rotated else super().rotation(shared, count)
 
@@ -167,7 +167,9 @@ class AttentionWithPositions(Derived):
         if state.shared is None:  # the model's own attention is used
             return forward(self, *args, **named)
         cache = caches.find_self_cache([*named.values(), *args])
-        layer = LayerState(state.shared[positions.kind], inputs, cache, state)
+        shared = state.shared[positions.kind]
+        gates_layer = state.num_layers + (getattr(self, "layer_idx", 0) or 0)
+        layer = LayerState(shared, inputs, cache, gates_layer, state.need_weights)
         output = forward(self, *args, **named, **{POSITION_STATE: layer})
         if not layer.is_used:
             raise UserError(f"{type(self).__name__} {OWN_CODE}")

@@ -76,12 +76,11 @@ def replace_positions(
     # With an encoder, caches also have all of its keys, which a window must not drop.
     if stacks[0].is_decoder_alone:
         _limit_caches(stacks[0], first.spec)
-    length = first.dims.max_positions
     other = None if last.spec == first.spec else str(last.spec)
-    settings = settings._replace(spec=str(first.spec), max_positions=length, decoder_spec=other)
-    settings._replace(directions=first.directions).write(model.config)
+    settings = settings._replace(spec=str(first.spec), max_positions=max_positions)
+    settings._replace(decoder_spec=other, directions=first.directions).write(model.config)
     for config in (model.config, *(stack.config for stack in stacks)):
-        own_positions.write_length(config, length)
+        own_positions.write_length(config, max_positions)
 
 
 def _find_supported_family(model: PreTrainedModel) -> Family:

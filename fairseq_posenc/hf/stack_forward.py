@@ -9,7 +9,6 @@ Layers with the same encodings are of one *kind*, numbered as in ``Spec.layer_ki
 Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 """
 
-import copy
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -64,14 +63,10 @@ class HFStackPositions(StackPositions):
     def __init__(
         self, spec: Spec, stack: Stack, max_positions: int, directions: str, boundary_id: int | None
     ) -> None:
-        sizes = (stack.config.hidden_size, stack.num_heads, max_positions)
-        super().__init__(spec, *sizes, stack.causal, head_dim=max(stack.head_widths))
         # Scalings and buckets depend on the length in training, not on `max_positions`.
-        length = read_trained_length(stack.config)
-        self.dims = self.dims._replace(pretrained_length=length)  # for the layers, built later
-        for encodings in filter(None, (self.input, self.shared)):  # which the base class has built
-            for encoding in encodings.as_list():
-                encoding.set_dims(encoding.dims._replace(pretrained_length=length))
+        length, width = read_trained_length(stack.config), max(stack.head_widths)
+        sizes = (stack.config.hidden_size, stack.num_heads, max_positions, stack.causal)
+        super().__init__(spec, *sizes, head_dim=width, pretrained_length=length)
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
         self.boundary_id = boundary_id
@@ -83,16 +78,18 @@ class HFStackPositions(StackPositions):
         self.directions = format_directions(first)
         self.is_decoder = stack.is_decoder  # its own attention was built for causal masks
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
-        # Any position shows the form of a rotation. Parameters may be on "meta" already.
-        any_id = torch.zeros(1, 1, dtype=torch.long, device="meta")
-        shared = copy.deepcopy(self.shared).to("meta")
-        with torch.enable_grad():  # else trained rotations would seem fixed
-            rotations = shared.rotations(any_id)
-        self.is_rotated = [  # for each layer: whether the model's code rotates, by our cosines
-            _applies_rotation(stack, attention, rotations[spec.layer_kind(index)])
-            for index, attention in enumerate(stack.attentions)
+        # A draft of each kind's rotation; with gradients, else trained ones would seem fixed.
+        with torch.device("meta"), torch.enable_grad():
+            any_id = torch.zeros(1, 1, dtype=torch.long)
+            rotations = assembly.build_shared(spec, self.dims).rotations(any_id)
+        # For each layer: the width of the cosines that its code takes; whether it rotates by ours.
+        self.cosine_widths = [stack.find_cosine_width(x) for x in stack.attentions]
+        kinds = [spec.layer_kind(index) for index in range(count)]
+        self.is_rotated = [
+            stack.family.applies_cosines(attention) and self._has_cosines(rotations[kind], width)
+            for attention, width, kind in zip(stack.attentions, self.cosine_widths, kinds)
         ]
-        self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
+        self.rotated_kinds = {kind for kind, x in zip(kinds, self.is_rotated) if x}
         rotates_alone = self.is_rotated == spec.list_rotated(count)  # our code rotates none
         drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind of layer
         acts_on = {item.encoding.acts_on for item in spec.items}
@@ -109,6 +106,15 @@ class HFStackPositions(StackPositions):
         self.gated_kinds = {kind for kind, terms in enumerate(drafts) if terms.has(Decay)}
         has_rows = any(terms.rows("layer") for terms in drafts)  # which each layer projects
         self._refuse_layers_that_differ(stack, rotates_alone, has_rows)
+
+    def _has_cosines(self, rotation: Rotation | None, width: int) -> bool:
+        """Check whether the model's own code can apply a rotation, by cosines of this ``width``.
+
+        Not a trained one: the first layer's backward pass would free its graph, which others need.
+        """
+        if not isinstance(rotation, PairRotation) or rotation.phases.requires_grad:
+            return False
+        return rotation.has_cosines(self.family.cosines, width)
 
     def _refuse_layers_that_differ(self, stack: Stack, rotates_alone: bool, has_rows: bool) -> None:
         """Refuse positions that not all layers can have, as in Gemma 4, whose layers differ."""
@@ -138,19 +144,23 @@ class HFStackPositions(StackPositions):
                 "use own, or encodings without rotations and tables of this width, such as alibi"
             )
 
-    def get_extra_state(self) -> Tensor:
-        """Build the record: spec, length in training, and causality if tables depend on it."""
+    @property
+    def identity(self) -> Identity:
+        """What weights depend on: spec, length in training, causality if tables depend on it."""
         settings = WeightSettings()
         if any(item.encoding.rows_depend_on_causal for item in self.spec.items):
             settings = WeightSettings(attention="causal" if self.dims.causal else "bidirectional")
-        return Identity(self.spec, self.directions, self.dims.trained_length, settings).to_tensor()
+        return Identity(self.spec, self.directions, self.dims.trained_length, settings)
+
+    def get_extra_state(self) -> Tensor:
+        """Encode the identity, the record of these positions in state dicts."""
+        return self.identity.to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
         """Compare the record of a state dict with these positions; refuse others, set nothing."""
         if state.dim() != 1:  # a matrix: the weight of the stock model that has this name in files
             raise UserError("the weights are of a model whose positions were not set")
-        theirs = Identity.from_tensor(state)
-        ours = Identity.from_tensor(self.get_extra_state())
+        theirs, ours = Identity.from_tensor(state), self.identity
         if differences := theirs.position_differences(ours):  # "trained with X, the model has Y"
             raise UserError(f"weights {differences[0]}: set their positions before loading")
         if differences := theirs.weight_settings.differences(ours.weight_settings):
@@ -299,17 +309,6 @@ class HFStackPositions(StackPositions):
         """Convert the rotations by kind of layer to cosines, where the model's code rotates."""
         dtype, form = module.get_input_embeddings().weight.dtype, self.family.cosines
         return {kind: rotations[kind].cosines(form, dtype) for kind in self.rotated_kinds}
-
-
-def _applies_rotation(stack: Stack, attention: nn.Module, rotation: Rotation | None) -> bool:
-    """Check whether a model's own attention can apply a rotation: see :meth:`PairRotation.cosines`.
-
-    Not a trained one: the first layer's backward pass would free its graph, which others may need.
-    """
-    if not isinstance(rotation, PairRotation) or rotation.phases.requires_grad:
-        return False
-    has_cosines = rotation.has_cosines(stack.family.cosines, stack.find_cosine_width(attention))
-    return has_cosines and stack.family.applies_cosines(attention)
 
 
 def _refuse_layers(stack: Stack) -> None:

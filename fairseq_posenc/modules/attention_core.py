@@ -177,21 +177,15 @@ class AttentionCore:
 
     def rotate_tokens(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
         """Rotate queries ``(B, H, T, D)``, and the keys of the last tokens, T or more."""
-        of_queries = of_keys = self.rotation(shared)
+        of_queries = of_keys = self.rotation(shared, shared.positions.tgt_len)
         if key.size(2) != query.size(2):  # transformers' caches have unrotated keys
             of_keys = self.rotation(shared, key.size(2))
         if of_queries is None or of_keys is None:
             return query, key
         return of_queries.rotate_queries(query), of_keys.rotate_keys(key)
 
-    def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
-        """Select the rotation of the last tokens: the stack's, this layer's, or None.
-
-        Args:
-            shared: position state of the forward pass, for this kind of layer.
-            count: number of tokens; by default T.
-        """
-        count = shared.positions.tgt_len if count is None else count
+    def rotation(self, shared: Shared, count: int) -> Rotation | None:
+        """Select the rotation of the last ``count`` tokens: the stack's, this layer's, or None."""
         if (rotation := shared.rotation_of_last(count)) is not None:
             return rotation
         return self.encodings.rotation(shared.positions.last_ids(count))

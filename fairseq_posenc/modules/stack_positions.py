@@ -31,6 +31,8 @@ class StackPositions(nn.Module):
         max_positions: length of the longest sequence, for which trained tables have rows.
         causal: True for a decoder, whose queries see no later keys.
         head_dim: width of a head; by default ``embed_dim / num_heads``.
+        pretrained_length: length that loaded weights were trained at, by which rotations are
+            scaled; by default ``max_positions``.
 
     Raises:
         UserError: the spec is wrong (:func:`~fairseq_posenc.specs.parse`), or the sizes do not fit.
@@ -44,10 +46,11 @@ class StackPositions(nn.Module):
         max_positions: int = 512,
         causal: bool = False,
         head_dim: int | None = None,
+        pretrained_length: int | None = None,
     ) -> None:
         super().__init__()
         spec = parse(spec) if isinstance(spec, str) else spec
-        dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
+        dims = Dims(embed_dim, num_heads, max_positions, causal, pretrained_length, head_dim)
         self.spec, self.dims = spec, dims  # also in each state, for our layers to compare
         limits = assembly.list_limits(spec, dims, spec.items)  # on the keys that a query may see
         self.id_readers = assembly.find_id_readers(spec, dims)  # encodings that ids must fit

@@ -97,7 +97,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
         context = state_of_kind(attention.stack, attention.kind)  # still set when hooks run
         of_input = attention.encodings.input_terms(queries.transpose(0, 1), context.positions)
         terms = attention.compute_terms(context) | of_input
-        rotation = attention.rotation(context)  # of the stack or of this layer; None without any
+        rotation = attention.rotation(context, context.positions.tgt_len)  # None without any
         mask = context.mask.with_direction(attention.direction)  # for `cope`, which counts keys
         return split(query, key, terms, rotation, mask=mask)
     if isinstance(attention.q_proj, RotatedProjection):

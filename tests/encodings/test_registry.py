@@ -170,6 +170,7 @@ def test_values_without_a_meaning_are_refused_in_one_line(text, causal, allowed)
 
 SIZES = [("width", Dims(0, 1, 8)), ("heads", Dims(8, 0, 8)), ("heads", Dims(8, -8, 8))]
 SIZES += [("positions", Dims(8, 2, 0)), ("positions", Dims(8, 2, -1))]
+SIZES += [("length in training", Dims(8, 2, 8, pretrained_length=0))]
 
 
 @pytest.mark.parametrize(("what", "dims"), SIZES)

@@ -163,6 +163,8 @@ def test_positions_that_were_set_are_read() -> None:
     assert own_positions.count_positions(config) == 99
 
 
+SCALED = "rope(layout=half,scaling=linear:2)"
+LAST_DIFFERS = "3*rope+window(size=8),rope(base=500)"
 # the spec, that of the model, layers of the model, the spec with the model's in place of the word
 OWN = [
     ("rope+alibi", HALF, 4, "rope+alibi"),
@@ -170,19 +172,9 @@ OWN = [
     ("3*own+window(size=512),none", HALF, 4, f"3*{HALF}+window,none"),
     ("own(scaling=yarn:4)", HALF, 4, "rope(layout=half,scaling=yarn:4)"),
     ("own(base=500)", "rope(scaling=yarn:4)", 4, "rope(base=500,scaling=yarn:4)"),
-    (
-        "own(base=500,scaling=none)+sink",
-        "rope(layout=half,scaling=linear:2)",
-        4,
-        "rope(base=500,layout=half)+sink",
-    ),
-    ("own,none", "3*rope+window(size=8),rope(base=500)", 8, "rope+window(size=8),none"),
-    (
-        "none,own",
-        "3*rope+window(size=8),rope(base=500)",
-        8,
-        "none,rope+window(size=8),none,rope(base=500)",
-    ),
+    ("own(base=500,scaling=none)+sink", SCALED, 4, "rope(base=500,layout=half)+sink"),
+    ("own,none", LAST_DIFFERS, 8, "rope+window(size=8),none"),
+    ("none,own", LAST_DIFFERS, 8, "none,rope+window(size=8),none,rope(base=500)"),
     ("2*own,none", "rope,rope(base=500)", 4, "rope,rope(base=500),none,rope(base=500)"),
     ("own(scaling=yarn:4)", "3*rope,none", 8, "3*rope(scaling=yarn:4),none"),
     ("own(size=16)", "rope+window(size=8)", 8, "rope+window(size=16)"),

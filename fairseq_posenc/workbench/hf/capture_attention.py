@@ -45,7 +45,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             else:
                 state = named[POSITION_STATE]  # the `LayerState` that our layers pass on
                 call = positions.prepare_call(module, queries, key, value, state, factor)
-                rotation = positions.rotation(state.shared)
+                rotation = positions.rotation(state.shared, query.size(2))
             _, weights = reference.attend(call._replace(need_weights=True))
             assert weights is not None
             stack = "decoder" if positions is None or positions.dims.causal else "encoder"
