@@ -28,7 +28,6 @@ from fairseq_posenc.encodings.term import Decay, ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import caches
-from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions, PassState
 from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, OWN_CODE
@@ -55,16 +54,16 @@ class LayerState:
 class AttentionPositions(AttentionCore, nn.Module):
     """The positions of a layer's self-attention: its trained encodings, and how they are applied.
 
-    ``positions`` and ``stack`` are read, not kept. ``index`` is the number of the layer.
+    The stack's ``positions`` are read, not kept. Layer ``index`` has heads of width ``head_dim``.
     """
 
-    def __init__(self, positions: HFStackPositions, stack: Stack, index: int) -> None:
+    def __init__(self, positions: HFStackPositions, index: int, head_dim: int) -> None:
         super().__init__()
-        self.dims = positions.dims._replace(own_head_dim=stack.head_widths[index])  # this layer's
+        self.dims = positions.dims._replace(own_head_dim=head_dim)
         # The width of the cosines that the model's attention is called with; 0 for none.
         self.cosine_width = positions.cosine_widths[index]
         self.encodings = build_layer(positions.spec, positions.dims, index)
-        self.spec, self.family = positions.spec, stack.family  # of all layers of the stack
+        self.spec, self.family = positions.spec, positions.family  # of all layers of the stack
         self.kind = self.spec.layer_kind(index)
         first = dict(enumerate(positions.directions.split(",")))  # those of the first layers
         self.direction = first.get(index) or ("lr" if self.dims.causal else "both")

@@ -120,8 +120,8 @@ def _build_parts(
     with torch.device("cpu" if weight.is_meta else weight.device):
         positions = HFStackPositions(spec, stack, max_positions, directions, boundary_id)
         parts: Parts = {stack.module: positions}
-        for index, attention in enumerate(stack.attentions):
-            parts[attention] = AttentionPositions(positions, stack, index)
+        for index, (attention, width) in enumerate(zip(stack.attentions, stack.head_widths)):
+            parts[attention] = AttentionPositions(positions, index, width)
     for owner, part in parts.items():
         refuse_replaced_forward(owner)
         part.to(stack.module.dtype)
@@ -152,10 +152,10 @@ def _refuse_unfit(spec: Spec, stack: Stack) -> None:
 
 def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
     """Put the new modules into a model, in place of its present positions."""
-    # A model has one attention function: its own (`stock`, the same in all stacks) if that computes
-    # the positions of all stacks (`is_native`), else ours.
+    # A model has one attention function: its own (`stock_attention`, the same in all stacks) if
+    # that computes the positions of all stacks (`is_native`), else ours.
     is_native = all(parts[stack.module].is_native for stack in stacks)
-    attention = parts[stacks[0].module].stock if is_native else OUR_ATTENTION
+    attention = parts[stacks[0].module].stock_attention if is_native else OUR_ATTENTION
     copies: dict[int, object] = {}  # parts of the model that share one keep sharing it
     for module in model.modules():  # their configurations, which other models may share, are copied
         config: Any = vars(module).get("config")

@@ -96,11 +96,12 @@ class HFStackPositions(StackPositions):
         is_plain = acts_on <= {"input", "rotation"} and not (self.directions or any(drafts))
         # Whether attention and caches are the model's own; False later if another stack's are not.
         self.is_native = rotates_alone and stack.attends_plainly and is_plain
-        before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
-        attention = stack.config._attn_implementation
         # The attention function that the model had before it got ours, and the backend of ours.
-        self.stock = before.stock if before and attention == OUR_ATTENTION else attention
-        self.backend = "flex" if self.stock == "flex_attention" else "auto"
+        self.stock_attention = stack.config._attn_implementation
+        before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
+        if before is not None and self.stock_attention == OUR_ATTENTION:
+            self.stock_attention = before.stock_attention
+        self.backend = "flex" if self.stock_attention == "flex_attention" else "auto"
         if not self.is_native:  # else no backend of ours is used
             assembly.draft_terms(spec, self.dims, self.backend)  # refuses terms that it lacks
         self.gated_kinds = {kind for kind, terms in enumerate(drafts) if terms.has(Decay)}
@@ -241,7 +242,7 @@ class HFStackPositions(StackPositions):
         """Refuse attention that differs from that for which the positions were set."""
         attention = stack.config._attn_implementation
         if (attention == OUR_ATTENTION) == self.is_native:  # native ones need the model's, not ours
-            right = self.stock if self.is_native else OUR_ATTENTION
+            right = self.stock_attention if self.is_native else OUR_ATTENTION
             raise UserError(
                 f"the attention of this model was set to {attention!r}, which leaves its positions "
                 f"out: model.set_attn_implementation({right!r})"
