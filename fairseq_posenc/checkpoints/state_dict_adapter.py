@@ -42,8 +42,7 @@ class IdentifiedStack(Protocol):
 class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
-    num_updates: int = 0  # made so far, for the message if training diverges
-    has_loaded: bool = False  # whether a checkpoint's weights were loaded
+    num_updates: int | None = None  # made so far; None until fairseq sets it, for a new model
     optimizer_source: Path | None = None  # checkpoint whose optimizer's state is loaded, too
 
     def set_num_updates(self, num_updates: int) -> None:
@@ -101,7 +100,6 @@ class PositionCheckpoints(nn.Module):
             )
         for change in changes:
             logger.warning("--init-positions: %s", change)
-        self.has_loaded = True
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

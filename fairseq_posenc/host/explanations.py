@@ -81,7 +81,7 @@ def _explain(error: BaseException) -> str | None:
     if isinstance(error, FloatingPointError) and trained:  # in the next update
         *_, (model, save_dir) = trained.items()
         return (
-            f"training stopped at update {model.num_updates + 1:,}: {error}; checkpoints in "
+            f"training stopped at update {(model.num_updates or 0) + 1:,}: {error}; checkpoints in "
             f"{save_dir}, except crash.pt, are from before: continue from one of them with a "
             "smaller --lr, or with --clip-norm"
         )

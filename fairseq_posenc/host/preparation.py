@@ -94,10 +94,11 @@ def load_blocks(task: Any, dataset: Any, max_tokens: Any = 36_000, *args: Any, *
 def build_criterion(task: Any, criterion: Any, *args: Any, **how: Any) -> Any:
     """Build the criterion of a task, but first prepare the training of its model, if it is new.
 
-    fairseq-validate builds one for a model that it has loaded.
+    fairseq-validate builds one, too, for a model that it has loaded: such a model has a number of
+    updates. One with weights that its task has loaded, to start from, has none.
     """
     models = [model for model, owner in _built.items() if owner() is task]
-    if new := [x for x in models if x.training and not x.has_loaded]:
+    if new := [x for x in models if x.training and x.num_updates is None]:
         sections = [x for x in (criterion, read_task_options(task)) if isinstance(x, DictConfig)]
         # omegaconf 2.0, of the official fairseq, has no public name for the root.
         roots: list[Any] = [section._get_root() for section in sections]

@@ -134,6 +134,7 @@ def test_a_second_training_in_a_save_dir_is_refused(tmp_path):
 def test_a_training_without_a_configuration_of_fairseq_warns(caplog):
     model, task = preparation.CheckedModel(), FairseqTask(None)
     preparation.prepare_model(model, task)
+    model.load_state_dict({})  # a task may begin with weights, also in a new training
     assert task.build_criterion(Namespace(criterion="cross_entropy", sentence_avg=True))
     assert "no configuration of fairseq: options are unchecked, no folder locked" in caplog.text
 
