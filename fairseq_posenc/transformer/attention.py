@@ -76,9 +76,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
 
     def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
         """Refuse fairseq's pruning of heads, which leaves the encodings' tables by head as is."""
-        raise UserError(
-            "heads cannot be pruned: fairseq would leave the encodings' tables by head as they are"
-        )
+        raise UserError("heads cannot be pruned: tables by head would keep the rows of all heads")
 
     def forward(
         self,
@@ -117,7 +115,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             # Projected rows of DeBERTa's table, under a key of this module; all beams share them.
             key_of_rows = self._get_full_incremental_state_key("rows")
             rows = incremental_state.setdefault(key_of_rows, ProjectedRows())  # extended below
-        past = None if (sums := buffer.get("prev_decay")) is None else Decay(sums)
+        sums = buffer.get("prev_decay")  # of earlier keys, then of later ones in an encoder
+        past = None if sums is None else Decay(*sums.split(self.num_heads, 1))
         of_input = self.encodings.input_terms(query.transpose(0, 1), positions, past)
         decay = of_input.find(Decay)  # what the forget gates of all S tokens sum up to, or None
         terms = self.compute_terms(shared, rows) | of_input
@@ -143,7 +142,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 "prev_value": needed.value,
                 "prev_key_padding_mask": padding,  # of all tokens, also those without a key
                 "prev_places": places,
-                "prev_decay": None if decay is None else decay.earlier,
+                "prev_decay": None if decay is None else torch.cat([*decay.tensors().values()], 1),
             }
             self._set_input_buffer(incremental_state, buffer)
         attended, weights = attend(call, self.backend)
