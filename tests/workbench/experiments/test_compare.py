@@ -53,7 +53,8 @@ def make_ends(
     curves: Mapping[str, Sequence[float]], seeds: str = "1,2,3"
 ) -> tuple[ComparePlan, dict[Run, TrainingEnd]]:
     """Return ends in which the seeds differ by a thousandth, every other model's downwards."""
-    command.add_arguments(parser := Parser())
+    parser = Parser()
+    command.add_arguments(parser)
     words = ["--encodings", ",".join(curves), "--seeds", seeds, "--updates", "200"]
     plan = command.build_plan(parser.parse_args(words))
     ends = {}
@@ -114,7 +115,7 @@ def test_a_model_is_judged_at_its_best_rate_over_all_seeds():
     """One lucky seed does not make a rate the best; a rate that diverged never is."""
     (variant,) = parse_variants("m4m")
     ends = {
-        Run(variant, seed, lr): make_end([end or 9], diverged_at=not end)
+        Run(variant, seed, lr): make_end([end or 9], diverged_at=0 if end else 1)
         for lr, values in {"0.001": (50, 52), "0.003": (40, 90), "0.1": (0, 1)}.items()
         for seed, end in enumerate(values)
     }
@@ -122,30 +123,41 @@ def test_a_model_is_judged_at_its_best_rate_over_all_seeds():
     assert (model.lr, model.by_seed) == ("0.001", {0: 50, 1: 52})
 
 
-def test_the_screen_and_the_record_have_the_best_first_and_a_model_that_diverged_last(tmp_path):
+def test_a_seed_that_diverged_is_shown_and_the_others_are_compared():
     plan, ends = make_ends(FOUR)
     run = next(run for run in ends if run.variant.name == "learned")
     ends[run] = ends[run]._replace(diverged_at=140)
+    models = rank_models(ends)
+    assert [model.variant.name for model in models] == ["m4m", "decbert_diff", "none", "learned"]
+    diverged, test, _ = conclude(models, UNIGRAM)
+    assert diverged == "learned diverged at update 140 (seed 1)."
+    assert "for 3 comparisons: m4m is better than decbert_diff, none;" in test
+    (line,) = re.findall("^learned .*", report.format_screen(models, UNIGRAM), re.M)
+    said = r"learned  +diverged at update 140 \(seed 1\)  +79\.8, 79\.8  +8,192  +01:01"
+    assert re.fullmatch(said, line)
+    rows = report.build_record(plan, FACTS, ends, {}).figures["trainings"]
+    (row,) = (row for row in rows if row["diverged"])
+    assert (row["model"], row["perplexity"], row["diverged"]) == ("learned", None, 140)
+
+
+def test_the_screen_shows_the_best_first_and_the_record_has_differences_and_trainings(tmp_path):
+    plan, ends = make_ends(FOUR)
     table, conclusions = report.format_screen(rank_models(ends), UNIGRAM).split("\n\n")
     assert max(map(len, table.splitlines())) <= 100
     names = [line.split()[0] for line in table.splitlines()]
-    assert names == ["encoding", "m4m", "decbert_diff", "none", "learned"]
-    assert re.search(
-        r"\nlearned  +diverged at update 140 \(seed 1\)  +79\.8, 79\.8  +8,192  +01:01", table
-    )
-    diverged, test, _ = conclusions.splitlines()
-    assert diverged == "- learned diverged at update 140 (seed 1)."
-    assert "for 3 comparisons: m4m is better than decbert_diff, none;" in test
+    assert names == ["encoding", "m4m", "decbert_diff", "learned", "none"]
+    assert conclusions.startswith("- After Holm's correction for 6")
     report.build_record(plan, FACTS, ends, {"family": "x"}).write(tmp_path / "r.json")
     found = record.read(tmp_path / "r.json")
     assert (found.kind, found.data["words"]) == ("compare", 300_000)
-    trainings = found.figures["trainings"]
-    assert [row["seed"] for row in trainings] == [1] * 4 + [2] * 4 + [3] * 4
-    (row,) = (row for row in trainings if row["diverged"])
-    assert (row["model"], row["perplexity"], row["diverged"]) == ("learned", None, 140)
+    assert [row["seed"] for row in found.figures["trainings"]] == [1] * 4 + [2] * 4 + [3] * 4
+    # A pair whose differences have variance, and not the largest p, which is its own correction.
     pair = found.figures["differences"][-1]
-    assert (pair["model"], pair["other"], pair["seeds"]) == ("decbert_diff", "none", 3)
-    assert pair["log_perplexity_difference"] == pytest.approx(math.log(50.1 / 100.2), abs=1e-4)
+    assert (pair["model"], pair["other"], pair["seeds"]) == ("learned", "none", 3)
+    log_difference = pair["log_perplexity_difference"]
+    assert log_difference == pytest.approx(math.log(79.84 / 100.2), abs=1e-4)
+    low, high = (pair[f"log_perplexity_difference_{end}"] for end in ("low", "high"))
+    assert low < log_difference < high < 0
     assert pair["p"] < pair["p_holm"] < 0.01
 
 
@@ -198,9 +210,9 @@ def test_models_differ_only_in_their_positions():
         training = command.build_training(plan, run, Path("out"), USER_DIR)
         words = shlex.join(training.command).replace(str(training.folder), "")
         before, _, after = words.partition(shlex.join(run.variant.options))
+        assert after
         rest.add((before, after))
     assert len(rest) == 1
-    assert after
 
 
 def test_results_of_a_text_do_not_replace_the_demo(tmp_path, monkeypatch, capsys):
@@ -251,15 +263,9 @@ def undisturbed(tmp_path_factory) -> Path:
     return out
 
 
-STOPS = (signal.SIGKILL, "none"), (signal.SIGTERM, ENCODINGS)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "encodings"), some_of(STOPS[:1], STOPS))
-def test_a_stopped_or_killed_comparison_continues_to_the_same_bits(
-    number, encodings, undisturbed, tmp_path
-):
-    """After SIGTERM with one encoding more, which is then trained as well."""
+@pytest.mark.parametrize("number", some_of([signal.SIGKILL], [signal.SIGTERM, signal.SIGKILL]))
+def test_a_stopped_or_killed_comparison_continues_to_the_same_bits(number, undisturbed, tmp_path):
     out = tmp_path / "out"
     call = [commands.script("fairseq-posenc"), *compare_words(out, "none", *MORE)]
     process = subprocess.Popen(call, stderr=subprocess.PIPE, encoding="utf-8")
@@ -270,38 +276,39 @@ def test_a_stopped_or_killed_comparison_continues_to_the_same_bits(
         assert process.returncode == STOPPED
         assert last == "fairseq-posenc: stopped; the same command continues, or starts again"
     wait_until(lambda: not is_locked(out / LOCK))
-    assert "continues at update" in run_compare(out, encodings, *MORE).err
-    expected = read_trainings(undisturbed).items()
-    assert read_trainings(out) == {x: found for x, found in expected if x[0] in encodings}
+    assert "continues at update" in run_compare(out, "none", *MORE).err
+    expected = read_trainings(undisturbed)
+    assert read_trainings(out) == {key: expected[key] for key in expected if key[0] == "none"}
 
 
 @pytest.mark.slow
-def test_a_kill_within_a_save_loses_no_update_and_a_log_without_its_end_is_named(
-    undisturbed, tmp_path
-):
-    """After a kill the log is whole, newer checkpoints as well, older ones are not yet deleted.
-
-    After a power cut, the log may lack its end: such a training is not begun again.
-    """
+def test_a_kill_within_a_save_loses_no_update_and_leaves_no_checkpoint(undisturbed, tmp_path):
+    """The last figures are in the log, newer checkpoints are whole, older ones not yet deleted."""
     out = shutil.copytree(undisturbed, tmp_path / "out")
     older, torn = (path.parent for path in sorted(out.glob("models/*/*-2/train.log")))
     shutil.copyfile(older / "checkpoint_1_18.pt", older / "checkpoint_last.pt")
     (torn / "checkpoint_last.pt").write_bytes(b"")
     for folder in out.glob("models/*/*"):
         shutil.copyfile(folder / "checkpoint_1_18.pt", folder / "checkpoint_1_16.pt")
-    log = out / "models/none/lr-0.003-seed-1/train.log"
-    whole = log.read_text()
-    log.write_text(cut := whole.rpartition('"valid_num_updates": "20"')[0])
-    run = run_compare(out, ENCODINGS, *MORE, fails=True)
-    assert run.status == 1
-    assert f"{log.parent}: its log has no last validation; delete the folder" in run.err
+    run = run_compare(out, ENCODINGS, *MORE)
     assert re.findall(r"continues at update (\d+)", run.err) == ["18"]
-    assert log.read_text() == cut
-    log.write_text(whole)
-    assert "continues at update" not in run_compare(out, ENCODINGS, *MORE).err
     assert read_trainings(out) == read_trainings(undisturbed)
     left, expected = ({x.relative_to(top) for x in top.rglob("*.pt")} for top in (out, undisturbed))
     assert left == expected
+
+
+@pytest.mark.slow
+def test_a_training_whose_log_lost_its_end_is_named_and_not_begun_again(undisturbed, tmp_path):
+    """As a power cut may leave it; after a kill, the log is whole."""
+    out = shutil.copytree(undisturbed, tmp_path / "out")
+    log = out / "models/none/lr-0.003-seed-1/train.log"
+    cut = log.read_text().rpartition('"valid_num_updates": "20"')[0]
+    log.write_text(cut)
+    run = run_compare(out, ENCODINGS, *MORE, fails=True)
+    assert run.status == 1
+    assert f"{log.parent}: its log has no last validation; delete the folder" in run.err
+    assert "continues at update" not in run.err
+    assert log.read_text() == cut
 
 
 @pytest.mark.slow
@@ -320,6 +327,14 @@ def test_more_seeds_and_updates_continue_and_others_are_refused(undisturbed, tmp
     assert len(found) == 2
     for training, (figures, _, weights) in found.items():  # curves have other points
         assert (figures, weights) == expected[training][::2]
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_an_encoding_added_to_a_finished_folder_is_trained_to_the_same_bits(undisturbed, tmp_path):
+    for encodings in ("none", ENCODINGS):
+        run_compare(tmp_path / "out", encodings, *MORE)
+    assert read_trainings(tmp_path / "out") == read_trainings(undisturbed)
 
 
 @pytest.mark.slow

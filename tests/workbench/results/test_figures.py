@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,18 +60,23 @@ def test_a_line_has_the_means_and_the_band():
     assert [text.get_text() for text in axes.get_legend().texts] == ["all  3.0", "few  1.5"]
 
 
+ONE, OTHER = {1: 2.0, 2: 3.0, 3: 4.0, 4: 9.0}, {1: 3.0, 2: 5.0, 3: 7.0, 5: 1.0}
+
+
 def exponents(values):
     return {seed: math.exp(value) for seed, value in values.items()}
 
 
-def test_seeds_with_finite_values_are_compared_in_pairs():
-    one = {1: 2.0, 2: 3.0, 3: 4.0, 4: 9.0, 6: math.nan, 7: 1.0}
-    other = {1: 3.0, 2: 5.0, 3: 7.0, 5: 1.0, 6: 1.0, 7: math.inf}
-    found = intervals.compare(exponents(one), exponents(other))
+def test_seeds_are_compared_in_pairs():
+    found = intervals.compare(exponents(ONE), exponents(OTHER))
     assert found.seeds == 3
     assert found.interval == pytest.approx(intervals.interval([-1, -2, -3]))
     t = 2 * math.sqrt(3)  # of two degrees of freedom, for which p has a closed form
     assert found.p_value == pytest.approx(1 - t / math.sqrt(2 + t * t))
+
+
+def test_what_is_not_finite_is_no_pair():
+    assert intervals.compare({**ONE, 1: math.nan}, {**OTHER, 2: math.inf}).seeds == 1
 
 
 @pytest.mark.parametrize(
@@ -120,19 +126,29 @@ def test_a_page_is_filled_between_its_markers():
             markdown.fill_page(text, "<s>", "new", "<e>")
 
 
-def test_a_record_comes_back_with_null_for_what_is_not_finite(tmp_path):
-    row = {"name": "ü|x", "loss": 2.5, "none": None, "nan": math.nan, "high": math.inf}
-    figures = {"models": [row], "empty": []}
+def test_a_record_comes_back(tmp_path):
+    figures = {"models": [{"name": "ü|x", "loss": 2.5, "none": None}], "empty": []}
     written = record.Record("compare", figures, {"text": "a.txt"}, "rope", "compare --x 'a b'")
     written.write(tmp_path / "a.json")
-    row |= {"nan": None, "high": None}
     assert record.read(tmp_path / "a.json") == written
-    assert written.rows == [row]
+    assert written.rows == figures["models"]
     assert record.Record("compare", {}, {}).rows == ()
+
+
+def test_a_record_has_null_for_what_is_not_finite(tmp_path):
+    row = {"loss": 2.5, "nan": math.nan, "high": math.inf}
+    written = record.Record("compare", {"models": [row]}, {"text": "a.txt"})
+    written.write(tmp_path / "a.json")
+    expected = {**row, "nan": None, "high": None}
+    found = record.read(tmp_path / "a.json")
+    assert found == replace(written, figures={"models": [expected]})
 
 
 def test_a_file_that_is_no_record_is_refused(tmp_path):
     whole = vars(record.Record("compare", {"a": [{"b": 1}]}, {}))
     (tmp_path / "a.json").write_text(json.dumps({**whole, "other": 1}))
     with pytest.raises(UserError, match="not a record"):
+        record.read(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text('{"kind": 1')
+    with pytest.raises(UserError, match="cannot be read"):
         record.read(tmp_path / "a.json")
