@@ -127,7 +127,7 @@ def test_pruning_heads_of_self_attention_is_refused(family):
     model = make_model(family, position_encoding="alibi")
     expected = logits(model, family, tokens := make_tokens())
     attention = attention_of(model)
-    with pytest.raises(UserError, match="heads cannot be pruned: fairseq would leave"):
+    with pytest.raises(UserError, match="heads cannot be pruned: tables by head"):
         prune(attention)
     torch.testing.assert_close(logits(model, family, tokens), expected)
 
