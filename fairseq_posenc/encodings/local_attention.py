@@ -84,7 +84,8 @@ class Chunk(Encoding):
     def mask(self, positions: Positions) -> Mask:
         """Limit attention to the tokens of one chunk."""
         longest = self.size if positions.counted else None  # a caller's ids may repeat
-        return Mask(segments=positions.compact_ids() // self.size, longest_segment=longest)
+        ids = positions.compact_ids()  # of one row, if it serves all sentences
+        return Mask(segments=ids // self.size, longest_segment=longest)
 
 
 @register("documents")
@@ -123,5 +124,5 @@ class Documents(Encoding):
 
     def mask(self, positions: Positions) -> Mask:
         """Limit attention to the tokens of one document."""
-        # A document's number is its start. `documents`: a reset is for the first token of each.
+        # A document's number is its start. With `documents`, each has the first token of a reset.
         return Mask(segments=positions.document_starts, documents=True)

@@ -96,7 +96,7 @@ class Rope(Encoding):
         self.axes = axes or len(sections or [1])  # sections alone have an axis each
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
-        self.pair_axes = torch.tensor(self._assign_axes(), device="cpu")  # see `Encoding._apply`
+        self.pair_axes = torch.tensor(self._assign_axes(), device="cpu")  # also in a "meta" draft
         self.compute_constants()
 
     def _assign_axes(self) -> list[int]:

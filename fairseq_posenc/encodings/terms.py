@@ -1,7 +1,7 @@
 """Combines the terms of several encodings for a layer, which has at most one of each name.
 
-Rows by distance are multiplied by queries, keys or states, or added to values. Each layer
-projects those of ``layer`` to rows of queries and of keys; those of ``channel`` scale each channel.
+Rows by distance are multiplied by the vectors that their ``of`` names, or added to values. B batch,
+T queries, S keys, R rows, H heads, G tables (H, or 1 for all heads), C model size, D head size.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ class Terms(tuple[Term, ...]):
                     tables[key] = tables[key] if key in tables else term.expand()
                     term = replace(term, table=tables[key], runs=None)
                 elif term is self.bias:
-                    pairs = term.table[:, runs.find_pairs(self.first)]  # [G, B or 1, T, S]
+                    # With the rows of a reset for the pairs of first tokens: [G, B or 1, T, S].
+                    pairs = term.table[:, runs.find_pairs(self.first)]
                     term = NumbersByPair(pairs.transpose(0, 1))
             expanded.append(term)
         return _merge(expanded)  # a bias that became one by pair joins another one by pair

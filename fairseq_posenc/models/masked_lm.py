@@ -34,7 +34,7 @@ class PositionalRobertaEncoder(RobertaEncoder):
     def build_encoder(
         self, args: Any, dictionary: Any, embed_tokens: nn.Embedding
     ) -> PositionalEncoder:
-        """Build the stack with BERT's initialisation, which leaves position parameters alone."""
+        """Build the stack with BERT's initialisation, of linear layers and embeddings."""
         encoder = PositionalEncoder(configure_stack(args, "encoder"), dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
@@ -97,7 +97,7 @@ class PositionalRoberta(CheckedModel, RobertaModel):
             with open_dict(settings):
                 settings.reuse_dataloader = settings.persistent_workers = False
         model = cls(args, encoder)
-        prepare_model(model, task, encoder=encoder.sentence_encoder)  # checks data and options
+        prepare_model(model, task, encoder=encoder.sentence_encoder)  # data now, options later
         return model
 
     def register_classification_head(self, name: str, *args: Any, **kwargs: Any) -> None:

@@ -46,7 +46,8 @@ def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: 
     if cache.ids is not None and positions.counted:  # no caller gave this call's positions
         raise UserError("the tokens in the cache had position_ids: give those of the new ones")
     held = (*kept.key.shape[:3], kept.value.size(3))  # rotated keys may be wider
-    # The new queries need the last keys, such as those of a window, and perhaps some of the first.
+    # Of the keys in the cache, the new queries need the `last` ones (a number, None for all), such
+    # as those of a window, and those at the places `first`.
     last, first = shared.mask.needed_keys(queries=positions.tgt_len)
     needed_length = tokens if last is None else min(tokens, last)
     if first is not None:

@@ -94,7 +94,8 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
     query = project(queries, attention.q_proj)  # [B, H, T, D]
     key = project(keys, attention.k_proj)  # [B, H, S, D]
     if isinstance(attention, PositionalAttention):
-        context = state_of_kind(attention.stack, attention.kind)  # still set when hooks run
+        # Layers of one kind have the same encodings. The state is still set when hooks run.
+        context = state_of_kind(attention.stack, attention.kind)
         of_input = attention.encodings.input_terms(queries.transpose(0, 1), context.positions)
         terms = attention.compute_terms(context) | of_input
         rotation = attention.rotation(context, context.positions.tgt_len)  # None without any

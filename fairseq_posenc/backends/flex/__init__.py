@@ -3,7 +3,7 @@
 A block mask skips tiles in which no query sees a key. torch compiles a kernel for each combination
 of terms and lengths, so lengths are rounded up, and the batch is dynamic. For each table of
 vectors, all tokens are first multiplied by its rows at the visible distances, which takes memory
-for ``(B, H, T, R)``.
+for ``(B, H, T, R)``: B batch, H heads, T queries, R rows.
 """
 
 from functools import cache
@@ -65,7 +65,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     blocks = mask.cached("flex", (*mask.cache_deps, *sizes), lambda: build_block_mask(mask, *sizes))
     query = F.pad(query, (0, 0, 0, round_length(tgt_len) - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, round_length(src_len) - src_len)) for x in (key, value))
-    with no_autocast(query.device):  # scale: one number; temperature: by query, [B or 1, G, T]
+    with no_autocast(query.device):
         modify = build_score_mod(terms, *sizes, mask, query, key, call.temperature())
         scale, sink = terms.scale(query.size(-1)), terms.find(SinkScore)
         if sink is None:

@@ -106,9 +106,9 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
         model.generation_config = _build_generation_config(trained, config)
     weights = _select_weights(trained)
     learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table"
-    if is_plain and f"{learned}.weight" in weights:  # for its table, which begins with unused rows
+    if is_plain and f"{learned}.weight" in weights:  # RoBERTa's table begins with unused rows
         own_table = f"{model.base_model_prefix}.embeddings.position_embeddings"
-        stock = stock._replace(parts={learned: own_table, **stock.parts})  # the first name counts
+        stock = stock._replace(parts={learned: own_table, **stock.parts})  # the first fit is used
         weights[f"{learned}.weight"] = F.pad(weights[f"{learned}.weight"], (0, 0, UNUSED_ROWS, 0))
     for weight, parameter in stock.pair_weights(weights, model, trained.path):
         parameter.copy_(weight)
@@ -200,7 +200,7 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily, is_plain: bool) 
         "tie_word_embeddings": trained.ties_embeddings,  # of output and input; see below for BART
     }
     if trained.family == "masked_lm":
-        fields["max_position_embeddings"] += UNUSED_ROWS  # its class subtracts them again
+        fields["max_position_embeddings"] += UNUSED_ROWS  # RoBERTa's positions begin after them
         fields |= {"layer_norm_eps": stock_classes.EPSILON, "type_vocab_size": 1}
     else:
         fields["scale_embedding"] = not _read_option(trained, "no_scale_embedding")
