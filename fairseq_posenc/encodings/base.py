@@ -41,8 +41,8 @@ class Dims(NamedTuple):
         num_heads: H.
         max_positions: n, the number of positions that tables have room for.
         causal: whether queries see no later keys.
-        pretrained_length: the length that loaded weights were trained at; None for new weights. The
-            ramp of a scaled rotation and logarithmic buckets are made for it, whatever n is.
+        pretrained_length: the length that loaded weights were trained at; None for new weights.
+            Scalings of rotations, temperatures and logarithmic buckets are made for it, not for n.
         own_head_dim: D if it is not C / H.
     """
 

@@ -30,8 +30,8 @@ _ADVICE = {
     r"Interpolation key 'task\.|Unsupported language modeling target|.* a FairseqMultiModel": (
         f"the model does not fit the task: {FITTING_TASKS}"
     ),
-    "Could not infer language pair": "the data have no pairs, as train.de-en.de.idx: name a folder "
-    "of pairs, or a task of running text, as --task language_modeling",
+    "Could not infer language pair": "the data folder has no file such as train.de-en.de.idx: give "
+    "one of pairs, or --task language_modeling",
     r"(\w+) is required!": r"no \1 is chosen: give one, as in --optimizer adam",
     r"(?s)field '.*\.(\w+)' is not Optional": r"the setting \1 needs a value: give one, as an "
     "option of this name with - for _",

@@ -9,12 +9,14 @@ import os
 import shutil
 import sys
 import weakref
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import CheckpointConfig
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
@@ -52,7 +54,9 @@ class CheckedModel(PositionCheckpoints):
         checks.check_precision(cfg.common)
         reads_targets = cfg.generation.score_reference or cfg.generation.prefix_size
         if reads_targets and getattr(cfg.task, "left_pad_target", False):
-            raise UserError("--left-pad-target: fairseq reads targets at its padding; leave it out")
+            raise UserError(
+                "--left-pad-target: fairseq would read padding as targets; leave it out"
+            )
         if window := cfg.eval_lm.context_window:
             block = cfg.task.tokens_per_sample + max(window, 0)  # fairseq has subtracted it
             if not 0 < window < block:
@@ -63,16 +67,13 @@ class CheckedModel(PositionCheckpoints):
 
 
 def prepare_model(model: CheckedModel, task: Any, **stacks: Any) -> None:
-    """Check the data of a model, and log the encodings of its ``stacks``: encoder and decoder.
-
-    Methods of its task, and of copies of the task, will check what a command does with the model.
-    """
+    """Check a model's data, log the encodings of its ``stacks``, and let its task check its use."""
     checks.check_data_bins(task)
     for name, stack in stacks.items():
         logger.info("%s position encoding: %s", name, stack.describe())
         checks.check_document_ends(stack.spec, task)
     if type(task) in _UNFIT_LOSSES and isinstance(model, FairseqEncoderDecoderModel):
-        raise UserError(f"a translation model: use fairseq-generate or translate; {FITTING_TASKS}")
+        raise UserError(f"a translation model (use fairseq-generate) does not fit: {FITTING_TASKS}")
     if hasattr(task, "eval_lm_dataloader"):
         task.eval_lm_dataloader = partial(load_blocks, task)
     if hasattr(task, "build_criterion"):
@@ -91,22 +92,26 @@ def load_blocks(task: Any, dataset: Any, max_tokens: Any = 36_000, *args: Any, *
     return type(task).eval_lm_dataloader(task, dataset, max_tokens, *args, **how)
 
 
-def build_criterion(task: Any, criterion: Any, *args: Any, **how: Any) -> Any:
+def build_criterion(task: Any, cfg: Any, *args: Any, **how: Any) -> Any:
     """Build the criterion of a task, but first prepare the training of its model, if it is new.
 
-    fairseq-validate builds one, too, for a model that it has loaded: such a model has a number of
-    updates. One with weights that its task has loaded, to start from, has none.
+    fairseq-validate builds one for a model that it has loaded, which has a number of updates.
     """
-    models = [model for model, owner in _built.items() if owner() is task]
-    if new := [x for x in models if x.training and x.num_updates is None]:
-        sections = [x for x in (criterion, read_task_options(task)) if isinstance(x, DictConfig)]
-        # omegaconf 2.0, of the official fairseq, has no public name for the root.
-        roots: list[Any] = [section._get_root() for section in sections]
-        if settings := [root for root in roots if "checkpoint" in root]:
-            _prepare_training(new[0], task, settings[0])
+    if new := [x for x in _built if _built[x]() is task and x.training and x.num_updates is None]:
+        if (settings := _find_settings(cfg, read_task_options(task))) is not None:
+            _prepare_training(new[-1], task, settings)
         else:
             logger.warning("no configuration of fairseq: options are unchecked, no folder locked")
-    return type(task).build_criterion(task, criterion, *args, **how)
+    return type(task).build_criterion(task, cfg, *args, **how)
+
+
+def _find_settings(*sections: Any) -> Any:
+    """Find the configuration of fairseq that has one of these sections; None if there is none."""
+    # omegaconf 2.0 has no public name for the root. Without a dataclass, all options are there.
+    roots: list[Any] = [x._get_root() for x in sections if isinstance(x, DictConfig)]
+    options = (x for x in sections if isinstance(x, Namespace) and hasattr(x, "save_dir"))
+    roots += map(convert_namespace_to_omegaconf, options)
+    return next((root for root in roots if "checkpoint" in root), None)
 
 
 def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:

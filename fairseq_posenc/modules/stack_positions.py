@@ -31,8 +31,8 @@ class StackPositions(nn.Module):
         max_positions: length of the longest sequence, for which trained tables have rows.
         causal: True for a decoder, whose queries see no later keys.
         head_dim: width of a head; by default ``embed_dim / num_heads``.
-        pretrained_length: length that loaded weights were trained at, by which rotations are
-            scaled; by default ``max_positions``.
+        pretrained_length: length that loaded weights were trained at; scalings, temperatures and
+            logarithmic buckets are made for it; by default ``max_positions``.
 
     Raises:
         UserError: the spec is wrong (:func:`~fairseq_posenc.specs.parse`), or the sizes do not fit.

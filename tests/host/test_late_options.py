@@ -144,7 +144,7 @@ def test_all_shards_are_looked_at(family, kind, said):
     ("family", "data", "said"),
     [
         ("masked_lm", pairs, "has no dict.txt; tasks of running text read dict.txt"),
-        ("translation", sentences, "the data have no pairs, as train.de-en.de.idx: name a"),
+        ("translation", sentences, "the data folder has no file such as train.de-en.de.idx: give"),
         ("causal_lm", lambda: _damaged("without a dictionary"), "found: no dictionary"),
         ("causal_lm", lambda: _damaged("absent"), "run fairseq-posenc preprocess, or correct"),
         ("other model", sentences, "transformer_lm_* with --task language_modeling"),

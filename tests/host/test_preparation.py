@@ -131,12 +131,15 @@ def test_a_second_training_in_a_save_dir_is_refused(tmp_path):
     assert not preparation._held  # what a loaded model needs is no training
 
 
-def test_a_training_without_a_configuration_of_fairseq_warns(caplog):
+def test_a_training_without_a_configuration_of_fairseq_warns_unless_options_are_of_argparse(caplog):
     model, task = preparation.CheckedModel(), FairseqTask(None)
     preparation.prepare_model(model, task)
     model.load_state_dict({})  # a task may begin with weights, also in a new training
     assert task.build_criterion(Namespace(criterion="cross_entropy", sentence_avg=True))
     assert "no configuration of fairseq: options are unchecked, no folder locked" in caplog.text
+    # Options of argparse, which fairseq gives to a user's task and criterion without dataclasses.
+    options = Namespace(save_dir="folder", patience=3)
+    assert preparation._find_settings(None, options).checkpoint.patience == 3
 
 
 @pytest.mark.slow

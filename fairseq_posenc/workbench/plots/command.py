@@ -75,7 +75,7 @@ def _find_subject(args: argparse.Namespace) -> Subject:
         from fairseq_posenc.workbench.loading.open_model import open_model
 
         if args.embed_dim or args.heads or args.decoder:
-            raise UserError("--embed-dim, --heads and --decoder are for --encoding SPEC")
+            raise UserError("--embed-dim, --heads and --decoder are for --encoding alone")
         subjects = collect_subjects(open_model(path, args.data).model)
         if not subjects:  # its stacks are not ours
             raise UserError(f"--checkpoint {path}: has none of our encodings; use plot attention")
