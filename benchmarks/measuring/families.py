@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import fairseq.benchmark  # noqa: F401  (registers the dummy tasks)
 import torch
-from fairseq import options
+from fairseq import criterions, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import setup_task
 from fairseq.trainer import Trainer
@@ -191,7 +191,7 @@ def trainer_step(contender: Contender, case: Case) -> Pass:
 def build_trainer(contender: Contender, case: Case, lr: float = TIMING_LR) -> tuple[Trainer, Any]:
     """Build fairseq's trainer of a model, and a batch."""
     config, task, model = build(contender, case, lr)
-    trainer = Trainer(config, task, model, task.build_criterion(config.criterion))
+    trainer = Trainer(config, task, model, criterions.build_criterion(config.criterion, task))
     trainer.begin_epoch(1)
     task.load_dataset("train")
     return trainer, task.dataset("train").collater([0])  # a dummy batch whatever it is given
