@@ -9,6 +9,7 @@ import pytest
 import torch
 from fairseq.data import NestedDictionaryDataset, RawLabelDataset
 from fairseq.dataclass.configs import CommonConfig
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from fairseq.trainer import Trainer
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -20,7 +21,7 @@ from fairseq_posenc.checkpoints.dictionary import MANIFEST
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.data import find_training_data, open_glue_data
-from fairseq_posenc.tasks.glue.definitions import TASKS
+from fairseq_posenc.tasks.glue.definitions import TASKS, parse_tasks
 from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig, _ScoreDataset
 from fairseq_posenc.workbench.finetuning import recipes
 from fairseq_posenc.workbench.finetuning.glue import report
@@ -44,13 +45,38 @@ def read(folder, name, split="train"):
 
 
 def read_changed(folder, task, split, change):
-    """Read a file of which the last row is short, or another label, or no label has a column."""
+    """Read a file whose last row is short or has another label, or without the label column."""
     write_task(folder, task, SIZES)
     path = find_file(folder, TASKS[task], split)
     text = path.read_text()
-    changed = {"short": f"{text}this\n", "renamed": text.replace("label", "labels", 1)}
-    path.write_text(changed.get(change, text.rpartition("\t")[0] + f"\t{change}\n"))
+    if change == "short":
+        text += "this\n"
+    elif change == "renamed":
+        text = text.replace("label", "labels", 1)
+    else:
+        text = text.rpartition("\t")[0] + f"\t{change}\n"
+    path.write_text(text)
     return read(folder, task, split)
+
+
+@pytest.mark.parametrize(
+    ("task", "split", "change", "message"),
+    [
+        ("QNLI", "train", "short", "line 11: 1 columns instead of 4; mend the file"),
+        ("QQP", "test", "short", "line 6: 1 columns instead of 3; mend the file"),
+        ("RTE", "valid", "maybe", "line 6: the label 'maybe' is not one of entailment, not_entail"),
+        ("STS-B", "valid", "5.1", "line 6: the score '5.1' is not between 0 and 5; mend the file"),
+        ("STS-B", "valid", "-1", "line 6: the score '-1' is not between 0 and 5; mend the file"),
+        ("STS-B", "valid", "nan", "line 6: the score 'nan' is not between 0 and 5; mend the file"),
+        ("SST-2", "train", "renamed", "line 1: no column is called 'label' (sentence, labels)"),
+    ],
+)
+def test_a_wrong_row_is_shown_with_its_place(tmp_path, task, split, change, message):
+    with pytest.raises(UserError) as refusal:
+        read_changed(tmp_path, task, split, change)
+    path = find_file(tmp_path, TASKS[task], split)
+    assert str(refusal.value).startswith(f"{path}, {message}")
+    assert "\n" not in str(refusal.value)
 
 
 def preprocess(folder, tasks, *tokens):
@@ -68,6 +94,12 @@ def find_data(folder, splits):
     find_training_data(folder, TASKS["RTE"])
 
 
+def set_up_task(folder):
+    """Set up the task on a data-bin of something else."""
+    (folder / MANIFEST).write_text('{"splits": {"train": {"longest": 9}}}')
+    GlueTask.setup_task(GlueTaskConfig(data=str(folder), max_update=1, seed=1))
+
+
 def compose(_, change):
     recipes.compose_recipe(CONFIGS / "m4m_rte.yaml", 10, [change])
 
@@ -75,27 +107,25 @@ def compose(_, change):
 @pytest.mark.parametrize(
     ("call", "given", "message"),
     [
-        (read_changed, ["QNLI", "train", "short"], "line 11: 1 columns instead of 4; mend the f"),
-        (read_changed, ["QQP", "test", "short"], "line 6: 1 columns instead of 3; mend the file"),
-        (read_changed, ["RTE", "valid", "maybe"], "line 6: the label 'maybe' is not one of ent"),
-        (read_changed, ["STS-B", "valid", "5.1"], "line 6: the score '5.1' is not between 0 and 5"),
-        (read_changed, ["STS-B", "valid", "-1"], "line 6: the score '-1' is not between 0 and 5; "),
-        (read_changed, ["STS-B", "valid", "nan"], "line 6: the score 'nan' is not between 0 and 5"),
-        (read_changed, ["SST-2", "train", "renamed"], "tsv, line 1: no column is called 'label' "),
         (preprocess, ["RTE", "--encoder-json", "e", "--vocab-bpe", "v"], "give --dict: the dict"),
         (preprocess, ["WNLI"], "--tasks WNLI: unknown task 'WNLI': choose MNLI"),
         (preprocess, ["RTE,RTE"], "--tasks RTE,RTE: a task is named"),
         (preprocess, ["QQP"], "QQP/train.tsv does not exist, nor with .gz"),
         (find_data, ["nothing"], "RTE does not exist: make it .* preprocess glue --ta"),
         (find_data, [""], "RTE is not a data-bin of a GLUE task: it has no"),
-        (find_data, [{}], "describes no GLUE task"),
+        (find_data, [{}], "describes no GLUE task .*; make it with fairseq-posenc"),
         (find_data, [{"train": {"examples": 9}}], "describes no GLUE task"),
         (find_data, [{"train": 9}], "describes no GLUE task"),
         (find_data, [{"valid": {"examples": 9, "longest": 9}}], "RTE has no train set: make it"),
+        (set_up_task, [], "describes no GLUE task .*; make it with fairseq-posenc"),
         (compose, ["model.drop=1"], "m4m_rte.yaml: Could not override 'model.drop'"),
         (compose, ["task.seeds=[x]"], "m4m_rte.yaml: .*'x'.* Integer"),
         (compose, ["task.warmup_ratio=x"], "m4m_rte.yaml: .*'x'.* Float"),
-        (compose, ["dataset.max_tokens=4000"], "with --set dataset.max_tokens the number of updat"),
+        (
+            compose,
+            ["dataset.max_tokens=4000"],
+            "with --set dataset.max_tokens the number of updates is unknown",
+        ),
         (compose, ["optimization.lr=["], "m4m_rte.yaml: "),
         (compose, ["optimization"], "m4m_rte.yaml: "),
         (compose, ["dataset.batch_size=many"], "m4m_rte.yaml: "),
@@ -107,6 +137,10 @@ def test_bad_input_is_one_line(tmp_path, call, given, message):
     with pytest.raises(UserError, match=message) as refusal:
         call(tmp_path, *given)
     assert "\n" not in str(refusal.value)
+
+
+def test_all_tasks_are_the_eight():
+    assert parse_tasks("all") == parse_tasks("MNLI, QQP, QNLI, SST-2, CoLA, STS-B, MRPC, RTE")
 
 
 def test_short_rows_of_qqps_files_with_labels_are_counted(tmp_path):
@@ -134,25 +168,38 @@ def test_fairseqs_own_task_reads_the_texts_and_labels_of_every_file(tmp_path, na
     assert capsys.readouterr().err.startswith(f"{tmp_path}/bin/{name} exists already")
     data = find_training_data(tmp_path / "bin", task)
     settings = GlueTaskConfig(data=str(data.path), max_positions=data.longest, max_update=1, seed=1)
-    built = GlueTask.setup_task(settings)
+    theirs = SentencePredictionConfig(
+        data=str(data.path),
+        num_classes=len(task.classes) or 1,
+        init_token=0,
+        separator_token=2,
+        no_shuffle=True,
+        regression_target=task.regression,
+        classification_head_name="head",
+        seed=1,
+    )
+    readers = [SentencePredictionTask.setup_task(theirs), GlueTask.setup_task(settings)]
     processor = SentencePieceProcessor(model_file=str(pieces))
 
     def cut(text):
-        return [built.dictionary.index(x) for x in processor.encode(text, out_type=str)]
+        return [readers[0].dictionary.index(x) for x in processor.encode(text, out_type=str)]
 
     first = [*cut("the tree"), 2, 2] if len(task.sentences) > 1 else []  # <s> A </s> </s> B </s>
     for split in task.files:
-        dataset = built.load_dataset(split)
-        assert len(dataset) == SIZES[split] == data.splits[split]["examples"]
-        assert max(dataset.sizes[0]) == data.splits[split]["longest"]
-        for example in dataset:
-            text, label = written[split][example["id"]]
-            assert example["net_input.src_tokens"].tolist() == [0, *first, *cut(text), 2]
-            if split not in task.test_splits:
-                target = task.classes.index(label) if task.classes else float(label) / 5
-                assert [*example["target"]] == pytest.approx([target])
+        found = read(tmp_path / "raw", name, split)
+        assert found.sentences[-1] == [text for text, _ in written[split]]
+        for reader in readers:
+            dataset = reader.load_dataset(split)
+            assert len(dataset) == SIZES[split] == data.splits[split]["examples"]
+            assert max(dataset.sizes[0]) == data.splits[split]["longest"]
+            for example in dataset:
+                text, label = written[split][example["id"]]
+                assert example["net_input.src_tokens"].tolist() == [0, *first, *cut(text), 2]
+                if split not in task.test_splits:
+                    target = task.classes.index(label) if task.classes else float(label) / 5
+                    assert [*example["target"]] == pytest.approx([target])
         if split in task.test_splits:
-            assert read(tmp_path / "raw", name, split).labels == []
+            assert found.labels == []
             assert data.test_ids(split) == [*map(str, range(SIZES[split]))]
     # Long ones are cut and counted.
     limit = data.splits["train"]["longest"] - 1
@@ -163,10 +210,11 @@ def test_fairseqs_own_task_reads_the_texts_and_labels_of_every_file(tmp_path, na
     manifest = json.loads((shorter.path / MANIFEST).read_text())
     assert manifest["plan"]["options"] == {"max_tokens": limit}
     settings.max_positions = limit
-    with pytest.raises(UserError, match=f"of {data.longest} tokens and the model takes {limit}: m"):
+    advice = f"the model takes {limit}: make it with --max-tokens {limit}"
+    with pytest.raises(UserError, match=f"of {data.longest} tokens and {advice}"):
         GlueTask.setup_task(settings)
     settings.max_update = 0
-    with pytest.raises(UserError, match=r"optimization.max_update is 0: give, for example"):
+    with pytest.raises(UserError, match=r"optimization.max_update is 0: give, for example, the"):
         GlueTask.setup_task(settings)
 
 

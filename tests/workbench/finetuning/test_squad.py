@@ -8,7 +8,7 @@ import re
 import string
 from argparse import Namespace
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, combinations_with_replacement
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from tokenizers import ByteLevelBPETokenizer
 
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.identity import is_identity
 from fairseq_posenc.tasks.squad.criterion import SquadCriterion
 from fairseq_posenc.tasks.squad.databin import MANIFEST, Limits, SquadDataBin, open_data_bin
 from fairseq_posenc.tokens import squad_windows
@@ -157,7 +158,9 @@ def test_limits_that_lose_tokens_are_refused():
 )
 def test_a_manifest_that_cannot_be_read_is_shown(make, cause, tmp_path):
     make(tmp_path / MANIFEST)
-    with pytest.raises(UserError, match=f"was not made by fairseq-posenc preprocess .*{cause}"):
+    with pytest.raises(
+        UserError, match=f"was not made by fairseq-posenc preprocess squad.*{cause}"
+    ):
         open_data_bin(tmp_path)
 
 
@@ -224,12 +227,18 @@ def test_scores_are_those_of_a_linear_layer_without_padding_in_float32():
     assert {scores.dtype for scores in halved} == {torch.float32}
 
 
-def test_a_new_head_is_as_berts_and_a_model_without_one_leaves_it_out():
-    head = with_head().span_head.scores
-    assert head.weight.std() < 0.03  # BERT's weights: 0.02
-    assert not head.bias.any()
+def test_a_head_starts_fresh_on_a_pretrained_model_and_is_kept_on_a_fine_tuned_one():
     pretrained = make_model("masked_lm", position_encoding="learned+m4m")
-    pretrained.load_state_dict(with_head().state_dict(), strict=True)
+    model, again = with_head(), with_head()
+    before = model.span_head.scores.weight.clone()
+    assert before.std() < 0.03  # BERT's weights: 0.02
+    assert not model.span_head.scores.bias.any()
+    model.load_state_dict(pretrained.state_dict(), strict=True)
+    assert torch.equal(model.span_head.scores.weight, before)
+    tuned = {k: v if is_identity(k) else v + 1 for k, v in model.state_dict().items()}
+    again.load_state_dict(dict(tuned), strict=True)
+    assert torch.equal(again.span_head.scores.weight, before + 1)
+    pretrained.load_state_dict(dict(tuned), strict=True)  # the head is left out
     assert "span_head.scores.weight" not in pretrained.state_dict()
 
 
@@ -237,12 +246,12 @@ def test_the_loss_is_the_cross_entropy_of_both_ends_and_ranks_add_up():
     model, criterion = with_head(), SquadCriterion(SimpleNamespace())
     targets = {"starts": torch.tensor([5, 0]), "ends": torch.tensor([6, 4])}
 
-    samples = [
-        {"net_input": {"src_tokens": TOKENS[rows]}, "ntokens": 9 * len(rows)}
-        | {name: target[rows] for name, target in targets.items()}
-        for rows in ([0, 1], [0], [1])
-    ]
-    (loss, size, logged), *halves = [criterion(model, sample) for sample in samples]
+    def compute(rows):
+        tokens = TOKENS[rows]
+        numbers = {"net_input": {"src_tokens": tokens}, "ntokens": int((tokens != 1).sum())}
+        return criterion(model, numbers | {name: x[rows] for name, x in targets.items()})
+
+    (loss, size, logged), *halves = [compute(rows) for rows in ([0, 1], [0], [1])]
     both = [scores.detach() for scores in model(TOKENS, span_scores=True)]
     terms = [F.cross_entropy(*pair, reduction="sum") for pair in zip(both, targets.values())]
     expected = float(sum(terms)) / 2
@@ -457,7 +466,6 @@ def test_the_command_prints_what_the_official_scripts_print(tmp_path, capsys):
 
 
 BOTH = {"q1": "x", "q2": ""}
-CLAIMED = {**CAT, "is_impossible": True}
 BROKEN = b'{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "\\ud800"}]}]}]}'
 
 
@@ -472,21 +480,15 @@ BROKEN = b'{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "\\ud
         ((V1, b"\xff"), "answers.json: cannot be read as JSON ("),
         ((V2, BOTH, {"q1": 0, "q2": math.nan}), "q2 is not a finite number"),
         ((V2, BOTH, None, "--na-prob-thresh=inf"), "must be a finite number, not 'inf'"),
-        ((V2, BOTH, None, "--na-prob-thresh=0"), "thresh: needs --na-prob-file, whose odds"),
-        # A file that contradicts itself is refused by the question.
         (
-            (("v2.0", CAT, CLAIMED), {}),
-            "question q2: 'is_impossible' is true, but it has an answer",
+            (V2, BOTH, None, "--na-prob-thresh=0"),
+            "--na-prob-thresh: needs --na-prob-file, whose odds",
         ),
-        ((("1.1", CAT, CLAIMED), {}), "question q2: 'is_impossible' is true, but it has an answer"),
-        (
-            (("v2.0", {**NOTHING, "is_impossible": False}), {}),
-            "is false, but it has no answer; corr",
-        ),
-        ((("v2.0", CAT, {}), {}), "question q2 has no 'answers', unlike others; in SQuAD 2.0, wri"),
-        ((("1.1", CAT, {"answers": []}), {}), "question q2 has no answer, unlike SQuAD 1.1; leave"),
         ((("v2.0", {}, {}), {}), "dev.json: has no answers, so nothing can be scored"),
-        ((b'{"data":\n [,]}', {}), "cannot be read as JSON (Expecting value: line 2 column 3"),
+        (
+            (b'{"data":\n [,]}', {}),
+            "dev.json: cannot be read as JSON (Expecting value: line 2 column 3",
+        ),
         ((b"[" * 200_000 + b"]" * 200_000, {}), "dev.json: cannot be read as JSON ("),
         ((b"\xff", {}), "dev.json: cannot be read as JSON ("),
         ((gzip.compress(b"{}" * 5000)[:30], {}), "dev.json.gz: cannot be read ("),
@@ -497,6 +499,35 @@ BROKEN = b'{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "\\ud
 )
 def test_bad_input_is_one_line(tmp_path, capsys, given, message):
     assert message in refused(capsys, *write_score(tmp_path, *given))
+
+
+@pytest.mark.parametrize("read", [read_squad, partial(read_by_id, value_type=str)])
+def test_a_missing_file_is_shown_with_its_path(tmp_path, read):
+    path = tmp_path / "missing.json.gz"
+    with pytest.raises(UserError) as refusal:
+        read(path)
+    assert str(refusal.value).startswith(f"{path}: cannot be read (")
+
+
+CLAIMED, DENIED = {**CAT, "is_impossible": True}, {"answers": [], "is_impossible": False}
+
+
+@pytest.mark.parametrize(
+    ("version", "entry", "message"),
+    [
+        ("v2.0", CLAIMED, "question q2: 'is_impossible' is true, but it has an answer"),
+        ("1.1", CLAIMED, "question q2: 'is_impossible' is true, but it has an answer"),
+        ("v2.0", DENIED, "question q2: 'is_impossible' is false, but it has no answer; corr"),
+        ("v2.0", {}, "question q2 has no 'answers', unlike others; in SQuAD 2.0, write an"),
+        ("1.1", {"answers": []}, "question q2 has no answer, unlike SQuAD 1.1; leave it out, or"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused_by_the_question(
+    tmp_path, capsys, version, entry, message
+):
+    shown = refused(capsys, *write_score(tmp_path, (version, CAT, entry), {}))
+    assert f"{tmp_path}/dev.json: " in shown
+    assert message in shown
 
 
 @pytest.mark.parametrize(
@@ -515,5 +546,6 @@ def test_whether_a_question_has_an_answer_need_not_be_said_twice(tmp_path, versi
 
 def test_nothing_is_learnt_from_a_test_set(tmp_path):
     squad = read_squad(write_squad(tmp_path / "test.json", {"a cat": [{}, {}]}, "v2.0"))
+    assert not squad.answered
     with pytest.raises(UserError, match=r"test.json: has no answers, so nothing can be learnt"):
         squad_windows.write_split(squad, None, tmp_path / "train")
