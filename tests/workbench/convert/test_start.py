@@ -3,6 +3,8 @@
 Other tests start from checkpoints of this version of fairseq, or of ours.
 """
 
+from argparse import Namespace
+
 import pytest
 import torch
 
@@ -31,9 +33,10 @@ def name_as_first_releases(weights):
 def release():
     """fairseq's own RoBERTa: its weights, and the file in the format of releases."""
     model = checkpoint("masked_lm", None, sentences(), arch="roberta_base", **SIZES).model
-    model.args.data = "/x"  # which is not here
+    task = {"task": "masked_lm", "criterion": "masked_lm", "data": "/x", "tokens_per_sample": 16}
+    args = Namespace(arch="roberta_base", **SIZES, **task)  # with none of the later options
     weights = model.state_dict()
-    return weights, write_release(model.args, name_as_first_releases(weights))
+    return weights, write_release(args, name_as_first_releases(weights))
 
 
 @pytest.mark.parametrize("arch", some_of(["roberta_m4m"], ["roberta_m4m", "roberta_rope"]))

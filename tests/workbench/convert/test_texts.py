@@ -8,7 +8,6 @@ import importlib
 import random
 import re
 import shutil
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from binarize import formats
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.tokenizer import build_tokenizer, find_tokenization
 from fairseq_posenc.workbench.translation import Translator
-from tests.helpers.commands import new_directory
+from tests.helpers.commands import new_directory, run
 from tests.helpers.exchanged import checkpoint, data_bin, export_to, export_words, refuse
 from tests.helpers.preprocess import binarize, fairseqs_bpe, write_bpe, write_pieces
 from tests.workbench.convert.test_parity import let_sentences_end
@@ -168,10 +167,23 @@ LABELS = {  # what the hub reads of a card
     "causal_lm": {"pipeline_tag": "text-generation"},
     "translation": {"language": ["de", "en"]},
 }
-# What a card does without: transformers and this package are for transformers alone.
-ABSENT = {"transformers": ["fairseq"]}
-ABSENT["ctranslate2"] = ["fairseq", "fairseq_posenc", "torch", "transformers"]
+IMPORTED = {
+    "transformers": {"transformers", "fairseq_posenc"},
+    "ctranslate2": {"ctranslate2", "tokenizers"},
+}
 PROMPT, MORE = "Un homme dort.", "Une femme court."
+
+
+def run_alone(code):
+    """Run lines that find CTranslate2, tokenizers and what those need; return what they print."""
+    folder = new_directory()
+    installed = Path(importlib.import_module("ctranslate2").__file__).parents[1]
+    for name in ("ctranslate2", "numpy", "yaml", "tokenizers", "huggingface_hub"):
+        for found in installed.glob(f"{name}*"):
+            (folder / found.name).symlink_to(found)  # with its .libs
+    code = f"import sys\nsys.path.append({str(folder)!r})\n{code}"
+    how = ["-I", "-S", "-c", code]  # which find the standard library alone
+    return run("python", *how, cwd=Path()).out.strip()
 
 
 @pytest.mark.parametrize(
@@ -203,26 +215,31 @@ def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machi
     trained = checkpoint(family, "rope", data, **more)
     if family != "masked_lm":
         let_sentences_end(trained)
+    state = torch.load(trained.path, weights_only=False)
+    state["optimizer_history"][-1]["num_updates"] = 12345
+    torch.save(state, trained.path)
     folder = export_to(trained, "--to", library, "--tokens", data)
     card = ModelCard.load(folder / "README.md")
     labels = LABELS[family] | {"library_name": library, "tags": ["fairseq", "position-encoding"]}
     assert card.data.to_dict() == labels
     assert labels.get("pipeline_tag", "fill-mask") in SUPPORTED_TASKS
+    size = sum(weight.numel() for weight in trained.model.parameters())
+    for row in (f"parameters | {size:,}", f"data | `{data.name}`", "updates | 12,345"):
+        assert f"\n| {row} |\n" in card.text
     (code,) = re.findall(r"```python\n(.*?)```", card.text, re.S)
     if (library, family) == ("ctranslate2", "causal_lm"):
         assert f'[["{trained.task.source_dictionary[before[0]]}", *pieces]]' in code
+    assert {*re.findall(r"^(?:from|import) (\w+)", code, re.M)} == IMPORTED[library]
     monkeypatch.chdir(folder)
     capsys.readouterr()
-    with monkeypatch.context() as patch:
-        for name in [x for x in sys.modules if x.partition(".")[0] in ABSENT[library]]:
-            patch.setitem(sys.modules, name, None)
-        exec(code, found := {})
+    exec(code, found := {})
     printed = capsys.readouterr().out.strip()
     assert bool(printed) == (family != "masked_lm")
     side = "left" if family == "causal_lm" else "right"  # left, so that a batch can be continued
     assert library != "transformers" or found["tokenizer"].padding_side == side
     if family == "translation":
         assert Translator.load(trained.path).translate([PROMPT])[0][0].text in printed
+        assert library != "ctranslate2" or run_alone(code) == printed
     dictionaries = trained.task.source_dictionary, trained.task.target_dictionary
     for place, dictionary, cut in zip((".", "target"), dictionaries, cuts):
         tokenizer = Tokenizer.from_file(f"{place}/tokenizer.json")
