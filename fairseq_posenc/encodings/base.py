@@ -216,7 +216,7 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 
     def add(cls: EncodingClass) -> EncodingClass:
         if name in ENCODINGS:
-            raise ValueError(f"two encodings are called {name!r}")
+            raise UserError(f"two encodings are called {name!r}: rename one of them")
         cls.name = name
         ENCODINGS[name] = cls
         return cls

@@ -104,7 +104,7 @@ def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
         with pytest.raises(UserError, match="expected a whole number"):
             specs.parse(f"made_up({name}=wide)")
     assert "made_up" in registry.names()
-    with pytest.raises(ValueError, match="two encodings are called 'made_up'"):
+    with pytest.raises(UserError, match="two encodings are called 'made_up': rename one"):
         base.register("made_up")(MadeUp)
 
 
