@@ -151,14 +151,17 @@ def test_the_screen_shows_the_best_first_and_the_record_has_differences_and_trai
     found = record.read(tmp_path / "r.json")
     assert (found.kind, found.data["words"]) == ("compare", 300_000)
     assert [row["seed"] for row in found.figures["trainings"]] == [1] * 4 + [2] * 4 + [3] * 4
-    # A pair whose differences have variance, and not the largest p, which is its own correction.
+    # A pair whose differences have variance; its p is the second largest of the six.
     pair = found.figures["differences"][-1]
     assert (pair["model"], pair["other"], pair["seeds"]) == ("learned", "none", 3)
     log_difference = pair["log_perplexity_difference"]
     assert log_difference == pytest.approx(math.log(79.84 / 100.2), abs=1e-4)
-    low, high = (pair[f"log_perplexity_difference_{end}"] for end in ("low", "high"))
-    assert low < log_difference < high < 0
-    assert pair["p"] < pair["p_holm"] < 0.01
+    reach = 4.302653 * 0.002 / math.sqrt(3)  # the three differences are 0.002 apart
+    bounds = (pair[f"log_perplexity_difference_{end}"] for end in ("low", "high"))
+    assert [*bounds] == pytest.approx([log_difference - reach, log_difference + reach], abs=1e-5)
+    t = log_difference / (0.002 / math.sqrt(3))
+    assert pair["p"] == pytest.approx(1 - abs(t) / math.sqrt(2 + t * t), rel=1e-3)
+    assert pair["p_holm"] == pytest.approx(2 * pair["p"])
 
 
 def test_the_page_needs_no_other_file_escapes_names_and_has_what_is_finished(tmp_path):
