@@ -253,3 +253,10 @@ def test_an_adapter_that_leaves_out_positions_says_so(tmp_path: Path) -> None:
         adapt(base, "LoRA").save_pretrained(tmp_path)
         adapt(loaded, "LoRA").save_pretrained(tmp_path)
         adapt(set_positions(base, "t5"), "LoRA", ["positions"]).save_pretrained(tmp_path)
+
+
+def test_rows_that_a_layer_projects_are_not_mixed_by_adapter() -> None:
+    model = adapt(set_positions(MODELS["llama"].build(), "deberta_v2"), "LoRA")
+    ids = torch.randint(3, 50, (2, 5))
+    with pytest.raises(UserError, match="adapter_names: these positions have rows that are proj"):
+        model(ids, adapter_names=["default"] * 2)
