@@ -278,7 +278,7 @@ def test_dropout_keeps_the_rate_and_the_mean(name):
     assert kept[..., 0].var().item() == pytest.approx(64 * 0.9 * 0.1, rel=0.25)
 
 
-def test_what_layers_share_is_made_anew_for_other_things():
+def test_what_layers_share_is_made_again_for_other_things():
     mask, equal = Mask(cache=PassCache()), torch.ones(2)
     bias = torch.ones(2, requires_grad=True)
     given = [(bias, 3), (bias, 3), (bias, 4), (equal, 4), (None, 4), (equal, 4), (equal, 4)]
