@@ -17,7 +17,9 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks import FairseqTask
+from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
 
@@ -177,6 +179,17 @@ def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch
     assert capsys.readouterr().err == "fairseq-posenc: error: the mistake\n"
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert "stopped; the same command continues" in capsys.readouterr().err
+
+
+def test_fairseq_does_not_log_what_it_raises(caplog, monkeypatch):
+    """Its hundreds of lines would hide the one that says what is wrong; its other lines stay."""
+    monkeypatch.setattr("time.sleep", lambda _: None)  # before it tries again
+    with pytest.raises(AttributeError, match="pickle"):
+        checkpoint_utils.torch_persistent_save(lambda: None, os.devnull)
+    with pytest.raises(MissingConfigException):
+        convert_namespace_to_omegaconf(Namespace(bpe="characters"))
+    checkpoint_utils.logger.warning("another line")
+    assert caplog.messages == ["another line"]
 
 
 def test_a_mistake_told_by_another_rank_is_one_line():

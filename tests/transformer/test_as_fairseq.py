@@ -168,9 +168,11 @@ def test_embed_positions_says_how_many_there_are(family, learned):
 
 
 def test_embed_positions_of_roberta_says_how_many_there_are():
-    theirs, ours = make_model("masked_lm", "roberta"), make_model("masked_lm", "roberta_learned")
-    counts = [x.encoder.sentence_encoder.embed_positions.max_positions for x in (theirs, ours)]
-    assert counts == [24, 24]
+    """``--max-positions``, else the tokens of a sample, else what the task says."""
+    for given in ({}, {"max_positions": None}, {"max_positions": None, "tokens_per_sample": 16}):
+        for arch in ("roberta", "roberta_learned"):
+            stack = make_model("masked_lm", arch, **given).encoder.sentence_encoder
+            assert stack.embed_positions.max_positions == given.get("tokens_per_sample", 24)
 
 
 LIMITED = ["learned", "sentence_learned", "tupe", "tupe_shared", "tupe_shared+reset"]

@@ -42,15 +42,19 @@ def make(spec: str, direction: str = "both", backend: str = "auto", **kwargs):
 
 
 @torch.no_grad()
-def scores_and_values(attention, spec, x):
-    """Compute by the oracles the scores of one sentence without padding ``(length, 16)``."""
+def scores_and_values(attention, spec, x, encodings=None):
+    """Compute by the oracles the scores of one sentence without padding ``(length, 16)``.
+
+    ``encodings`` are the layer's with those that a stack shares, if it has any.
+    """
 
     def heads(projection):
         return projection(x).view(len(x), 2, 8).transpose(0, 1)
 
     query, key, value = (heads(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
     projections = {"project_query": attention.q_proj, "project_key": attention.k_proj}
-    return their_scores(attention.encodings, spec, query, key, x, **projections), value
+    encodings = encodings or attention.encodings
+    return their_scores(encodings, spec, query, key, x, **projections), value
 
 
 @torch.no_grad()

@@ -11,25 +11,11 @@ from fairseq_posenc import registry, specs
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
-from tests.helpers.formulas import awake, padding_of, their_scores
+from tests.helpers.formulas import awake, padding_of
 from tests.helpers.tiny_models import PATTERNS, make_model, make_tokens, needs_causal
+from tests.transformer.test_attention import LENGTH, attend_by_formula, scores_and_values
 
-LENGTH = 17  # beyond the 16 keys that kernels handle apart
 ALL = [*PATTERNS, "3*rope,none", "2*m4m,xpos", "rope,rope(base=500),m4(reset=true),alibi+m4m"]
-
-
-@torch.no_grad()
-def by_formula(attention, encodings, spec, x, direction):
-    """Attend one sentence ``(length, 16)`` in float64, by the oracle of the layer's encodings."""
-
-    def heads(projection):
-        return projection(x).view(len(x), 2, 8).transpose(0, 1)
-
-    query, key, value = (heads(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
-    projections = {"project_query": attention.q_proj, "project_key": attention.k_proj}
-    scores = their_scores(encodings, spec, query, key, **projections)
-    attended = oracles.attention(scores, value, oracles.allowed(direction, len(x), len(x)))
-    return attention.out_proj(attended.transpose(0, 1).reshape(len(x), 16))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -54,7 +40,9 @@ def test_each_layer_equals_the_formula_of_its_encodings(spec, causal):
                 modules[item.name] = positions.shared[name]
         for row in range(2):
             real = ~padding[row]
-            expected = by_formula(layer, modules, str(own), x[row, real], direction)
+            formula = scores_and_values(layer, str(own), x[row, real], modules)
+            allowed = oracles.allowed(direction, int(real.sum()), int(real.sum()))
+            expected = attend_by_formula(layer, str(own), *formula, allowed)
             torch.testing.assert_close(found[row, real], expected, rtol=1e-5, atol=1e-5)
 
 

@@ -292,6 +292,7 @@ def test_decoding_equals_the_full_pass(spec, limits, family):
     model = tiny_models.make_model(family, position_encoding=f"{spec}+{limits},none")
     source = tiny_models.make_tokens(2, padding=2)
     order = [0, 0] if family == "causal_lm" else [0, 1]
+    tiny_models.assert_decoding_equals_full_pass(model, family, source[:1], [[0]] * 8)
     state = tiny_models.assert_decoding_equals_full_pass(model, family, source, [order] * 8)
     # The layers with limits have kept what later queries will see, the others everything.
     own = [key for key, x in state.items() if isinstance(x, dict) and "prev_key" in x]

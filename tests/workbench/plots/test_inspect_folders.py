@@ -19,24 +19,33 @@ from tests.helpers.hf_models import MODELS, Cell, make_inputs, save_tokenizer
 from tests.helpers.products import product_of
 from tests.workbench.plots.test_inspect import content_of, numbers_of
 
-ONE_STACK = [name for name in MODELS if not MODELS[name].has_encoder]
 TEXT = "the cat sat on the mat"
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ONE_STACK)
+@pytest.mark.parametrize("name", MODELS)
 def test_weights_are_those_of_the_stock_model(name):
+    """In both stacks of a pair, and between them."""
     tiny = MODELS[name]
     inputs, stock = make_inputs(tiny), tiny.build()
     stock.set_attn_implementation("eager")
-    expected = stock(**inputs, output_attentions=True).attentions
+    out = stock(**inputs, output_attentions=True)
     model = set_positions(tiny.build(), "own")
     before = model(**inputs).logits
     captured = capture_attention(model, inputs)
     assert torch.equal(model(**inputs).logits, before), "the model attends as before"
-    assert len(captured) == len(expected)
-    for attention, weights in zip(captured, expected):
-        torch.testing.assert_close(attention.weights, weights, rtol=1e-4, atol=1e-5)
+    expected = {(captured[0].stack, False): out.get("attentions")}
+    if tiny.has_encoder:
+        of_encoder = () if tiny.hears else out.encoder_attentions
+        expected = {("encoder", False): of_encoder, ("decoder", False): out.decoder_attentions}
+        expected[("decoder", True)] = out.cross_attentions
+    assert len(captured) == sum(map(len, expected.values()))
+    for (stack, cross), weights in expected.items():
+        layers = [x for x in captured if (x.stack, x.cross) == (stack, cross)]
+        assert [layer.layer for layer in layers] == list(range(len(weights)))
+        for attention, of_layer in zip(layers, weights):
+            torch.testing.assert_close(attention.weights, of_layer, rtol=1e-4, atol=1e-5)
+            assert not (cross and attention.split.position.any())
 
 
 def test_a_model_that_refuses_our_attention_leaves_that_of_others_alone(monkeypatch):
@@ -83,30 +92,6 @@ def test_the_page_of_a_folder(tmp_path, capsys):
         assert abs(np.nansum(weights, -1) - 1).max() < 0.05  # rounded; NaN where hidden
     assert not np.nan_to_num(numbers_of(pages["stock"], "decoder", "position")).any()
     assert np.nan_to_num(numbers_of(pages["alibi"], "decoder", "position")).any()
-
-
-PAIRS = [name for name in MODELS if MODELS[name].has_encoder]
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_weights_of_both_stacks_and_between_them(name):
-    tiny = MODELS[name]
-    inputs, stock = make_inputs(tiny), tiny.build()
-    stock.set_attn_implementation("eager")
-    with torch.no_grad():
-        out = stock(**inputs, output_attentions=True)
-    captured = capture_attention(set_positions(tiny.build(), "own"), inputs)
-    for stack, cross, expected in (
-        ("encoder", False, out.encoder_attentions if not tiny.hears else ()),
-        ("decoder", False, out.decoder_attentions),
-        ("decoder", True, out.cross_attentions),
-    ):
-        layers = [x for x in captured if (x.stack, x.cross) == (stack, cross)]
-        assert [layer.layer for layer in layers] == list(range(len(expected)))
-        for attention, weights in zip(layers, expected):
-            torch.testing.assert_close(attention.weights, weights, rtol=1e-4, atol=1e-5)
-            if cross:
-                assert not attention.split.position.any()
 
 
 @pytest.mark.parametrize("target", [None, "on the mat"])
