@@ -84,10 +84,8 @@ class PositionalRoberta(CheckedModel, RobertaModel):
         """Build a model as fairseq's class does, with our encoder."""
         # In hydra's configuration, options can be added only inside `open_dict`.
         with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
-            base_architecture(args)
             if getattr(args, "max_positions", None) is None:
                 args.max_positions = getattr(args, "tokens_per_sample", 0) or task.max_positions()
-            args.max_source_positions = args.max_positions
             if getattr(args, "offload_activations", False):
                 args.checkpoint_activations = True  # offloading implies checkpointing
             encoder = PositionalRobertaEncoder(args, task.source_dictionary)
