@@ -56,9 +56,7 @@ def use_gpu_for_bf16(options: Any) -> None:
 def refuse_wrong_checkpoints(checkpoint: Any) -> None:
     """Refuse to keep the worst checkpoint as the best, or none to resume from."""
     if checkpoint.write_checkpoints_asynchronously:
-        raise UserError(
-            "--write-checkpoints-asynchronously writes no checkpoint_last.pt to resume from"
-        )
+        raise UserError("--write-checkpoints-asynchronously: no checkpoint_last.pt to resume from")
     metric = checkpoint.best_checkpoint_metric
     maximizes = checkpoint.maximize_best_checkpoint_metric
     if metric in (_BETTER_LOW if maximizes else _BETTER_HIGH):

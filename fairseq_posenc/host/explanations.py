@@ -99,8 +99,7 @@ def _explain(error: BaseException) -> str | None:
     # A setting that caused hydra's error explains more: `chain` yields it next.
     if isinstance(error, HydraException) and not isinstance(error.__cause__, SettingError):
         return shortened(" ".join(re.split("Config search path|See https", str(error))[0].split()))
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    place = frames[-1].f_code.co_name if frames else ""  # the function that raised the error
+    *_, place = "", *(x.name for x in traceback.extract_tb(error.__traceback__))  # that raised it
     if isinstance(error, IndexError) and place == "batch_by_size":
         return _ADVICE["The dataset is empty"]
     if isinstance(error, KeyError) and place == "build_x":  # fairseq.registry

@@ -208,50 +208,45 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     resumed = check_resumption(path, settings)  # what fairseq will load of the checkpoint
     if resumed.loads_optimizer:
         model.optimizer_source = path  # refuses resized tables: the optimizer's state would not fit
-    finished = resumed.loads_optimizer and report_if_finished(path, resumed.updates, settings)
-    if finished or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
+    state = describe_end(path, resumed.updates, settings) if resumed.loads_optimizer else ""
+    if state := state or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
+        logger.warning(f"{state}: the training is finished, and nothing was changed")
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
 
 
-def report_if_finished(path: Path, updates: int, settings: DictConfig) -> bool:
-    """Log it if a run has made all its updates, and return True; fairseq would make another one.
+def describe_end(path: Path, updates: int, settings: DictConfig) -> str:
+    """Describe the state of a run that has made all its updates; fairseq would make another one.
 
     Raises:
         UserError: the checkpoint is of another run, so this one would do nothing.
     """
     wanted = settings.optimization.max_update
-    if not 0 < wanted <= updates:
-        return False
     state = f"{path} has made {updates:,} updates of --max-update {wanted:,}"
-    if path.parent.resolve() != Path(settings.checkpoint.save_dir).resolve():
+    is_finished = 0 < wanted <= updates
+    if is_finished and path.parent.resolve() != Path(settings.checkpoint.save_dir).resolve():
         raise UserError(
             f"{state}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
             "--reset-meters --reset-dataloader start counting from 0"
         )
-    logger.warning(f"{state}: the training is finished, and nothing was changed")
-    return True
+    return state if is_finished else ""
 
 
-def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> bool:
+def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> str:
     """Restore the count of ``--patience`` in a checkpoint (:func:`_prepare_saving`), if any.
 
     Returns:
-        Whether the run had ended, which is logged; fairseq would train until the next validation.
+        The state of a run that had ended, else ""; fairseq would train until the next validation.
     """
     counter = _find_counter()
     is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader  # counts from 0 again
     has_metric = progress and progress["metric"] == checkpoint.best_checkpoint_metric
     if checkpoint.patience <= 0 or is_reset or counter is None or not has_metric:
-        return False
+        return ""
     counter.best, counter.num_runs = progress["best"], progress["runs"]
     is_same_training = checkpoint.restore_file == CheckpointConfig.restore_file  # the default
-    if counter.num_runs >= checkpoint.patience and is_same_training:
-        logger.warning(
-            f"{checkpoint.save_dir}: {counter.num_runs} validations without improvement reach "
-            f"--patience {checkpoint.patience}: the training is finished, and nothing was changed"
-        )
-        return True
-    return False
+    count = f"{counter.num_runs} validations without improvement"
+    state = f"{checkpoint.save_dir}: {count} reach --patience {checkpoint.patience}"
+    return state if counter.num_runs >= checkpoint.patience and is_same_training else ""
 
 
 def _find_counter() -> Any:
@@ -259,9 +254,8 @@ def _find_counter() -> Any:
 
     ``best`` is the best value of the metric, ``num_runs`` the number of validations since then.
     """
-    # `python -m fairseq_cli.train` has the module under another name.
-    modules = [sys.modules.get(name) for name in ("__main__", "fairseq_cli.train")]
-    functions = [getattr(module, "should_stop_early", None) for module in modules]
+    names = ("__main__", "fairseq_cli.train")  # the first under `python -m fairseq_cli.train`
+    functions = [getattr(sys.modules.get(name), "should_stop_early", None) for name in names]
     return next(filter(None, functions), None)
 
 

@@ -1,8 +1,10 @@
 """Prepares a process of fairseq that loads the plugin: safe loading, one-line error messages."""
 
+import atexit
 import logging
 import os
 import sys
+import threading
 import warnings
 from functools import cache
 from pathlib import Path
@@ -10,12 +12,14 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import numpy as np
+from fairseq.data.iterators import BackgroundConsumer
 
 from fairseq_posenc.checkpoints import safe_loading
 from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.host.explanations import explain_failure
 
+_previous_hook = sys.excepthook  # shows unknown errors
 # Warnings of hydra and torch about fairseq's code, at each start.
 _REMARKS = (
     r"(?s).*(hydra\.experimental|version_base|@package _group_|strict flag|ConfigStore schema|"
@@ -28,34 +32,39 @@ def prepare() -> None:
     """Prepare the commands of this process, once."""
     # numpy 1.24 dropped `float`, numpy 2 `compat`. fairseq 0.12 needs them for --sample-break-mode
     # eos (token_block_dataset) and in non-autoregressive translation (dynamic_crf_layer).
-    for name, value in {"float": float, "compat": SimpleNamespace(long=int)}.items():
-        if name not in vars(np):
-            setattr(np, name, value)
+    vars(np).setdefault("float", float)
+    vars(np).setdefault("compat", SimpleNamespace(long=int))
     safe_loading.allow_safe_classes()
     sys.addaudithook(check_fairseq)
     # fairseq logs these errors, in hundreds of lines or words, and raises them, too.
     repeated = ("Traceback", "Error when composing")
     for name in ("checkpoint_utils", "dataclass.utils"):
-        logging.getLogger(f"fairseq.{name}").addFilter(
-            lambda record: not record.getMessage().startswith(repeated)
-        )
+        logger = logging.getLogger(f"fairseq.{name}")
+        logger.addFilter(lambda record: not record.getMessage().startswith(repeated))
     warnings.filterwarnings("ignore", _REMARKS, module=r"sys$|hydra\.|fairseq|torch\.utils\.data\.")
-    install_excepthook()
+    sys.excepthook = report
+    atexit.register(end_loading)  # a training may end within an epoch
     # By default hydra prints an error itself and ends the program, without calling the hook.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 
-def install_excepthook() -> None:
-    """Make fairseq's commands print one line, not a stack trace, for a known error."""
-    previous = sys.excepthook
+def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print one line, not a stack trace, for a known error: the hook of fairseq's commands."""
+    if message := find_message(error) or explain_failure(error):
+        print(f"fairseq-posenc: error: {message}", file=sys.stderr)
+    else:
+        _previous_hook(kind, error, trace)
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if message := find_message(error) or explain_failure(error):
-            print(f"fairseq-posenc: error: {message}", file=sys.stderr)
-        else:
-            previous(kind, error, trace)
 
-    sys.excepthook = hook
+def end_loading() -> None:
+    """End the threads that load batches ahead: Python's exit would abort one inside torch."""
+    for thread in threading.enumerate():
+        if isinstance(thread, BackgroundConsumer):
+            thread._max_len = 0  # the batch that it loads is its last
+            with thread._queue.mutex:
+                thread._queue.maxsize = sys.maxsize  # it waits for no reader
+                thread._queue.not_full.notify()
+            thread.join(60)  # seconds
 
 
 def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:

@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import shutil
+import subprocess
 import sys
 from argparse import Namespace
 from types import SimpleNamespace
@@ -28,11 +29,19 @@ from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.checkpoints.recovery import find_start, restore_if_torn
 from fairseq_posenc.error_messages import choose_exit_code
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host import preparation
+from fairseq_posenc.host import preparation, startup
 from fairseq_posenc.host.preparation import lock_save_dir, refuse_full_disk
-from fairseq_posenc.host.startup import install_excepthook
 from fairseq_posenc.models.causal_lm import PositionalLM
 from tests.helpers.commands import EPOCHS, sentences, train, trained, validate
+from tests.helpers.programs import true_start
+
+# A command that ends while a thread of fairseq's computes a batch.
+LOADING = """
+import torch, fairseq_posenc.models
+from fairseq.data.iterators import BufferedIterator
+def compute(_): return torch.rand(500, 500) @ torch.rand(500, 500)
+next(BufferedIterator(999, torch.utils.data.DataLoader(range(999), collate_fn=compute)))
+"""
 
 
 def configured(**checkpoint):
@@ -166,18 +175,20 @@ def test_a_full_disk_stops_fairseq_before_it_touches_a_checkpoint(tmp_path, monk
     refuse_full_disk(str(tmp_path))
 
 
-def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch):
-    monkeypatch.setattr("sys.excepthook", lambda *_: pytest.fail("a stack trace"))
-    install_excepthook()
+def test_a_command_may_end_while_batches_are_loaded_ahead():
+    subprocess.run([sys.executable, "-c", LOADING], env=true_start(), check=True)
+
+
+def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys):
     try:
         try:
             raise UserError("the mistake")
         except UserError:
             raise Exception("Cannot load model parameters from checkpoint") from None
     except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)
+        startup.report(type(error), error, error.__traceback__)
     assert capsys.readouterr().err == "fairseq-posenc: error: the mistake\n"
-    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    startup.report(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert "stopped; the same command continues" in capsys.readouterr().err
 
 
