@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 _MAX_QUOTED = 200  # characters of a quoted text
 _MAX_MESSAGE = 20_000  # characters; more than a list of all parameters of a model
-_LONG_WORD = re.compile(r"\S{4000,}")  # longer than any path on most systems
+_LONG_WORD = re.compile(r"\S{4000,}")  # about the longest path on Linux
 # Characters that end a line, reverse its direction, control a terminal, or cannot be encoded.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

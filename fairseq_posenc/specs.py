@@ -72,7 +72,7 @@ class Item(NamedTuple):
         return {key: option.default for key, option in known.items()} | dict(self.options)
 
     def fill_defaults(self) -> "Item":
-        """Add the options that were not set, with their defaults, also in the text of a scaling."""
+        """Add the options that were not set, with their defaults, also those of a scaling."""
         values = self.all_options
         for key, value in values.items():
             if isinstance(value, Scaling):
@@ -130,7 +130,7 @@ class Spec(NamedTuple):
     @property
     def is_causal_only(self) -> bool:
         """Whether an encoding is for causal models alone (``causal_reason`` says why)."""
-        prefill = any(dict(item.options).get("prefill") for item in self.items)  # of a window
+        prefill = any(dict(x.options).get("prefill") for x in self.items)  # no window in decoding
         return prefill or any(item.encoding.causal_reason for item in self.items)
 
     def layer_modules(self, index: int) -> dict[str, Item]:

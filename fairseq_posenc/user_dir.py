@@ -35,10 +35,10 @@ def register() -> None:
     """Register models, and tasks with their criterions, with fairseq, as ``--user-dir`` does.
 
     Raises:
-        UserError: fairseq is not installed.
+        UserError: fairseq, or a package that it needs, is not installed.
     """
     _ignore_garbage_in_forks()
-    # A task for speech, which would warn at each start that tensorboardX is missing.
+    # A task for speech would warn at each start that tensorboardX is missing.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     root = logging.getLogger()  # fairseq's first import makes it show every message of INFO
     handlers, level = root.handlers[:], root.level
@@ -83,9 +83,9 @@ def import_user_dir(folder: Path) -> None:
 class RegisteringPath(list[str]):
     """The package's ``__path__``, which registers our names when fairseq looks for its user-dir.
 
-    fairseq imports a user-dir and all of its modules. But if a program has imported the package
-    before, fairseq only checks that ``__path__`` contains the path that the user gave, and assumes
-    that the names are registered. So this check accepts any path to the package and registers.
+    fairseq imports a user-dir, its ``tasks`` and its ``models``. But if a program has
+    imported the package before, fairseq only checks that ``__path__`` contains the path that the
+    user gave, and assumes that names are registered. So any path to the package registers them.
     """
 
     def __contains__(self, path: object) -> bool:

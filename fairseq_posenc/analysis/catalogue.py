@@ -21,7 +21,7 @@ _TYPE_NAMES = {int: "integer", float: "number", Signed: "number", bool: "true or
 
 
 def parse_page(name: str) -> dict[str, str]:
-    """Parse an encoding's docstring to the texts of ``summary``, ``equation``, ``shapes``, ...
+    """Parse an encoding's docstring into ``summary``, ``equation``, ``shapes``, ...
 
     Raises:
         ValueError: a section is missing.

@@ -94,7 +94,7 @@ def relative_shift(products: Tensor, others: int) -> Tensor:
         others: number of keys, or of queries where the tokens are keys.
     """
     tokens, rows = products.shape[2:]
-    shifted = products.flatten(2)[..., tokens - 1 : tokens * rows - 1]  # [B, H, n * (R-1)]
+    shifted = products.flatten(2)[..., tokens - 1 : tokens * rows - 1]  # [B, H, n * R]
     return shifted.unflatten(2, (tokens, rows - 1))[..., :others]  # [B, H, n, others]
 
 
@@ -125,7 +125,7 @@ def row_index(
     # The cache holds one value of each name. All tables without runs have the same index.
     name, of_runs = ("rows", ()) if runs is None else (f"rows of {term.name}", runs)
     compute = partial(_compute_row_index, runs, first, tgt_len, src_len, device)
-    return mask.cached(name, (*of_runs, first, tgt_len, src_len, device), compute)
+    return mask.cached(name, (*of_runs, first, tgt_len, src_len, device), compute)  # runs' fields
 
 
 def _compute_row_index(
@@ -133,7 +133,7 @@ def _compute_row_index(
 ) -> Tensor:
     """Compute what :func:`row_index` caches."""
     if runs is not None and runs.ids is not None:
-        return runs.find_pairs(first)
+        return runs.find_pairs(first)  # those of the reset as well
     if runs is None:
         rows = tgt_len + src_len - 1
         index = torch.arange(rows, device=device)

@@ -43,7 +43,7 @@ def score(
         gain: a factor of the content.
         scale: a factor of content and rows together.
         count_positions: computes q_i.a_p from the scaled content (:func:`attend_counted`).
-        biases: all that is added after scaling, states and decay included.
+        biases: all that is added after scaling: bias_r, bias_ij, decays, products with states.
         temperature: tau_i, a factor of all scores of a query, ``(B, H, M, 1)``.
         softcap: C, which turns e into C * tanh(e / C).
         add: adds its second argument to the first, perhaps in place: a block then needs no copy.

@@ -97,8 +97,8 @@ class SentenceLearned(Learned):
         Huang et al. (2021), arXiv:2109.12788, section 5.2 ("real absolute positions").
     Differs:
         the input marks the ends of sentences. A masked ``</s>`` (about one in eight) counts only
-        with ``include_target_tokens``, as in the recipe ``a_none``. In a row without ``<s>``, such
-        as a source in translation, the first token is at 0.
+        with the option ``include_target_tokens``. In a row without ``<s>``, such as a source in
+        translation, the first token is at 0.
     """
 
     without_options = ("axes",)  # specs refuse it: sentences have one axis
@@ -161,7 +161,7 @@ class Sinusoidal(Encoding):
         first_id = 2 if self.layout == "fairseq" else 0  # padding_idx + 1, which is 1 + 1
         count_from_0 = positions.counted and positions.drawn is None  # else a caller's or random
         if count_from_0 and ids.size(0) > 1 and ids.size(1) > 1:
-            # All are below `longest`, which is known; sentences repeat them: computed once each.
+            # All are below `longest`. Sentences repeat them, but in a step: computed once each.
             table = self.vectors(torch.arange(positions.longest, device=ids.device) + first_id)
             return F.embedding(ids, self.scale * table)
         return self.scale * self.vectors(ids + first_id)

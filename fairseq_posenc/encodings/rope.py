@@ -96,7 +96,7 @@ class Rope(Encoding):
         self.axes = axes or len(sections or [1])  # sections alone have an axis each
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
-        self.pair_axes = torch.tensor(self._assign_axes(), device="cpu")  # also in a "meta" draft
+        self.pair_axes = torch.tensor(self._assign_axes(), device="cpu")  # never "meta"
         self.compute_constants()
 
     def _assign_axes(self) -> list[int]:
@@ -133,7 +133,7 @@ class Rope(Encoding):
         Positions on several axes are ``(B or 1, T, axes)``; a token with one number has it on all.
         """
         frequencies = self.angles_per_position().to(ids.device, non_blocking=True)
-        pair_axes = self.pair_axes.to(ids.device, non_blocking=True)  # new constants are on the CPU
+        pair_axes = self.pair_axes.to(ids.device, non_blocking=True)  # if it has not moved yet
         ids = ids[..., pair_axes] if ids.dim() == 3 else ids[..., None]
         angles = ids[:, None] * frequencies  # [B or 1, 1, T, rotated/2]
         phases = torch.complex(self.gain * angles.cos(), self.gain * angles.sin())
@@ -144,7 +144,7 @@ class Rope(Encoding):
         return self.frequencies
 
     def compute_constants(self) -> None:
-        """Compute frequencies and gain, as some scalings depend on the lengths in ``dims``."""
+        """Compute frequencies and gain, again for other lengths, which some scalings read."""
         scaling = self.scaling or Linear(1.0)  # which changes nothing
         each_axis_has_all = self.pairs == "blocks" and self.sections is None
         # The number of coordinates over which frequencies fall from 1 to 1 / base.
@@ -231,7 +231,7 @@ class XPos(Rope):
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation, and its decay, at positions ``ids``, ``(B or 1, T)``."""
-        bits = self._log2_of_largest_factor(ids)  # a type that cannot hold it is refused later
+        bits = self._log2_of_largest_factor(ids)  # `rotate_queries` refuses small types
         return super().rotation(ids)._replace(decay=self.decay(ids), decay_bits=bits)
 
     def _log2_of_largest_factor(self, ids: Tensor) -> float:
@@ -263,7 +263,7 @@ class XPos(Rope):
 
 
 def read_rope(parameters: HFParameters, max_positions: int, layout: str) -> str:
-    """Convert transformers' settings to a spec: ``rope(base=10000.0,layout=half,scaling=yarn:4)``.
+    """Convert transformers' settings to a spec, as ``rope(base=10000.0,layout=half,fraction=1.0)``.
 
     Args:
         parameters: ``rope_theta``, ``partial_rotary_factor``, ``rope_type`` and the settings of
@@ -279,7 +279,7 @@ def read_rope(parameters: HFParameters, max_positions: int, layout: str) -> str:
     if rope_type != "proportional":  # there the fraction is a setting of the scaling
         options["fraction"] = parameters.get("partial_rotary_factor", 1.0)
     if "pairs" in parameters:
-        options |= {"sections": format_value(parameters["mrope_section"])}
+        options["sections"] = format_value(parameters["mrope_section"])
         options["pairs"] = parameters["pairs"]
     if rope_type != "default":
         options["scaling"] = _read_scaling(rope_type, parameters, max_positions)

@@ -32,7 +32,7 @@ RowsOf = Literal["query", "key", "channel", "state", "value", "layer"]
 class Term:
     """Base class of all terms."""
 
-    label: ClassVar[str]  # `name`, unless a subclass computes it
+    label: ClassVar[str]  # the default of `name`
     letters: ClassVar[str] = ""  # of the dimensions of its tensors, such as BHTS; see `map_axis`
 
     @property
@@ -51,7 +51,7 @@ class Term:
         return replace(self, **changed)
 
     def map_axis(self, axis: str, change: Callable[[Tensor, int], Tensor]) -> Self:
-        """Change each tensor that has an axis, given the tensor and its dimension of the axis."""
+        """Change each tensor that has an axis, given the tensor and the axis's dimension."""
         if axis not in self.letters:
             return self
         return self.map(lambda x: change(x, self.letters.index(axis)))
@@ -111,7 +111,7 @@ class ByDistance(Term):
         row later. So the last query's rows are kept, and T - 1 more: with S = 8, T = 2 and the
         places 0 1 2 5 6 7, the rows of the distances -7 -6 -5 -2 -1 0 and 1. The query before the
         last one would then read row -2 for key 2, which is 4 away: so the last T - 1 keys before a
-        gap must be hidden (``Kept.with_gaps`` in modules). The two rows of a reset stay last.
+        gap must be hidden (``Kept.with_gaps`` in modules). A reset's rows stay last.
         """
         if self.runs is not None and self.runs.ids is not None:
             return replace(self, runs=self.runs._replace(ids=self.runs.ids[:, places]))
@@ -223,7 +223,7 @@ def sum_over_axes(tables: Tensor, runs: Runs | None) -> NumbersByDistance | Numb
     """Add up the numbers of the distances on each axis of the positions, ``(axes, G, R)``."""
     if runs is None or runs.ids is None or runs.ids.dim() == 2:  # one distance for all axes
         return NumbersByDistance(tables.sum(0), runs)
-    rows = runs.find_pairs(first=None)  # [B or 1, T, S, axes]
+    rows = runs.find_pairs(first=None)  # no reset; [B or 1, T, S, axes]
     numbers = [table[:, x] for table, x in zip(tables, rows.unbind(-1))]  # [G, B or 1, T, S] each
     return NumbersByPair(torch.stack(numbers).sum(0).transpose(0, 1))
 

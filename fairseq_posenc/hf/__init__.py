@@ -49,17 +49,17 @@ def set_positions(
     created, which would lack the new parameters. The model's own positions are removed. Weights of
     positions in both the old and the new spec (a table of ``learned`` or ``shaw``, T5's buckets,
     sinks) are kept; all others are initialized. A table by distance that grows repeats its ends
-    (``inkling``: gets zeros), so trained distances keep their rows.
+    (``inkling``: zeros), so trained distances keep their rows.
 
     Args:
         model: a model of a supported family, with any head.
-        spec: encodings, such as ``alibi`` or ``3*own+window(size=512),none``; ``own`` stands for
-            the model's current positions.
+        spec: encodings, such as ``alibi``, or ``3*own+window(size=512),none``: three layers have a
+            window, the fourth none. ``own`` are the model's.
         max_positions: length of the longest sequence, and number of rows of a table by position;
             by default the model's.
         extend: how a trained table by position (``learned``, ``tupe``) becomes longer: ``copy``
-            repeats its rows from the first, ``interpolate`` stretches it. By default the rows
-            beyond it are new and untrained, and a warning says so.
+            repeats its rows from the first, ``interpolate`` stretches it. By default
+            further rows are untrained, and a warning says so.
         decoder_spec: encodings of the decoder of an encoder-decoder; by default those of the
             encoder.
         directions: what the first layers of an encoder see, as in ``lr,rl`` (DecBERT): ``lr`` up to

@@ -1,7 +1,7 @@
 """Keeps what our attention needs of earlier tokens in transformers' caches.
 
-The decay of a token, H sums of logarithms of forget gates with two numbers each, is in layers after
-those of the model: transformers reorders, selects, crops and copies them with the keys.
+The decay of a token, for each head a sum of logarithms of forget gates in two parts, is in extra
+layers after the model's: transformers reorders, selects, crops and copies them with the keys.
 B batch, S tokens, T of them new, H heads.
 """
 
@@ -17,8 +17,8 @@ from fairseq_posenc.encodings.term import Decay
 from fairseq_posenc.errors import UserError
 
 _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
-# Attribute of a cache that our positions filled: a bool tensor `()`, whether its tokens have others
-# than 0, 1, ...; None if the caller gave neither ids nor documents.
+# Attribute of a cache that our positions filled: a bool tensor `()`, whether its tokens have
+# positions other than 0, 1, ...; None if the caller gave neither ids nor documents.
 UNCOUNTED = "fairseq_posenc_uncounted"
 
 # What to do about caches, or masks by types of layers, that were made for other windows.

@@ -86,7 +86,7 @@ class StackArguments:
         """
         ids, text_ids = self.named.get("position_ids"), None
         axes = len(stack.family.sections)  # 0 in families without M-RoPE
-        readers = positions.id_readers  # the encodings that read ids
+        readers = positions.id_readers  # the encodings that read ids, by name
         if axes and isinstance(ids, Tensor) and ids.dim() == 3 and len(ids) in (axes, 1 + axes):
             if len(ids) > axes:
                 text_ids, ids = ids[0], ids[1:]
@@ -106,11 +106,11 @@ class StackArguments:
     def _refuse_restarts(self, ids: Tensor) -> None:
         """Refuse ids on an axis, ``(B, T)``, that fall, as only those of a next text do."""
         begins = ids.diff(dim=-1).lt(0)
-        # A mask that is too short is refused later.
+        # `_read_mask` refuses a mask that is too short.
         if self.real is not None and self.real.size(1) > begins.size(-1):
             real = self.real[:, -ids.size(-1) :]
             begins = begins & real[:, 1:] & real[:, :-1]  # ids of padding mean nothing
-        refuse_if(begins.any(), _NO_DOCUMENTS)
+        refuse_if(begins.any(), _NO_DOCUMENTS)  # in a graph or on a GPU, torch raises later
 
     def _count_from_zero(self, ids: Tensor | None, first_id: int, causal: bool) -> Tensor | None:
         """Convert the caller's ids, which begin after the padding symbol, ``first_id - 1``."""
@@ -123,7 +123,7 @@ class StackArguments:
         if ids is None or ids.dim() == 3:
             return ids
         new = slice(-ids.size(1), None)
-        # A mask that is too short is refused later.
+        # `_read_mask` refuses a mask that is too short.
         if self.real is None or self.real.size(1) < ids.size(1):
             is_counted = ids.eq(torch.arange(ids.size(1), device=ids.device) + self.cached)
         else:
@@ -190,7 +190,7 @@ class StackArguments:
 
         Returns:
             The positions; and a bool tensor ``()``, whether counting the tokens of the mask gives
-            others, or None if neither ids nor documents were given.
+            other positions; None if neither ids nor documents were given.
 
         Raises:
             UserError: the arguments do not fit the spec, or tokens in a cache have positions that
@@ -232,7 +232,7 @@ class StackArguments:
             )
         if boundary_id is not None:  # a caller's ids, below, replace what this counts
             ends = self.inputs.eq(boundary_id) & mask.ne(0)
-            positions = encodings.number(positions._replace(ends=ends))
+            positions = encodings.number(positions._replace(ends=ends))  # documents count from 0
         if ids is not None:
             positions = positions.replace_ids(ids)
         return positions, is_uncounted

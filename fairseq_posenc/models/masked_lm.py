@@ -62,7 +62,7 @@ class SpanHead(nn.Module):
 
 @register_model("positional_roberta")
 class PositionalRoberta(CheckedModel, RobertaModel):
-    """fairseq's RoBERTa with chosen position encodings and attention directions."""
+    """fairseq's RoBERTa with chosen positions and directions; its checkpoints are checked."""
 
     def __init__(self, args: Any, encoder: PositionalRobertaEncoder) -> None:
         super().__init__(args, encoder)
@@ -95,7 +95,7 @@ class PositionalRoberta(CheckedModel, RobertaModel):
             with open_dict(settings):
                 settings.reuse_dataloader = settings.persistent_workers = False
         model = cls(args, encoder)
-        prepare_model(model, task, encoder=encoder.sentence_encoder)  # data now, options later
+        prepare_model(model, task, encoder=encoder.sentence_encoder)  # checks the data
         return model
 
     def register_classification_head(self, name: str, *args: Any, **kwargs: Any) -> None:

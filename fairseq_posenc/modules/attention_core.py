@@ -41,7 +41,7 @@ class Kept(NamedTuple):
         return torch.arange(tokens - self.key.size(2), tokens)
 
     def select(self, last: int | None, first: Tensor | None, tokens: int) -> "Kept":
-        """Select the keys that later queries need (:meth:`Mask.needed_keys`) of S ``tokens``."""
+        """Select the ``last`` keys of S tokens (None: all), and those at the places ``first``."""
         count = self.key.size(2)
         if last is None or (self.places is None and count <= last):
             return self  # all kept keys are needed
@@ -178,7 +178,7 @@ class AttentionCore:
     def rotate_tokens(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
         """Rotate queries ``(B, H, T, D)``, and the keys of the last tokens, T or more."""
         of_queries = of_keys = self.rotation(shared, shared.positions.tgt_len)
-        if key.size(2) != query.size(2):  # transformers' caches have unrotated keys
+        if key.size(2) != query.size(2):  # in transformers, ours caches them unrotated
             of_keys = self.rotation(shared, key.size(2))
         if of_queries is None or of_keys is None:
             return query, key
@@ -223,4 +223,4 @@ class AttentionCore:
     def merge_heads(self, attended: Tensor) -> Tensor:
         """Merge the heads of ``(B, H, T, D)``, and project them to the layer's output."""
         merged = attended.permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(2)
-        return cast("Tensor", self.out_proj(merged))  # [B, T, C]
+        return cast("Tensor", self.out_proj(merged))  # [B, T, C] or [T, B, C]

@@ -30,15 +30,15 @@ class GPT2(SymbolEncoder):
     """
 
     def __init__(self, encoder_json: Path, vocab_bpe: Path, dictionary: "Dictionary") -> None:
-        fairseq = _load(encoder_json, vocab_bpe)
-        self._find_words = fairseq.pat.findall  # as the pattern of GPT-2 splits a text
-        self._words = _SplitWords(fairseq)  # word -> its symbols
-        super().__init__(partial(map, self._find_symbols), dictionary)
+        encoder = _load(encoder_json, vocab_bpe)
+        self._find_words = encoder.pat.findall  # as the pattern of GPT-2 splits a text
+        self._words = _SplitWords(encoder)  # word -> its symbols
+        super().__init__(partial(map, self._find_symbols), dictionary)  # lines to their symbols
 
     def tokens(self, text: str) -> TextTokens:
         """Tokenize a text, with the characters of each token."""
         pieces = [piece for word in self._find_words(text) for piece in self._words.split(word)]
-        # A piece is written with one letter per byte.
+        # The start and end of each piece, which is written with one letter per byte.
         spans = spans_of_bytes(text, np.array([len(piece) for piece in pieces], np.int64))
         return TextTokens.from_spans(text, list(map(self.index, self._find_symbols(text))), spans)
 
@@ -49,20 +49,20 @@ class GPT2(SymbolEncoder):
 class _SplitWords(dict[str, list[str]]):
     """The symbols of the words seen so far; a new word is split when it is looked up."""
 
-    def __init__(self, fairseq: "gpt2_bpe_utils.Encoder") -> None:
-        self._fairseq = fairseq
+    def __init__(self, encoder: "gpt2_bpe_utils.Encoder") -> None:
+        self._encoder = encoder
 
     def split(self, word: str) -> list[str]:
         """Split a word into pieces, which have one letter per byte."""
-        letters = "".join(self._fairseq.byte_encoder[byte] for byte in word.encode("utf-8"))
-        pieces: list[str] = self._fairseq.bpe(letters).split(" ")
-        self._fairseq.cache.clear()  # otherwise it would grow without limit
+        letters = "".join(self._encoder.byte_encoder[byte] for byte in word.encode("utf-8"))
+        pieces: list[str] = self._encoder.bpe(letters).split(" ")
+        self._encoder.cache.clear()  # otherwise it would grow without limit
         return pieces
 
     def __missing__(self, word: str) -> list[str]:
         if len(self) >= _CACHED_WORDS:
             self.clear()
-        self[word] = [str(self._fairseq.encoder[piece]) for piece in self.split(word)]
+        self[word] = [str(self._encoder.encoder[piece]) for piece in self.split(word)]
         return self[word]
 
 
@@ -72,18 +72,18 @@ def _load(encoder_json: Path, vocab_bpe: Path) -> "gpt2_bpe_utils.Encoder":
     from fairseq.data.encoders import gpt2_bpe_utils
 
     try:
-        fairseq = gpt2_bpe_utils.get_encoder(str(encoder_json), str(vocab_bpe))
-        numbers = set(fairseq.encoder.values())
+        encoder = gpt2_bpe_utils.get_encoder(str(encoder_json), str(vocab_bpe))
+        numbers = set(encoder.encoder.values())
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise UserError(f"{encoder_json}, {vocab_bpe}: {error}") from None
-    if len(numbers) < len(fairseq.encoder) or any(type(number) is not int for number in numbers):
+    if len(numbers) < len(encoder.encoder) or any(type(number) is not int for number in numbers):
         raise UserError(f"{encoder_json}: must give each piece a different whole number")
     # A line that is not a pair is shown whole: no piece has a space.
-    merged = [("" if len(pair) == 2 else " ").join(pair) for pair in fairseq.bpe_ranks]
-    if missing := [x for x in (*fairseq.byte_decoder, *merged) if x not in fairseq.encoder]:
+    merged = [("" if len(pair) == 2 else " ").join(pair) for pair in encoder.bpe_ranks]
+    if missing := [x for x in (*encoder.byte_decoder, *merged) if x not in encoder.encoder]:
         origin = f" of {vocab_bpe}" if missing[0] in merged else ", which stands for a single byte"
         raise UserError(f"{encoder_json}: lacks the piece {missing[0]!r}{origin}")
-    return fairseq
+    return encoder
 
 
 def learn_pieces(vocab_size: int, **options: Any) -> None:
@@ -119,7 +119,7 @@ class Pieces:
         except (OSError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{path}: not a sentencepiece model ({reason})") from None
-        # The texts of the pieces, by number.
+        # The pieces as strings, by number.
         self.texts = [self.model.id_to_piece(i) for i in range(self.model.get_piece_size())]
         if broken := [text for text in self.texts if len(text.split()) != 1]:
             raise UserError(
@@ -128,8 +128,8 @@ class Pieces:
             )
 
     def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Split each line into texts of pieces; unknown text becomes ``<unk>``."""
-        encoded = self.model.encode(list(lines), num_threads=1)  # workers share the cores
+        """Split each line into pieces, as strings; unknown text becomes ``<unk>``."""
+        encoded = self.model.encode(list(lines), num_threads=1)  # preprocess has several workers
         return ([self.texts[number] for number in numbers] for numbers in encoded)
 
     def build_dictionary(self) -> "Dictionary":

@@ -32,7 +32,7 @@ class PositionConfig(FairseqDataclass):
         metadata={
             "help": "position encodings, joined by '+', options in parentheses, as in "
             "'learned+m4m(max_distance=128)'; 'none' for no positions; different layers, joined "
-            "by ',', as in '3*rope+window(size=512),none'"
+            "by ',' and repeated, as in '3*rope+window(size=512),none'"
         },
     )
     position_encoding_decoder: Optional[str] = field(

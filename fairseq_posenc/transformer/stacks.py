@@ -53,7 +53,7 @@ class InputPositions(nn.Module):
         """
         if (shared := current_context()) is None:
             raise UserError("embed_positions was called outside its stack, which counts the tokens")
-        vectors = self.encodings.as_list()[0].embed(shared[0].positions)  # the same for all kinds
+        vectors = self.encodings.as_list()[0].embed(shared[0].positions)  # all layers have these
         assert vectors is not None, "an input encoding adds vectors"
         return vectors.type_as(self.like)
 
@@ -160,7 +160,7 @@ class _PositionalStack(nn.Module):
         """
         tgt_len = 1 if decoding else tokens.size(1)
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len)
-        positions = self.encodings.number(positions)  # restarts in each document
+        positions = self.encodings.number(positions)  # with `documents`, from 0 in each
         if ids is not None:
             positions = positions.replace_ids(ids)  # where documents begin stays the same
         if self.has_reset:

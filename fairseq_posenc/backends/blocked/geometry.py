@@ -86,8 +86,8 @@ def split(call: AttentionCall) -> list[Block]:
     """List the blocks that hold all visible pairs of a call."""
     batch, heads, tgt_len, _ = call.query.shape
     src_len, device, mask = call.key.size(2), call.query.device, call.mask
-    # With a table for each head, a block has one sentence: the views of pairs in `bands` have heads
-    # and sentences as one dimension.
+    # With a table for each head, a block has one sentence: as views, pairs (`bands`) have a single
+    # dimension for heads and sentences.
     per_head = any(term.per_head for term in call.terms if isinstance(term, ByDistance))
     # A block's pairs should stay in a CPU's caches and occupy its threads, or fill a GPU.
     pairs = PAIRS_PER_THREAD * torch.get_num_threads() if device.type == "cpu" else PAIRS_ON_GPU
@@ -133,7 +133,7 @@ def _choose_queries(ranges: Ranges, mask: Mask, has_far: bool) -> int:
 
 
 def _find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
-    """Find the distances between which tables have different rows, if there are many others.
+    """Find the distances between which the rows of tables differ, if there are many others.
 
     Keys are *near* a query at these distances. For all far keys before it, every table of vectors
     has its first row, and for all after it, its last one. The result is None with a gain or a
@@ -161,7 +161,7 @@ def _find_ranges(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -
             if bool((numbers == numbers[:, :1]).all()):  # all sentences share their blocks
                 numbers = numbers[:, :1]
             return [(first, last) for first, last in numbers.transpose(0, 1).tolist()]
-    # Without limits, with first keys, or with segments in another order: by the direction alone.
+    # Without limits, with first keys, or with segments that do not ascend: by the direction alone.
     queries = range(src_len - tgt_len, src_len)
     first = queries if mask.direction == "rl" else [0] * tgt_len
     last = queries if mask.direction == "lr" else [src_len - 1] * tgt_len

@@ -39,7 +39,7 @@ KEEP = tl.constexpr(  # kept = weight if multiplier * seed + offset < threshold 
 
 @triton.jit
 def split_program(program, length, BLOCK: tl.constexpr):
-    """Split a program's index: a sequence, counted from the launch's first; a block's first row."""
+    """Split a program's index: its sequence in the launch, from 0; the first row of its block."""
     blocks = tl.cdiv(length, BLOCK)
     return program // blocks, program % blocks * BLOCK
 
@@ -105,7 +105,7 @@ def load_band(problem, opt, table, head, at):
 
 @triton.jit
 def find_columns(problem, opt, batch, first_row, SIGN: tl.constexpr, PART: tl.constexpr = None):
-    """Find the range of columns that a tile's rows may see; it starts with a block of columns.
+    """Find the range of columns that a tile's rows may see, from a block's first column on.
 
     Rows are queries (SIGN 1) or keys (SIGN -1); PART, if given, limits the range to BEFORE, NEAR or
     AFTER. ``visible`` has the first and last column of every row, ``(B or 1, rows)``, ascending.
@@ -161,7 +161,7 @@ def apply_mask(problem, opt, scores, batch, m, n, first_query, first_key):
             low = tl.load(first + m, m < problem.tgt_len, 0)
             high = tl.load(last + m, m < problem.tgt_len, 0)
             scores = tl.where((n >= low) & (n <= high), scores, float("-inf"))
-    if problem.pairs is not None:
+    if problem.pairs is not None:  # `(T, S)`, 1 where a query must not see a key
         inside = (m < problem.tgt_len) & (n < problem.src_len)
         pairs = tl.load(problem.pairs + m.to(tl.int64) * problem.src_len + n, inside, 1)
         scores = tl.where(pairs == 0, scores, float("-inf"))
@@ -223,7 +223,7 @@ def multiply_table(
             products = multiply(x, tl.trans(band)).reshape(rows * size)
             return gather_lines(products, row * size + first, -SIGN, columns)
         else:
-            products = multiply(band, tl.trans(x)).reshape(size * columns)
+            products = multiply(band, tl.trans(x)).reshape(size * columns)  # row by row of the band
             return gather_lines(products, first * columns, 1 - SIGN * columns, columns)
     else:
         row = (0 if PART == BEFORE else table.last) + tl.zeros((FEW_ROWS,), tl.int32)

@@ -63,7 +63,7 @@ class SquadDataBin(NamedTuple):
 
 
 def open_data_bin(path: Path) -> SquadDataBin:
-    """Open a folder; refuse one that is missing, was made otherwise, or cannot be read."""
+    """Open a folder; refuse one that is missing, was made by something else, or cannot be read."""
     if not path.is_dir():
         raise UserError(f"{path}: no such folder; fairseq-posenc preprocess squad makes it")
     try:

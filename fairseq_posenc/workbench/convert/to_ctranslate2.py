@@ -92,13 +92,13 @@ def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder
     """
     end = torch.tensor([trained.model.decoder.eos_idx])
     ours, lines = [], []
-    for row in zip(*comparison.draw_batch(trained.model, "right")):
+    for row in zip(*comparison.draw_batch(trained.model, "right")):  # padded right
         # Without <s>, </s> and padding; a causal LM has only a target.
-        *sources, target = sentences = [ids[ids.ge(comparison.SPECIAL_SYMBOLS)] for ids in row]
-        inputs = [torch.cat([ids, end])[None] for ids in sources]  # batches of one
-        inputs.append(torch.cat([end, target])[None])  # fairseq's decoders begin with </s>
+        sentences = [ids[ids.ge(comparison.SPECIAL_SYMBOLS)] for ids in row]
+        inputs = [torch.cat([ids, end])[None] for ids in sentences[:-1]]  # batches of one
+        inputs.append(torch.cat([end, sentences[-1]])[None])  # fairseq's decoders begin with </s>
         scores = comparison.compute_scores(trained.model, trained.head, *inputs)[0]
-        expected = torch.cat([target, end])[:, None]
+        expected = torch.cat([sentences[-1], end])[:, None]
         ours.append(scores.log_softmax(-1).gather(1, expected)[:, 0])
         lines.append([[names[i] for i in ids] for names, ids in zip(vocabularies, sentences)])
     if trained.head == "translation":  # max_input_length=0: sentences are never cut
@@ -161,7 +161,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
         (encoding,) = stack.embed_positions.encodings.as_list()  # specs with two are refused
         vectors = encoding.embed(states[0].positions)[0]  # [T, C]; all kinds have these positions
     copied = copy.deepcopy(stack)  # quantization changes weights in place
-    table = F.pad(vectors, (0, 0, 1, 0))  # a row for padding, then a row for each position
+    table = F.pad(vectors, (0, 0, 1, 0))  # the converter drops padding's row, the first
     copied.embed_positions = nn.Embedding.from_pretrained(table, padding_idx=0)
     if dims.causal:
         style["with_encoder_attention"] = trained.head == "translation"

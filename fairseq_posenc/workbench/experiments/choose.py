@@ -23,7 +23,7 @@ class Advice(NamedTuple):
 
     models: str  # the measured models: size, text, updates and seeds
     figure: str  # what was measured
-    up_to: float  # longest text, as a multiple of the length in training
+    up_to: float  # longest text, as a multiple of the training length
     encodings: int  # number that were measured; for trained models, without the one they had
     best: dict[str, str]  # the one with the best figure; for trained models, the one they had
     others: dict[str, str]  # those not significantly worse; for trained models, those better
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--family", choices=FAMILIES, required=True, help="kind of models")
     options.add_count(parser, "--length", "longest input in tokens (default: --trained)")
-    options.add_count(parser, "--trained", "length of training, in tokens (default: --length)")
+    options.add_count(parser, "--trained", "training length, in tokens (default: --length)")
     trained_help = "for models that are trained already, and get other positions"
     parser.add_argument("--from-trained", action="store_true", help=trained_help)
 

@@ -83,7 +83,7 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
     for name, encoded in pieces.items():
         (folder / f"{name}.pieces").write_text("\n".join(map(" ".join, encoded)) + "\n", "utf-8")
         command += [f"--{name}pref", str(folder / f"{name}.pieces")]
-    run_logged(command, folder / "preprocess.log", lock=None)  # after a kill, all is made again
+    run_logged(command, folder / "preprocess.log", lock=None)  # it ends with this process
     train_words, valid_words = (sum(map(count_words, part)) for part in parts.values())
     train_tokens, valid_tokens = (sum(map(len, lines)) for lines in pieces.values())
     return DataFacts(

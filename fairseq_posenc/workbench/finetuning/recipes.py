@@ -29,7 +29,7 @@ from fairseq_posenc.workbench.running.progress import say
 # Errors of hydra and omegaconf about overrides; errors of code that uses a value of a wrong type.
 _HYDRA_ERRORS = (HydraException, OmegaConfBaseException, AssertionError)
 _VALUE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-# Texts that hydra reads as texts even without quotes, not as a number, true or null; only ASCII.
+# What hydra reads as a string even without quotes, not as a number, true or null; only ASCII.
 _UNQUOTED = re.compile(r"(?!(true|false|null|nan|inf)$|\.\d)[a-z_./][\w./+-]*", re.ASCII | re.I)
 _WARMUP_RATIO = 0.06  # RoBERTa's, for SQuAD's task, which has no option for it
 _ON_CPU = re.compile(r"\+*common\.cpu=(true|yes|y|on|[1-9]\d*)", re.I)  # as omegaconf reads them
@@ -57,7 +57,7 @@ def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictC
     Args:
         path: the YAML file.
         examples: size of the training set; an epoch reads every example once.
-        overrides: hydra's overrides.
+        overrides: hydra's overrides, which commands take as ``--set``.
 
     Raises:
         UserError: hydra refuses an override, or a value of a wrong type.
@@ -87,7 +87,7 @@ def _read_number(section: Any, name: str) -> float:
 
 def _count_updates(cfg: DictConfig, examples: int) -> int:
     """Count the updates of all epochs; ``update_freq`` is the same in all of them."""
-    remedy = "the number of updates is unknown; --set optimization.max_update too"
+    remedy = "the number of updates is unknown; --set optimization.max_update=N"
     if cfg.dataset.max_tokens:
         raise UserError(f"with --set dataset.max_tokens {remedy}")
     if not cfg.dataset.batch_size:
@@ -103,7 +103,7 @@ def build_settings(
 ) -> dict[str, str]:
     """Build the overrides of a recipe for a training run from a pre-trained model.
 
-    They come as the texts before and after ``=``, so that two requests can be compared.
+    They are returned by name, so that those of two training runs can be compared.
 
     Args:
         pretrained: the model, whose options define the new one's.
@@ -139,7 +139,7 @@ def build_command(path: Path, settings: Mapping[str, str]) -> list[str]:
 
 
 def format_override(name: str, value: Any) -> str:
-    """Format a hydra override; texts with special characters are quoted."""
+    """Format a hydra override; strings with special characters are quoted."""
     if not isinstance(value, (str, Path)):
         return f"{name}={json.dumps(value)}"
     if _UNQUOTED.fullmatch(str(value)):

@@ -71,8 +71,8 @@ def find_stages(curve: Curve) -> LossStages | None:
 
     The loss is fitted with line segments (:func:`fit_segments`). With r for ``SLOPE_RATIO``, the
     *dive* is the steepest segment that follows one at least r times flatter (the *plateau*), which
-    in turn follows one at least r times steeper (the *start*). The dive includes all following
-    segments that are at least 1 / r times as steep; the plateau includes all preceding segments
+    in turn follows one at least r times steeper (the *start*). The dive includes all segments
+    beside it that are at least 1 / r times as steep; the plateau includes all preceding segments
     that are flatter than this. Both the sum of the falls in the dive and the difference between its
     beginning and end must be at least ``MIN_FALL`` of the total fall, so that the recovery from a
     jump of the loss does not count as a dive.

@@ -15,7 +15,7 @@ _TICKS = re.compile("`+")
 
 
 def code(text: str) -> str:
-    """Format foreign text as code, even if it contains backquotes; an empty one stays empty."""
+    """Format untrusted text as code, even if it contains backquotes; an empty one stays empty."""
     longest = max(map(len, _TICKS.findall(text)), default=0)
     ticks = "`" * (longest + 1) if text else ""
     space = " " if longest else ""
@@ -28,7 +28,7 @@ def format_number(value: float | None, digits: int = 0) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr") -> str:
-    """Format a table; foreign text in its cells must be formatted by :func:`code`.
+    """Format a table; untrusted text in its cells must be formatted by :func:`code`.
 
     Letters of ``align`` align columns left (``l``) or right (``r``); the last one is repeated.
     """

@@ -9,7 +9,7 @@ from fairseq_posenc.errors import UserError
 
 
 def choose_device() -> str:
-    """Choose a GPU if there is one, else the processor; ``CUDA_VISIBLE_DEVICES=`` hides GPUs."""
+    """Choose a GPU if there is one, else the CPU; ``CUDA_VISIBLE_DEVICES=`` hides GPUs."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -17,7 +17,7 @@ def choose_dtype(fp16: bool, bf16: bool) -> torch.dtype:
     """Choose the precision by ``--fp16`` and ``--bf16``; float32 without either.
 
     Raises:
-        UserError: ``--fp16`` was given on the processor.
+        UserError: ``--fp16`` was given on the CPU.
     """
     if fp16 and choose_device() == "cpu":
         raise UserError("--fp16 is for GPUs, and torch finds none here; leave it out")

@@ -87,14 +87,14 @@ def _format_row(model: outcomes.ModelOutcome) -> dict[str, str]:
     def mean(figure: Callable[[TrainingEnd], float], show: Callable[[float], str]) -> str:
         return show(fmean(map(figure, model.undiverged))) if model.undiverged else "-"
 
-    finished = [value for value in model.by_seed.values() if value == value]  # not NaN
+    finite = [x for x in model.by_seed.values() if x == x]  # NaN, of a diverged seed, is not itself
     return {
         "encoding": model.variant.name,
         "position parameters": mean(lambda end: end.position_parameters, "{:,.0f}".format),
         "learning rate": model.lr,
         "seeds": str(len(model.ends)),
         "validation perplexity": model.divergence or model.perplexity.show(2),
-        "each seed": ", ".join(f"{value:,.1f}" for value in finished) or "-",
+        "each seed": ", ".join(f"{value:,.1f}" for value in finite) or "-",
         "tokens/s": mean(lambda end: end.curve.speed, "{:,.0f}".format),
         "time": mean(lambda end: end.seconds, tqdm.format_interval),  # minutes:seconds
     }
@@ -103,7 +103,7 @@ def _format_row(model: outcomes.ModelOutcome) -> dict[str, str]:
 def build_record(
     plan: ComparePlan, facts: DataFacts, ends: Mapping[outcomes.Run, TrainingEnd], data: Row
 ) -> Record:
-    """Build the record: models (best first), differences and runs; ``data`` is what they share."""
+    """Build the record: models (best first), differences and runs; ``data`` are common settings."""
     ranked = outcomes.rank_models(ends)
     models: list[Row] = [
         {

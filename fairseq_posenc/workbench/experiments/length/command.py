@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     rows: list[Row] = []
     texts: list[Tensor] = []  # the text's tokens, for each model
     for named in models:  # all are opened first, so that no mistake shows after hours of scoring
-        model = hf_model.load(named, dtype, args.lengths[-1])  # the longest
+        model = hf_model.load(named, dtype, args.lengths[-1])  # for the longest text
         texts.append(hf_model.tokenize_text(raw, named.path, model))
         del model  # frees the memory for the next one
         total = len(texts[-1]) - 1  # text[0] is the token with which texts begin
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
                 "perplexities per token cannot be compared: score them one by one"
             )
     with lock_folder(args.out):
-        if args.windows and args.windows < LEAST_SEEDS:  # windows replace seeds
+        if args.windows and args.windows < LEAST_SEEDS:  # they are the sample
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
         for named, text in zip(models, texts):
             model = hf_model.load(named, dtype, args.lengths[-1])
@@ -125,7 +125,7 @@ def _score_model(
                 else scoring.cut_windows(total, length, stride)
             )
             label = f"{named.name}, {length:,} tokens"
-            predicted = sum(w.end - w.scored for w in windows)
+            predicted = sum(w.end - w.scored for w in windows)  # each from `scored` to `end`
             with bar(desc=label, total=predicted, unit=" tokens") as shown:
                 score = scoring.score_windows(
                     model, text, windows, length, stride, args.max_tokens, shown.update

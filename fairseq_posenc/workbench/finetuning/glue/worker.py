@@ -95,7 +95,7 @@ def evaluate(folder: Path) -> None:
 def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
     """Predict a split; return outputs ``(N, C)`` and labels ``(N,)`` in the order of its file.
 
-    ``task`` is fairseq's. A test set has no labels: they are 0.
+    ``task`` returns the data sets that it loads. A test set has no labels: they are 0.
     """
     dataset = task.load_dataset(split)
     batches = task.get_batch_iterator(
@@ -106,7 +106,7 @@ def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
     on_gpu = next(model.parameters()).is_cuda
     for sample in batches:
         batch = utils.move_to_cuda(sample) if on_gpu else sample
-        logits, _ = model(**batch["net_input"], classification_head_name=HEAD)  # fine-tuned
+        logits, _ = model(**batch["net_input"], classification_head_name=HEAD)
         for index, output in zip(sample["id"].tolist(), logits.float().cpu()):
             outputs[index] = output  # in the file's order: batches are sorted by length
         if "target" in sample:
@@ -125,7 +125,7 @@ def measure(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
 def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> bool:
     """Check whether a model predicts NaN, the same for everything, or classes exactly at chance."""
     if task.regression:
-        return metrics.has_no_ranking(outputs.view(-1))
+        return metrics.has_no_ranking(outputs.view(-1))  # nor do NaN and infinity rank
     is_one_class = len(outputs.argmax(-1).unique()) == 1
     # A Matthews correlation, which tasks with two classes have, is 0 at chance.
     return not outputs.isfinite().all() or is_one_class or figures.get("matthews") == 0
