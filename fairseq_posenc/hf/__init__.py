@@ -54,7 +54,7 @@ def set_positions(
     Args:
         model: a model of a supported family, with any head.
         spec: encodings, such as ``alibi``, or ``3*own+window(size=512),none``: three layers have a
-            window, the fourth none. ``own`` are the model's.
+            window, the fourth none. ``own`` keeps the layer's.
         max_positions: length of the longest sequence, and number of rows of a table by position;
             by default the model's.
         extend: how a trained table by position (``learned``, ``tupe``) becomes longer: ``copy``

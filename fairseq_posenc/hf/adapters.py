@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fairseq_posenc.hf import record
 
-# A pattern of modules that PEFT leaves alone. It quotes this in a warning if a model has none.
+# Pattern of modules without adapters. A model that has none makes PEFT quote it, with our advice.
 _EXCLUDED = rf"(?#call fairseq_posenc.hf.set_positions first)(.*\.)?{record.POSITIONS}"
 
 
@@ -31,7 +31,7 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
     weight = None  # PEFT reads it where adapters are merged
 
     def __init__(self, model: Any) -> None:
-        super().__init__(None, "")
+        super().__init__(None, "")  # no module, and no name of an adapter
         self.model = weakref.ref(model)  # weak, as the model contains this part
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -59,7 +59,7 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
         return {}
 
     def _read_layer(self, name: str, default: Any) -> Any:
-        """Answer as the layers with adapters: ``get_model_status`` reports where parts differ."""
+        """Answer as the first layer with adapters does: PEFT reports parts that differ."""
         model: Any = self.model()
         layers = (x for x in model.modules() if isinstance(x, BaseTunerLayer))
         return next((getattr(layer, name) for layer in layers), default)

@@ -66,9 +66,9 @@ class AttentionPositions(AttentionCore, nn.Module):
         self.spec, self.family = positions.spec, positions.family  # of all layers of the stack
         self.kind = self.spec.layer_kind(index)
         first = dict(enumerate(positions.directions.split(",")))  # those of the first layers
-        self.direction = first.get(index) or ("lr" if self.dims.causal else "both")
+        self.direction = first.get(index) or ("lr" if self.dims.causal else "both")  # lr: causal
         self.is_rotated = positions.is_rotated[index]  # whether the model's own code rotates
-        self.is_gated = self.kind in positions.gated_kinds  # by forget gates
+        self.is_gated = self.kind in positions.gated_kinds  # its scores decay by forget gates
         self.backend = positions.backend
 
     def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
@@ -125,7 +125,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         query, key = self.rotate_tokens(query, key, shared)
         mask = shared.mask.with_direction(self.direction)
         call = AttentionCall(query, key, value, terms | of_input, mask, dropout, state.need_weights)
-        return use_kept(call, Kept(key, value), positions.src_len)
+        return use_kept(call, Kept(key, value), positions.src_len)  # without keys that it dropped
 
     def rotation(self, shared: Shared, count: int) -> Rotation | None:
         """Select the rotation that remains to be applied; None if the model's own code rotates."""
@@ -195,7 +195,7 @@ def attend_with_positions(
     """
     positions = getattr(module, POSITIONS, None)
     state = named.pop(POSITION_STATE, None)
-    if positions is None or state is None:  # None: a layer of a model with other positions
+    if positions is None or state is None:  # no state: a layer of another model was put in
         if not hasattr(module, WITHOUT_POSITIONS):
             raise UserError(
                 f"attn_implementation={OUR_ATTENTION!r} is for models whose positions were set, "

@@ -1,8 +1,8 @@
 """Keeps what our attention needs of earlier tokens in transformers' caches.
 
-The decay of a token, for each head a sum of logarithms of forget gates in two parts, is in extra
-layers after the model's: transformers reorders, selects, crops and copies them with the keys.
-B batch, S tokens, T of them new, H heads.
+The decay of a token is, for each head, a sum of logarithms of forget gates, as two numbers whose
+sum is more exact than one. Layers of the cache after the model's keep it: transformers reorders,
+selects, crops and copies them with the keys. B batch, S tokens, T of them new, H heads.
 """
 
 from collections.abc import Iterable

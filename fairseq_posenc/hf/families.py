@@ -30,12 +30,12 @@ class Family:
     stacks: tuple[str, ...] = ("",)  # paths of the stacks of layers in the base model
     layers: str = "layers"  # path of the list of layers in a stack
     attention: str = "self_attn"  # path of the self-attention in a layer
-    rotary: str = ""  # name of the module in a stack that computes cosines and sines, or is None
+    rotary: str = ""  # name of a stack's module that computes cosines and sines; it may be None
     # Form of the cosines. `doubled`: the cosines of all pairs, twice, for the two halves of a head;
     # `half`: only once; `pairs`: each one twice, for two adjacent coordinates; `doubled_pairs`: as
     # `doubled`, but the model rotates adjacent coordinates and reads the first half.
     cosines: Literal["doubled", "half", "pairs", "doubled_pairs"] = "doubled"
-    partial: bool = False  # whether its code reads `partial_rotary_factor`, or rotates all
+    partial: bool = False  # whether its code reads `partial_rotary_factor`; else it rotates all
     # Pairs of coordinates that each axis rotates, where `rope_parameters` has no `mrope_section`;
     # empty if positions are on one axis.
     sections: tuple[int, ...] = ()
@@ -44,7 +44,7 @@ class Family:
     rotates: str = ""  # attribute of an attention, true if it rotates; empty if all rotate
     table: str = ""  # path of the table of positions in a stack
     # Layout of that table if it holds sinusoids, not trained rows: `half` for all sines, then all
-    # cosines; `fairseq` counts positions from the padding's index on.
+    # cosines; `fairseq`, the same with other frequencies, and a first token at padding's id + 1.
     sinusoids: Literal["", "half", "fairseq"] = ""
     first_row: int = 0  # row of position 0 in a trained table, or AFTER_PADDING
     # Attribute of a stack that is the factor of its embeddings. An encoder multiplies only the
@@ -105,7 +105,7 @@ class Family:
         query, *others = (projection(rows) for projection in projections)
         if others:
             key = others[0]
-        # Only GPTBigCode's attention has the attribute.
+        # Only GPTBigCode's attention has `multi_query`: one key for all heads.
         elif "query_key_value" in self.projections or not getattr(attention, "multi_query", True):
             query, key, _ = query.unflatten(-1, (dims.num_heads, 3, -1)).unbind(2)  # [R, H, D] each
             query, key = query.flatten(1), key.flatten(1)
@@ -334,7 +334,7 @@ _TYPES: dict[Family, str] = {
     replace(_PARTIAL, sections=(11, 11, 10), pairs="interleaved"): "qwen3_5_text qwen3_5_moe_text",
     replace(_ROTARY, rotates="use_rope"): "smollm3",
 }
-FAMILIES = {kind: family for family, kinds in _TYPES.items() for kind in kinds.split()}
+FAMILIES = {name: family for family, names in _TYPES.items() for name in names.split()}
 
 
 def find_family(config_class: type) -> Family | None:

@@ -1,4 +1,4 @@
-"""Reads the positions that a transformers model has, as a spec, which ``own`` means.
+"""Reads the positions that a transformers model has, as a spec: the meaning of ``own``.
 
 Only the configuration is read, never the weights; positions that the library lacks are refused.
 """
@@ -200,14 +200,14 @@ def _is_rotated(config: Config, family: Family, index: int, layer_type: str) -> 
 
 
 def _read_window(config: Config) -> int:
-    """Read the size of windows, counted as the library does."""
+    """Read the size of windows as the spec counts it: a causal one's keys, else twice a side's."""
     if config.model_type == "modernbert":
         return int(config.local_attention)
     if not getattr(config, "is_causal", True):
-        return 2 * int(config.sliding_window)  # on each side
+        return 2 * int(config.sliding_window)  # it counts one side
     if getattr(config, "use_bidirectional_attention", None) is True:  # not Gemma 4's "vision"
         return 2 * (int(config.sliding_window) - 1)  # here it counts the query and one side
-    return int(getattr(config, "sliding_window", 0))  # hybrids have none; no spec has 0
+    return int(getattr(config, "sliding_window", 0))  # hybrids have none; parsing refuses 0
 
 
 def _read_softmax(config: Config, family: Family) -> list[str]:

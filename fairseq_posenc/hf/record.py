@@ -21,9 +21,9 @@ RECORDS = f"{POSITIONS}_record"  # name of the part of a model that adds records
 
 
 def stock_name_pattern(config_class: Any) -> str:
-    """Write a pattern of the name, that of a stock weight, which a stack's record has in files.
+    """Write a pattern of the stock weight's name that a stack's record has in files.
 
-    The weight is in the first layer's attention. The pattern's first group is the stack's name.
+    The weight is in the first layer's attention. The first group is the stack's path: ``model.``.
     """
     family = find_family(config_class) or Family()  # an unknown type: the usual names
     guarded = family.guarded or family.projections[0]  # the weight that makes stock classes fail

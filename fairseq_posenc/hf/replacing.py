@@ -3,7 +3,7 @@
 A model has one or two stacks of layers, an encoder and a decoder. For each stack, all new modules
 are built first, with the trained weights that they keep, so a refused call leaves the model as it
 was. Then they are installed, in place of the present positions, and the configuration states them.
-``own`` in a spec stands for the model's present positions.
+``own`` in a spec means the model's present positions.
 """
 
 import copy

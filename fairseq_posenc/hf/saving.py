@@ -125,7 +125,7 @@ class ConfigWithPositions(Derived):
 
 
 class PositionsConfig(PretrainedConfig):
-    """Stands for the model type of saved folders in Auto classes; builds their configurations."""
+    """What Auto classes find by the model type of saved folders; builds their configurations."""
 
     model_type = MODEL_TYPE
 

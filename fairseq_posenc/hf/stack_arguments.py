@@ -122,8 +122,8 @@ class StackArguments:
                 raise UserError("input_ids have padding: pass attention_mask")
         if ids is None or ids.dim() == 3:
             return ids
-        new = slice(-ids.size(1), None)
-        # `_read_mask` refuses a mask that is too short.
+        new = slice(-ids.size(1), None)  # selects the new tokens of all
+        # Whether ids count real tokens from 0; `_read_mask` refuses a mask that is too short.
         if self.real is None or self.real.size(1) < ids.size(1):
             is_counted = ids.eq(torch.arange(ids.size(1), device=ids.device) + self.cached)
         else:

@@ -78,7 +78,7 @@ class HFStackPositions(StackPositions):
         self.directions = format_directions(first)
         self.is_decoder = stack.is_decoder  # its own attention was built for causal masks
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
-        # A draft of each kind's rotation; with gradients, else trained ones would seem fixed.
+        # Each kind's rotation, without values; with gradients, else trained ones would seem fixed.
         with torch.device("meta"), torch.enable_grad():
             any_id = torch.zeros(1, 1, dtype=torch.long)
             rotations = assembly.build_shared(spec, self.dims).rotations(any_id)
@@ -91,7 +91,7 @@ class HFStackPositions(StackPositions):
         ]
         self.rotated_kinds = {kind for kind, x in zip(kinds, self.is_rotated) if x}
         rotates_alone = self.is_rotated == spec.list_rotated(count)  # our code rotates none
-        drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind of layer
+        drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind, on "meta"
         acts_on = {item.encoding.acts_on for item in spec.items}
         is_plain = acts_on <= {"input", "rotation"} and not (self.directions or any(drafts))
         # Whether attention and caches are the model's own; False later if another stack's are not.
@@ -200,11 +200,11 @@ class HFStackPositions(StackPositions):
         if arguments.ids is not None and not may_be_packed:
             # Else transformers' masks would begin a document at each gap of ids. Packed ids stay.
             named["position_ids"] = None
-        if self.is_native and self.input is None:
-            places = arguments.ids
-            if places is None:  # they are counted, from those in the cache on
-                places = torch.arange(inputs.size(1), device=inputs.device)[None] + arguments.cached
-            return named, PassState(self._make_cosines(module, self.shared.rotations(places))), None
+        if self.is_native and self.input is None:  # no vectors are added
+            ids = arguments.ids
+            if ids is None:  # they are counted, from those in the cache on
+                ids = torch.arange(inputs.size(1), device=inputs.device)[None] + arguments.cached
+            return named, PassState(self._make_cosines(module, self.shared.rotations(ids))), None
         if getattr(arguments.cache, "is_compileable", False):  # transformers' static caches
             raise UserError(
                 f"{type(arguments.cache).__name__} has a fixed size, which works only with "
@@ -341,7 +341,7 @@ class StackWithPositions(Derived):
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")
         named, state, is_uncounted = positions.prepare(self, args, named)
-        cosines = None if positions.spec.layer_kinds[1:] else state.cosines.get(0)  # of a sole kind
+        cosines = state.cosines.get(0) if len(positions.spec.layer_kinds) == 1 else None
         with begin_pass(cosines or (None, None)):  # which the stand-ins of removed parts read
             output = forward(self, **named, **{POSITION_STATE: state})
         results = output if isinstance(output, tuple) else output.values()

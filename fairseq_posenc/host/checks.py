@@ -128,7 +128,7 @@ def check_data_bin(index: Path) -> None:
     except (ValueError, KeyError, AssertionError, struct.error):
         raise _damaged(index, "fairseq cannot read it") from None
     count, size = len(sentences), index.stat().st_size
-    expected = 26 + 12 * count  # a header; for each sentence a length (4 bytes), an offset (8)
+    expected = 26 + 12 * count  # 26: the header; 12: a length (4) and an offset (8) by sentence
     if size != expected:
         raise _damaged(index, f"{size:,} bytes, not the {expected:,} of {count:,} sentences")
     if not count:

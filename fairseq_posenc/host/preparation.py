@@ -82,12 +82,12 @@ def prepare_model(model: CheckedModel, task: Any, **stacks: Any) -> None:
 
 
 def load_blocks(task: Any, dataset: Any, max_tokens: Any = 36_000, *args: Any, **how: Any) -> Any:
-    """Load the blocks of fairseq-eval-lm; refuse those that it would leave out."""
+    """Load the blocks of fairseq-eval-lm, with its defaults; refuse those that it would skip."""
     options, window = read_task_options(task), how.get("context_window", 0)
     new_tokens, limit = options.tokens_per_sample, how.get("max_positions")
     if limit is not None:
         checks.refuse_long_blocks(options, new_tokens + window, limit)
-    if window and max_tokens:  # else thousands of blocks in a batch: it does not count the window
+    if window and max_tokens:  # fairseq counts only new tokens, so batches would be too large
         max_tokens = max(new_tokens, max_tokens * new_tokens // (new_tokens + window))
     return type(task).eval_lm_dataloader(task, dataset, max_tokens, *args, **how)
 

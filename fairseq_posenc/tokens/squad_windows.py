@@ -162,8 +162,8 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
     counts["unknown_tokens"] = int((tokens == dictionary.unk()).sum())
     counts["windows"] = len(spans)
     counts["windows_with_answer"] = sum(span != NO_ANSWER for span in spans)
-    words = counts["tokens"] - SPECIAL_SYMBOLS * counts["windows"]
-    warn_of_unknown(prefix.name, counts["unknown_tokens"], words)
+    text_tokens = counts["tokens"] - SPECIAL_SYMBOLS * counts["windows"]
+    warn_of_unknown(prefix.name, counts["unknown_tokens"], text_tokens)
     return dict(counts)
 
 

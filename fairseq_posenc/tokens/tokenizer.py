@@ -141,12 +141,12 @@ def write_index(path: Path, sizes: np.ndarray, dtype: np.dtype) -> None:
     """
     from fairseq.data.indexed_dataset import MMapIndexedDataset, _dtype_header_code
 
-    places = np.zeros(len(sizes), np.int64)  # of the first bytes of the items
-    np.cumsum(sizes[:-1], out=places[1:])
-    places *= dtype.itemsize
+    offsets = np.zeros(len(sizes), np.int64)  # of the first bytes of the items
+    np.cumsum(sizes[:-1], out=offsets[1:])
+    offsets *= dtype.itemsize
     with open(path, "wb") as file:
         version = 1
         file.write(MMapIndexedDataset.Index._HDR_MAGIC)
         file.write(struct.pack("<QBQ", version, _dtype_header_code(dtype.type), len(sizes)))
         sizes.tofile(file)
-        places.tofile(file)
+        offsets.tofile(file)

@@ -115,10 +115,10 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             # Projected rows of DeBERTa's table, under a key of this module; all beams share them.
             key_of_rows = self._get_full_incremental_state_key("rows")
             rows = incremental_state.setdefault(key_of_rows, ProjectedRows())  # extended below
-        sums = buffer.get("prev_decay")  # of earlier keys, then of later ones in an encoder
+        sums = buffer.get("prev_decay")  # [B, H, S - T, 2]; 2 H with `later`, of an encoder
         past = None if sums is None else Decay(*sums.split(self.num_heads, 1))
         of_input = self.encodings.input_terms(query.transpose(0, 1), positions, past)
-        decay = of_input.find(Decay)  # what the forget gates of all S tokens sum up to, or None
+        decay = of_input.find(Decay)  # sums of forget gates' logarithms, of all S tokens; or None
         terms = self.compute_terms(shared, rows) | of_input
         q, k, v = self.project(query)
         q, k = self.rotate_tokens(q, k, shared)

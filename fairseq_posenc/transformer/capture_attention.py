@@ -95,14 +95,14 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
     key = project(keys, attention.k_proj)  # [B, H, S, D]
     if isinstance(attention, PositionalAttention):
         # Layers of one kind have the same encodings. The state is still set when hooks run.
-        context = state_of_kind(attention.stack, attention.kind)
-        of_input = attention.encodings.input_terms(queries.transpose(0, 1), context.positions)
-        terms = attention.compute_terms(context) | of_input
-        rotation = attention.rotation(context, context.positions.tgt_len)  # None without any
-        mask = context.mask.with_direction(attention.direction)  # for `cope`, which counts keys
+        shared = state_of_kind(attention.stack, attention.kind)
+        of_input = attention.encodings.input_terms(queries.transpose(0, 1), shared.positions)
+        terms = attention.compute_terms(shared) | of_input
+        rotation = attention.rotation(shared, shared.positions.tgt_len)  # None without any
+        mask = shared.mask.with_direction(attention.direction)  # for `cope`, which counts keys
         return split(query, key, terms, rotation, mask=mask)
     if isinstance(attention.q_proj, RotatedProjection):
         # Attention to an encoder's output, with rope(cross_attention=true).
-        context = state_of_kind(attention.q_proj.stack, attention.q_proj.kind)
-        return split(query, key, Terms(), context.rotation, key_rotation=context.source_rotation)
+        shared = state_of_kind(attention.q_proj.stack, attention.q_proj.kind)
+        return split(query, key, Terms(), shared.rotation, key_rotation=shared.source_rotation)
     return split(query, key, Terms())

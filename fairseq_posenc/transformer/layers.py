@@ -29,7 +29,7 @@ class _PositionalLayer:
     def __init__(self, cfg: Any, index: int = 0, **kwargs: Any) -> None:
         self.index = index  # first, because fairseq's constructor builds the attention
         super().__init__(cfg, **kwargs)  # type: ignore[call-arg]
-        self.checkpoints, self.offloads = cfg.checkpoint_activations, cfg.offload_activations
+        self.recomputes, self.offloads = cfg.checkpoint_activations, cfg.offload_activations
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run fairseq's layer, and with activation checkpointing again in the backward pass.
@@ -38,7 +38,7 @@ class _PositionalLayer:
         gradients.
         """
         forward = super().forward  # type: ignore[misc]
-        if not (self.checkpoints and torch.is_grad_enabled()):
+        if not (self.recomputes and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
         states = current_context()
 

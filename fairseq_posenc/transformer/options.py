@@ -149,9 +149,9 @@ def configure_stack(args: Any, side: Literal["encoder", "decoder"]) -> Transform
     given = read_options(cfg)
     causal = side == "decoder"
     stack = getattr(cfg, side)
-    encoder_spec, decoder_spec, first = parse_options(given)
+    encoder_spec, decoder_spec, first_directions = parse_options(given)
     spec = decoder_spec if causal else encoder_spec
-    directions = ("lr",) * stack.layers if causal else first
+    directions = ("lr",) * stack.layers if causal else first_directions
     kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
     if kept is None:
         spec.check_length(stack.layers)

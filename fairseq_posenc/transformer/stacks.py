@@ -99,7 +99,7 @@ class _PositionalStack(nn.Module):
     def describe(self) -> str:
         """Describe positions, directions and backend, for the log."""
         runs = [f"{name} x{len(list(run))}" for name, run in groupby(self.settings.directions)]
-        named = self.named_parameters("model")  # with a prefix, as in a whole model
+        named = self.named_parameters("model")  # a prefix: the check expects names in a model
         count = sum(x.numel() for name, x in named if is_position_parameter(name))
         return (
             f"{self.spec} | directions: {' '.join(runs)} | backend: {self.settings.backend} | "
