@@ -17,6 +17,7 @@ from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.95
 LEAST_SEEDS = 3  # fewest seeds for an interval: for two, the factor of Student's t is 12.7
+_ROUNDING = 0.0003  # deviation of a difference of losses in nats, as logs round to 0.001 bits
 INTERVAL_NOTE = f"Student's t, {LEVEL:.0%}, over the seeds"
 Values = Mapping[int, float]  # seed -> perplexity
 Pair = tuple[str, str]  # names of the model with the better mean, and of the other
@@ -89,10 +90,9 @@ def compare(first: Values, other: Values) -> PairedDifference:
     changes = list(filter(math.isfinite, (math.log(first[x]) - math.log(other[x]) for x in both)))
     p_value = math.nan
     if len(changes) >= LEAST_SEEDS:
-        p_value = 0.0 if any(changes) else 1.0  # if all are equal: no division by 0
-        if deviation := statistics.stdev(changes):
-            statistic = statistics.fmean(changes) * math.sqrt(len(changes)) / deviation
-            p_value = 2 * float(stdtr(len(changes) - 1, -abs(statistic)))  # both tails
+        deviation = max(statistics.stdev(changes), _ROUNDING)
+        statistic = statistics.fmean(changes) * math.sqrt(len(changes)) / deviation
+        p_value = 2 * float(stdtr(len(changes) - 1, -abs(statistic)))  # both tails
     return PairedDifference(len(changes), interval(changes or [math.nan]), p_value)
 
 

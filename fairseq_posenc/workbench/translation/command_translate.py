@@ -4,8 +4,8 @@ import argparse
 import sys
 
 from fairseq_posenc.tokens.files import read_arriving_lines
+from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_dtype
-from fairseq_posenc.workbench.running.options import add_count, add_data, add_precision
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.translator import Translator, warn_of_long
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("sentences", nargs="*", metavar="SENTENCE", help=text)
     add("--checkpoint", required=True, metavar="FILE", help="the model")
     add_model_arguments(parser)
-    add_precision(parser)
+    options.add_precision(parser)
     text = "print only the best translation, one line per line of input"
     add("--plain", action="store_true", help=text)
 
@@ -27,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the model's data and of beam search, which ``bleu`` has too."""
     text = "folder with dictionaries and sentencepiece model (default: the one it was trained on)"
-    add_data(parser, text)
-    add_count(parser, "--beam", "beam size", 5)
+    options.add_data(parser, text)
+    options.add_count(parser, "--beam", "beam size", 5)
     text = "length penalty: below 1 favours short translations, above 1 long ones (default: 1)"
-    parser.add_argument("--lenpen", type=float, default=1.0, metavar="X", help=text)
+    parser.add_argument("--lenpen", type=options.finite_number, default=1.0, metavar="X", help=text)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -80,12 +80,12 @@ def test_what_is_not_finite_is_no_pair():
 
 
 @pytest.mark.parametrize(
-    ("changes", "p_value"), [([0, 0, 0], 1.0), ([2, 2, 2], 0.0), ([2, 2], math.nan), ([], math.nan)]
+    ("changes", "p_value"), [([0] * 3, 1), ([7e-4] * 3, 0.056), ([2, 2], math.nan), ([], math.nan)]
 )
-def test_equal_differences_have_p_0_or_1_and_few_have_none(changes, p_value):
+def test_differences_of_0_001_bits_may_be_rounding_and_few_have_no_p(changes, p_value):
     one, other = dict(enumerate(changes)), dict.fromkeys(range(len(changes)), 0)
     found = intervals.compare(exponents(one), exponents(other))
-    assert found.p_value == pytest.approx(p_value, nan_ok=True)
+    assert found.p_value == pytest.approx(p_value, rel=0.01, nan_ok=True)
 
 
 def test_nearly_equal_differences_warn_of_nothing(recwarn):
