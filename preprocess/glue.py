@@ -114,8 +114,8 @@ class TaskWriter(NamedTuple):
         """Write a split into a folder with dictionaries; return its counts."""
         counts = self._write_sentences(split, examples, folder)
         # Without the special symbols: two for each sentence.
-        words = counts["tokens"] - 2 * len(examples.sentences) * len(examples.ids)
-        warn_of_unknown(f"{task.name} {split}", counts["unknown_tokens"], words)
+        text_tokens = counts["tokens"] - 2 * len(examples.sentences) * len(examples.ids)
+        warn_of_unknown(f"{task.name} {split}", counts["unknown_tokens"], text_tokens)
         if split in task.test_splits:
             (folder / f"{split}.ids").write_text("\n".join(examples.ids) + "\n", "utf-8")
         elif task.regression:

@@ -100,9 +100,8 @@ def _check_cuda() -> Iterator[Finding]:
         return
     major, minor = torch.cuda.get_device_capability()
     yield Finding("CUDA", True, f"{torch.cuda.get_device_name()}, capability {major}.{minor}")
-    # Since capability 8 (Ampere), GPUs have it.
     advice = "use --bf16" if major >= 8 else "not supported by the device: use --fp16"
-    yield Finding("bf16", major >= 8 or None, advice)
+    yield Finding("bf16", major >= 8 or None, advice)  # since capability 8 (Ampere)
 
 
 def _check_user_dir(by_name: Path) -> Finding:
@@ -119,6 +118,7 @@ def self_test() -> Finding:
     # FlexAttention takes seconds to compile a kernel for each encoding.
     backends = [name for name, why in available().items() if not why and name != "flex"]
     names = registry.names()
+    # Again with the option that gives pairs with the first token other scores, as in TUPE.
     resets = [f"{name}(reset=true)" for name in names if "reset" in registry.options(name)]
     for spec in (*names, *resets, *SOFTMAX_SPECS):
         try:

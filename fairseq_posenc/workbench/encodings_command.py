@@ -39,7 +39,7 @@ _OPTION_LETTERS = {"K": "max_distance", "c": "scale_factor"}  # of encodings wit
 def run_list(args: argparse.Namespace) -> None:
     """Print a line for each encoding."""
     names = registry.names(companions=True)  # also those added to others: windows, sinks, ...
-    acts_on = {name: registry.get(name).acts_on for name in names}
+    acts_on = {name: registry.get(name).acts_on for name in names}  # "input", "scores", ...
     width, acts_on_width = max(map(len, names)), max(map(len, acts_on.values()))
     for name in names:
         summary = _strip_marks(catalogue.summarize(name))
@@ -57,7 +57,7 @@ def run_describe(args: argparse.Namespace) -> None:
     if directions := DECBERT.get(args.name):
         print(_DECBERT.format(name=args.name, directions=directions))
         return
-    names = dict.fromkeys(item.name for item in specs.parse(args.name).items)  # no duplicates
+    names = dict.fromkeys(item.name for item in specs.parse(args.name).items)  # each once
     print("\n\n".join(map(_describe, names)))
 
 
@@ -66,7 +66,7 @@ def _describe(name: str) -> str:
     page = catalogue.parse_page(name)  # `summary` and each heading in small letters -> text
     rows = {heading: page[heading.lower()] for heading in catalogue.HEADINGS}
     rows["Options"] = catalogue.format_options(name)
-    rows["Where"] = catalogue.name_families(name)
+    rows["Where"] = catalogue.name_families(name)  # "decoders", or "encoders and decoders"
     rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"
     rows["Letters"] = _explain_letters(name, rows)
     width = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)

@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> None:
     Its folder is put on the import path, from which it imports the packages beside it.
     """
     sys.path.insert(0, str(FOLDER))
-    # While numpy and others are imported, they catch KeyboardInterrupt and raise other errors.
-    before = signal.getsignal(signal.SIGINT)
+    # numpy and others turn a KeyboardInterrupt in their import into other errors: exit at once.
+    before = signal.getsignal(signal.SIGINT)  # a handler that is not Python's stays
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit_at_once)
     try:

@@ -57,7 +57,7 @@ def read_lines(
             line.encode()  # fails for bytes that are not UTF-8, which were read as surrogates
             lines += line_format(line)
         except UnicodeEncodeError as error:
-            byte = ord(error.object[error.start]) & 0xFF  # U+DC80 + n stands for byte 0x80 + n
+            byte = ord(error.object[error.start]) & 0xFF  # U+DC80 is byte 0x80, and so on
             reason = f"byte 0x{byte:02x} at column {error.start + 1} is not UTF-8"
             invalid.append(InvalidLine(number, reason))
         except ValueError as error:  # of the format

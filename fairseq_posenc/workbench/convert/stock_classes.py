@@ -55,7 +55,7 @@ class StockFamily(NamedTuple):
 
         Args:
             weights: fairseq's weights by name.
-            model: of one of the classes, with positions set, or with a part for its own table.
+            model: of one of the classes, with our positions, or its own (``parts`` has the table).
             path: the model that is converted, for messages.
 
         Raises:

@@ -45,7 +45,7 @@ def swap_folder(
     Raises:
         UserError: the folder cannot be read, or its model cannot have such positions.
     """
-    with whole_folder(out) as folder:
+    with whole_folder(out) as folder:  # renamed to `out` at the end
         torch.manual_seed(seed)
         model = load_model(source)
         old_positions = read_positions(model)
@@ -58,7 +58,7 @@ def swap_folder(
                 shutil.copy2(file, folder / file.name)
         stock = is_stock(folder)  # whether transformers loads it without this package
         class_name = json.loads((folder / "config.json").read_bytes())["architectures"][0]
-    both = [x for x in new if x in old and record.is_of_positions(x)]  # ours; stock tables go
+    both = [x for x in new if x in old and record.is_of_positions(x)]  # set before, and now
     config_class, model_class = type(model.config), type(model)
     loaders = [x for x in AUTO_CLASSES if x._model_mapping.get(config_class, None) is model_class]
     loader = loaders[0] if loaders else model_class  # an Auto class, if one loads such a model

@@ -55,7 +55,7 @@ def export_to_ctranslate2(
     _refuse_unsupported(trained)
     tokenizers = tokenizer.build_tokenizers(trained, tokens)
     vocabularies = tokenizer.list_vocabularies(trained, tokenizers)
-    with whole_folder(out) as folder:
+    with whole_folder(out) as folder:  # renamed to `out` at the end
         folders = tokenizer.write_tokenizers(trained, tokenizers, folder)
         build_specification(trained, vocabularies, "float32").save(str(folder))
         difference = _compare_log_probs(trained, vocabularies, folder)
@@ -199,7 +199,7 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
     rotary: dict[str, Any] = {}
     if rope is not None:
         rotary = {
-            "rotary_dim": rope.rotated,
+            "rotary_dim": rope.rotated,  # coordinates of a head that are rotated
             "rotary_interleave": rope.layout == "interleaved",
             "rotary_base": rope.base,
             "rotary_scaling_type": attention_spec.RotaryScalingType.Su,  # a factor for each pair

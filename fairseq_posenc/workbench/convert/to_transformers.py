@@ -42,8 +42,8 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     transformers.logging.disable_progress_bar()
     stock = find_stock_family(trained)
     specs = {str(stack.spec) for stack in trained.stacks.values()}
-    has_directions = any(stack.identity.directions for stack in trained.stacks.values())
-    is_plain = specs == {stock.own_positions} and not has_directions  # the class has them itself
+    has_one_way_layers = any(stack.identity.directions for stack in trained.stacks.values())
+    is_plain = specs == {stock.own_positions} and not has_one_way_layers  # the class has them
     name = stock.classes[trained.head]
     tokenizers = build_tokenizers(trained, tokens)  # each has the dictionary's symbols, and others
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
@@ -135,7 +135,7 @@ def _set_positions(trained: OpenModel, model: PreTrainedModel) -> None:
     stacks = [*trained.stacks.values()]  # one, or the encoder and the decoder
     specs = [stack.spec for stack in stacks]
     names = {item.name for spec in specs for item in spec.items}
-    reads_ends = names & {"documents", "sentence_learned"}  # of sentences, at each `boundary_id`
+    reads_ends = names & {"documents", "sentence_learned"}  # that read where sentences end
     with warnings.catch_warnings():  # about lost positions, which are untrained
         warnings.simplefilter("ignore")
         set_positions(
@@ -188,8 +188,8 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily, is_plain: bool) 
             raise UserError(f"{trained.path}: no class of transformers has {both}")
     # A causal LM of fairseq begins texts with </s>, unless it was trained with --add-bos-token.
     begins_with_eos = trained.family == "causal_lm" and not trained.settings.task.add_bos_token
-    # Rows of the class's own table; otherwise `set_positions` takes it for the length of training,
-    # and is given the number of positions (`_set_positions`).
+    # Rows of the class's own table, or the length of training, which `set_positions` reads there;
+    # `_set_positions` passes the number of positions as an argument.
     lengths = [x.dims.max_positions if is_plain else x.dims.trained_length for x in stacks]
     fields |= {
         "pad_token_id": stacks[-1].padding_idx,

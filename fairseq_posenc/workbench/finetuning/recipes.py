@@ -87,7 +87,7 @@ def _read_number(section: Any, name: str) -> float:
 
 def _count_updates(cfg: DictConfig, examples: int) -> int:
     """Count the updates of all epochs; ``update_freq`` is the same in all of them."""
-    remedy = "the number of updates is unknown; --set optimization.max_update=N"
+    remedy = "the number of updates is unknown: give --set optimization.max_update=N"
     if cfg.dataset.max_tokens:
         raise UserError(f"with --set dataset.max_tokens {remedy}")
     if not cfg.dataset.batch_size:
@@ -123,8 +123,8 @@ def build_settings(
         # fairseq starts from this checkpoint unless the folder has checkpoint_last.pt.
         "checkpoint.finetune_from_model": pretrained.path.resolve(),
     }
-    words = [*(format_override(*pair) for pair in settings.items()), *overrides]
-    return dict(word.partition("=")[::2] for word in words)  # the last of equal names wins
+    formatted = [*(format_override(*pair) for pair in settings.items()), *overrides]
+    return dict(text.partition("=")[::2] for text in formatted)  # name -> value; the last wins
 
 
 def join_overrides(settings: Mapping[str, str]) -> list[str]:

@@ -37,7 +37,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     ) -> tuple[Tensor, Tensor | None]:
         positions = getattr(module, POSITIONS, None)  # None in attention to the encoder's output
         if positions is not None or module not in encoder:  # leaves out a stock encoder (Whisper's)
-            # Queries before any scaling; the model divides scores by the root of `factor` * D.
+            # [B, H, T, D], before any scaling; scores are divided by the root of `factor` * D.
             queries, factor = plain_queries(module, query, named.get("scaling"))
             if positions is None:
                 terms = Terms([ScaleFactor(factor)])
@@ -45,7 +45,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             else:
                 state = named[POSITION_STATE]  # the `LayerState` that our layers pass on
                 call = positions.prepare_call(module, queries, key, value, state, factor)
-                rotation = positions.rotation(state.shared, query.size(2))
+                rotation = positions.rotation(state.shared, query.size(2))  # of T tokens, or None
             _, weights = reference.attend(call._replace(need_weights=True))
             assert weights is not None
             stack = "decoder" if positions is None or positions.dims.causal else "encoder"
@@ -61,7 +61,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     stacks = [x for x in model.modules() if isinstance(x, HFStackPositions)]
     layers = [x for x in model.modules() if isinstance(x, AttentionPositions)]
     changes = [(x, "is_native", False) for x in stacks] + [(x, "is_rotated", False) for x in layers]
-    usual = model(**inputs, use_cache=False)[0]
+    usual = model(**inputs, use_cache=False)[0]  # the output, to compare with below
     before = model.config._attn_implementation
     try:
         AttentionInterface.register(OUR_ATTENTION, attend)  # for all models, until the end

@@ -132,7 +132,7 @@ def _find_class(config: transformers.PretrainedConfig) -> Any:
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise UserError(f"config.json names {shortened(name)}, a class that transformers lacks")
     if isinstance(config, saving.ConfigWithPositions):
-        return derive(cls, (saving.ModelWithPositions,))
+        return derive(cls, (saving.ModelWithPositions,))  # `cls`, which loads positions, too
     return cls
 
 

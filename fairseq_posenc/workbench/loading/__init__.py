@@ -2,4 +2,4 @@
 
 from fairseq_posenc.user_dir import register
 
-register()
+register()  # our models and tasks, with fairseq

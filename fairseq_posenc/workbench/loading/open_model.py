@@ -60,8 +60,8 @@ def build_settings(model_options: dict[str, Any], task_options: dict[str, Any]) 
     Options that are not given have their defaults. ``_name`` is the architecture, or the task. The
     section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
     """
-    words = ["no data", "--task", task_options["_name"], "--arch", model_options["_name"]]
-    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    command = ["no data", "--task", task_options["_name"], "--arch", model_options["_name"]]
+    args = options.parse_args_and_arch(options.get_training_parser(), command)
     vars(args).update(model_options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
@@ -225,7 +225,7 @@ class OpenModel(OpenTask):
     """A trained model and what it was trained with."""
 
     family: str  # one of `STOCK_CLASSES`
-    model: Any  # of fairseq or of ours; float32, eval mode, on the CPU
+    model: Any  # fairseq's or ours; float32, eval mode, on the CPU
     state: State  # content of the checkpoint
 
     @property

@@ -68,7 +68,7 @@ def read_pretrained(path: Path) -> Pretrained:
                 args.position_encoding = "none"
                 args.no_token_positional_embeddings = False  # our RoBERTa refuses True
             args._name = f"roberta_{args.position_encoding.partition('(')[0]}"
-        spec, *_ = parse_options(read_options(args))  # of the encoder
+        spec, _, _ = parse_options(read_options(args))  # the encoder's; a RoBERTa has no decoder
         # The table of fairseq's learned positions wins over the options; its first 2 rows are for
         # no position. A weight without dimensions is damaged: loading refuses it.
         tables = [x for name, x in weights.items() if name.endswith(STOCK_TABLE) and x.dim()]

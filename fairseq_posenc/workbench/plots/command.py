@@ -84,18 +84,18 @@ def _find_subject(args: argparse.Namespace) -> Subject:
     else:
         if args.data:
             raise UserError("--data is for --checkpoint, not for --encoding")
-        width, heads = args.embed_dim or 256, args.heads or 4
-        subject = build_subject(args.encoding, width, heads, max_positions=128, causal=args.decoder)
+        sizes = args.embed_dim or 256, args.heads or 4, 128  # width, heads, positions to draw
+        subject = build_subject(args.encoding, *sizes, causal=args.decoder)
         _choose_stack("--encoding", [subject.stack], args.stack)
     layers = _choose_numbers(args.layer, len(subject.layers), "layer", subject.title)
-    shown = _choose_numbers(args.head, len(subject.heads), "head", subject.title)
-    return replace(subject, layers=layers, heads=shown)
+    heads = _choose_numbers(args.head, len(subject.heads), "head", subject.title)
+    return replace(subject, layers=layers, heads=heads)
 
 
 def _draw_attention(args: argparse.Namespace) -> Any:
     """Draw the attention of a model to the text."""
     read = read_attention(args.checkpoint, args.data, args.text, args.target)
-    by_kind = read.group_by_kind()
+    by_kind = read.group_by_kind()  # encoder, decoder or cross -> its layers
     kind = _choose_stack(f"--checkpoint {args.checkpoint}", list(by_kind), args.stack)
     name = str(args.checkpoint)
     numbers = _choose_numbers(args.layer, len(by_kind[kind]), "layer", name)

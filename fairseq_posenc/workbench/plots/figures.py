@@ -1,7 +1,7 @@
 """Draws the pictures of ``plot``: tables, maps of them, curves by distance, and attention.
 
-A distance is j - i for query i and key j, so that later keys have positive distances. ``Any``
-stands for a Figure or Axes of matplotlib, which is optional.
+A distance is j - i for query i and key j, so that later keys have positive distances. ``Any`` is a
+Figure or Axes of matplotlib, which is optional.
 """
 
 import math
@@ -241,12 +241,12 @@ def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
     """
     reach, heads = subject.limit_reach(reach), subject.heads
     last = 0 if subject.dims.causal else reach  # a causal stack has no later keys
-    shown = torch.arange(-reach, last + 1)
+    shown = torch.arange(-reach, last + 1)  # distances
     scores, terms = [], []
     for layer, name in subject.named_layers.items():
-        equal = subject.encodings[layer].distance_curve(reach)[heads]  # [heads, R]
+        equal = subject.encodings[layer].distance_curve(reach)[heads]  # [heads, 2 reach + 1]
         scores.append(Curves(f"score of equal contents, {name}", shown, equal[:, : len(shown)]))
-        distances, layer_terms = subject.compute_terms(layer)
+        distances, layer_terms = subject.compute_terms(layer)  # a table row for each, ascending
         for term in layer_terms:
             if isinstance(term, term_types.NumbersByDistance):
                 values = term.table[heads if term.per_head else [0]][:, shown - distances[0]]
@@ -308,9 +308,9 @@ def draw_decay(subject: Subject, reach: int = 256) -> Any:
         UserError: no layer has rope.
     """
     curves = []  # one for each spec of a layer
-    for spec, shared in {str(layer.spec): layer.shared for layer in subject.encodings}.items():
-        rotation = shared.rotation(make_positions(reach + 1).ids)
-        if isinstance(rotation, PairRotation) and rotation.decay is None:  # decay: xpos
+    for spec, encodings in {str(layer.spec): layer.shared for layer in subject.encodings}.items():
+        rotation = encodings.rotation(make_positions(reach + 1).ids)  # of positions 0 to reach
+        if isinstance(rotation, PairRotation) and rotation.decay is None:  # not xpos
             phases = rotation.phases[0].to(torch.complex128)  # [1, R, d/2]
             bound = phases.cumsum(-1).abs().mean(-1)  # [1, R]
             curves.append(Curves(f"bound on the score, {spec}", torch.arange(reach + 1), bound))

@@ -61,9 +61,9 @@ def render_page(models: Sequence[TextAttention], command: str) -> str:
     """
     described, codes = [], b""
     for model in models:
-        facts, planes = _describe_model(model)
+        facts, codes_of_model = _describe_model(model)
         described.append({**facts, "start": len(codes)})  # where its bytes begin
-        codes += planes
+        codes += codes_of_model
     data = {"command": command, "version": __version__, "models": described}
     page = TEMPLATE.read_text(encoding="utf-8")
     page = page.replace("{{codes}}", base64.b64encode(zlib.compress(codes)).decode())
@@ -86,7 +86,7 @@ def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
                     f"{name}); the model's training diverged"
                 )
             coded = quantize(values, visible)
-            # From these the page computes the numbers that the codes stand for.
+            # From these the page computes the values from their codes.
             scale = {"step": coded.step, "first": coded.first, "last": coded.last}
             planes.append({"name": name, "role": role, "start": len(codes), **scale})
             # All low bytes, then all high bytes, compress well.
@@ -119,11 +119,11 @@ def _collect_planes(layers: Sequence[CapturedAttention]) -> dict[tuple[str, str]
     for part in ("content", "position", "both"):
         planes[part, "part"] = torch.cat([getattr(split, part) for split in splits])
     names = list(dict.fromkeys(name for split in splits for name in split.details))
-    # A single one equals the part "both". Several are shown if all are summands, or all factors.
+    # A single one equals the part "both". Layers may differ: all must have summands, or factors.
     if len(names) > 1 and len({split.product for split in splits}) == 1:
         are_factors = splits[0].product
         role, suffix = ("factor", " factor") if are_factors else ("detail", "")
-        absent = torch.full_like(splits[0].both, float(are_factors))  # in layers without it
+        absent = torch.full_like(splits[0].both, float(are_factors))  # 1 or 0: no change
         for name in names:
             values = [split.details.get(name, absent) for split in splits]
             planes[name.replace("_", " ") + suffix, role] = torch.cat(values)
@@ -156,7 +156,7 @@ def find_visible(weights: Tensor) -> Tensor:
 
 
 class Quantized(NamedTuple):
-    """A plane as integers: code c > 0 stands for ``(first + c - 1) * step``."""
+    """A plane as integers: code c > 0 means the value ``(first + c - 1) * step``."""
 
     codes: Tensor  # `[L, H, T, S]` of int64, below 2^16; 0 if the query cannot see the key
     step: list[list[float]]  # `[L][H]`, step of each matrix

@@ -16,7 +16,7 @@ from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.loading.open_model import OpenModel, find_pieces, load_tokenizer
 from fairseq_posenc.workbench.plots.inspection import TextAttention, refuse_long_text
 
-Token = tuple[int, str]  # the number in the dictionary, and the text
+Token = tuple[int, str]  # its id in the dictionary, and its text
 
 
 def read_with_checkpoint(opened: OpenModel, text: str, target: str | None = None) -> TextAttention:
@@ -73,12 +73,12 @@ def _make_batch(opened: OpenModel, stack: str, tokens: list[Token]) -> Tensor:
     """
     if opened.positions[stack] is None:
         refuse_long_text(f"its {stack}", len(tokens), opened.stacks[stack].max_positions())
-    return torch.tensor([[number for number, _ in tokens]])
+    return torch.tensor([[token_id for token_id, _ in tokens]])
 
 
 def label_tokens(ids: Iterable[int], dictionary: Dictionary) -> list[Token]:
     """Label tokens, known only by their ids, with the dictionary's symbols."""
-    return [(number, dictionary[number].strip(SPACE) or SPACE) for number in ids]
+    return [(token_id, dictionary[token_id].strip(SPACE) or SPACE) for token_id in ids]
 
 
 def tokenize(
@@ -90,19 +90,19 @@ def tokenize(
         UserError: no token of the text is in the dictionary.
     """
     if find_pieces(folder, language) or (folder / ENCODER_JSON).exists():
-        numbers, starts, ends = load_tokenizer(folder, dictionary, language).tokens(text)
-        ids = numbers.tolist()
+        token_ids, starts, ends = load_tokenizer(folder, dictionary, language).tokens(text)
+        ids = token_ids.tolist()
         labels = [text[start:end].strip() or SPACE for start, end in zip(starts, ends)]
     else:
         labels = re.findall(r"\S+", text)
         ids = [dictionary.index(label) for label in labels]
     unknown = dictionary.unk()
-    if all(number == unknown for number in ids):
+    if all(token_id == unknown for token_id in ids):
         raise UserError(
             f"{option} {shortened(text)!r}: no token of it is in the dictionary of {folder}; a "
             f"text is split by {PIECES} or {ENCODER_JSON} there, and without them at white space"
         )
     return [
-        (number, f"{label} (unknown)" if number == unknown else label)
-        for number, label in zip(ids, labels)
+        (token_id, f"{label} (unknown)" if token_id == unknown else label)
+        for token_id, label in zip(ids, labels)
     ]

@@ -47,14 +47,14 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
             folder, model, tokenizer, inputs, target
         )
     labels = {stack: _label(tokenizer, ids[0].tolist()) for stack, ids in tokens.items()}
-    # "own" keeps the positions and their number, but our attention, which is captured, adds them.
+    # The same positions, as modules of ours with room for the text: `capture_attention` needs them.
     set_positions(model, "own", max(count_positions(model), *map(len, labels.values())))
     captured = capture_attention(model, inputs)
     if not has_two_stacks:  # the only stack may be a decoder
         labels = {captured[0].stack: labels["encoder"]}
-    by_stack: dict[str, str | None] = dict.fromkeys(labels, positions)
+    specs: dict[str, str | None] = dict.fromkeys(labels, positions)  # the same
     sha256, family = _checksum_weights(folder), type(model).__name__
-    return TextAttention(folder, sha256, family, by_stack, labels, captured)
+    return TextAttention(folder, sha256, family, specs, labels, captured)
 
 
 def _read_target(

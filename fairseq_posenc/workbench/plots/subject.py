@@ -1,7 +1,7 @@
 """The subject of a picture: layers and heads of a trained model or of an untrained spec.
 
-Each layer has a :class:`~fairseq_posenc.api.PositionEncoding`, which computes terms and scores
-without a model.
+Each layer has a :class:`~fairseq_posenc.api.PositionEncoding`: encodings of the ``input``, those
+that layers share (``shared``), and those of this layer alone (``encodings``).
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Subject:
     def named_layers(self) -> dict[int, str]:
         """The names of the layers to show; only the first if all share their encodings."""
         specs = {layer.spec for layer in self.encodings}
-        if len(specs) > 1 or self.encodings[0].encodings.as_list():  # not shared by all layers
+        if len(specs) > 1 or self.encodings[0].encodings.as_list():  # or it has its own
             return {index: f"layer {index + 1}" for index in self.layers}
         return {self.layers[0]: "all layers"}
 
@@ -77,8 +77,8 @@ class Subject:
         """
         encoding = self.encodings[layer]
         positions = make_positions(self.dims.max_positions)
-        (shared,) = compute_shared(encoding.shared, positions)  # one for each kind: a layer has one
-        terms = shared.terms | encoding.encodings.terms(positions)
+        (shared,) = compute_shared(encoding.shared, positions)  # of the only layer
+        terms = shared.terms | encoding.encodings.terms(positions)  # combined with its own
         return positions.distances(), terms.expanded()
 
 
@@ -114,7 +114,7 @@ def make_positions(length: int) -> Positions:
 
 
 def _build_trained_subject(stack: Any) -> Subject:
-    """Build each layer's encodings from the trained modules: those of its kind, and its own."""
+    """Build each layer's encodings from the trained modules: the shared ones, and its own."""
     dims = stack.dims
     sizes = dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
     encodings, projections = [], []
@@ -125,7 +125,7 @@ def _build_trained_subject(stack: Any) -> Subject:
         encoding.dims = dims
         at_input = stack.embed_positions  # None if nothing is added at the input
         encoding.input = None if at_input is None else at_input.encodings
-        encoding.shared = stack.encodings.select(attention.kind)  # those that its kind shares
+        encoding.shared = stack.encodings.select(attention.kind)  # shared by layers like it
         encoding.encodings = attention.encodings  # those only of this layer
         encodings.append(encoding.eval())
         weights = (x.weight.detach() for x in (attention.q_proj, attention.k_proj))

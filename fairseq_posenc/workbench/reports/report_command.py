@@ -146,7 +146,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
     else:  # a task of fine-tuning
         return
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
-    shared = flatten(container) | {"seed": None, "updates": updates}  # `flatten` skips paths
+    shared = flatten(container) | {"seed": None, "updates": updates}  # without --save-dir
     fingerprint = hashlib.sha256(str(sorted(shared.items())).encode()).hexdigest()[:8]
     yield Result(title, folder.name, encoding, figures, str(folder), fingerprint)
 

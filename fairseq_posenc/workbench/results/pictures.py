@@ -1,6 +1,6 @@
 """Draws means over seeds with their intervals, in colours that colour-blind people can distinguish.
 
-Functions import matplotlib, which takes time; ``Any`` stands for its Figure and Axes.
+Functions import matplotlib, which takes time; ``Any`` is its Figure or Axes.
 """
 
 import math

@@ -98,10 +98,10 @@ def run(args: argparse.Namespace) -> None:
     # All are opened first, so that mistakes show early. A generator: not all are in memory at once.
     states = (translator.load_translation(x.path, f"{x.label}:") for x in trainings)
     opened = [open_task(x.path, state, args.data) for x, state in zip(trainings, states)]
-    pairs = [(x.task.cfg.source_lang, x.task.cfg.target_lang) for x in opened]
-    if len(set(pairs)) > 1:
+    languages = [(x.task.cfg.source_lang, x.task.cfg.target_lang) for x in opened]
+    if len(set(languages)) > 1:
         raise UserError("the systems are for different languages; evaluate them separately")
-    source, target = (opened[0].data / f"{args.split}.raw.{language}" for language in pairs[0])
+    source, target = (opened[0].data / f"{args.split}.raw.{language}" for language in languages[0])
     source, target = args.source or source, args.reference or target
     split = f"--split {args.split}:"  # in messages
     sources = read_lines(source, "--source" if args.source else split)
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
         )
     request = TranslationRequest(source, sources, args.beam, args.lenpen, dtype)
     with lock_folder(args.out):
-        translations = [request.translate(*pair, args.out) for pair in zip(trainings, opened)]
+        translations = [request.translate(x, task, args.out) for x, task in zip(trainings, opened)]
         facts = {"subset": args.split, "reference": str(target), "sentences": len(references)}
         record = _score(trainings, translations, request, references, facts)
         report = scores.format_report(record)

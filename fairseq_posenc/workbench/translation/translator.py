@@ -105,7 +105,7 @@ class Translator:
         with open_dict(settings):
             settings.generation = OmegaConf.structured(GenerationConfig)
             settings.dataset.batch_size = None  # batches are limited only by their tokens
-            settings.bpe = settings.tokenizer = None  # `encode` splits text by the folder's pieces
+            settings.update(bpe=None, tokenizer=None)  # `encode` splits text by the folder's pieces
         interface = GeneratorHubInterface(settings, opened.task, [opened.model])
         # fairseq would limit positions for all encodings; these check their own limits.
         interface.max_positions = None

@@ -130,7 +130,7 @@ def _score_model(
                 score = scoring.score_windows(
                     model, text, windows, length, stride, args.max_tokens, shown.update
                 )
-            figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # "": it is not refused
+            figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # "" if it was scored
             say(f"{label}: {figure} ({score.seconds:.0f} s)")
             # The windows of a whole text are not a sample: they have no interval.
             figures = {**score._asdict(), "windows": score.windows if args.windows else []}

@@ -110,7 +110,7 @@ def compose_training(
 
     Args:
         pretrained: the model to start from.
-        data_bin: the data.
+        data_bin: the data; ``train_windows`` is the number of its training examples.
         out: folder of the results.
         changes: the user's hydra overrides.
 

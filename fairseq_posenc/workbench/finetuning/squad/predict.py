@@ -59,7 +59,7 @@ def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> 
         start: score of each token as the first one, ``[T]``.
         end: score of each token as the last one, ``[T]``.
     """
-    size = len(window.has_max_context)  # S, the tokens of the context in this window
+    size = len(window.has_max_context)  # a mask, [S], of the context's tokens in the window
     null = float(start[0] + end[0])  # token 0 is <s>
     if not size:
         return WindowSpans([], null)
