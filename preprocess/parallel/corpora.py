@@ -183,7 +183,7 @@ def read_iwslt(
         """Read a file; ``{}`` in ``pattern`` is PAIR.LANGUAGE, with the pair in either order."""
         pairs = (f"{source}-{target}", f"{target}-{source}")
         names = [pattern.format(f"{pair}.{language}") for pair in pairs]
-        for name in filter(files.__contains__, names):  # the first that the release has
+        for name in (x for x in names if x in files):  # the first that the release has
             content = files[name]
             if isinstance(content, Path):
                 inputs[name] = checksum(content)

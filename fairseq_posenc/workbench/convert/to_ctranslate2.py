@@ -186,8 +186,8 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
     """Build the specification of a layer's self-attention, with only its positions set.
 
     Args:
-        encodings: the layer's encodings.
-        terms: their terms, in tables with a row for each distance, in ascending order.
+        encodings: those that the layer shares with others, such as rope.
+        terms: the layer's terms, in tables with a row for each distance, in ascending order.
         dims: sizes of the stack.
     """
     rope = next((encoding for encoding in encodings if isinstance(encoding, Rope)), None)

@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> None:
     if not trained or (args.length or trained) < trained:
         raise UserError("--length: give the longest text to read, in tokens; at least --trained")
     key = "from trained" if args.from_trained else "new"  # the keys of choose.json
-    wanted = (args.length or trained) / trained
-    answers = find_answers(key, args.family, wanted)
-    print("\n\n".join(describe(answer, wanted, args.from_trained) for answer in answers))
+    ratio = (args.length or trained) / trained  # as `up_to` of an answer
+    answers = find_answers(key, args.family, ratio)
+    print("\n\n".join(describe(answer, ratio, args.from_trained) for answer in answers))
     advice = f"train candidates on yours: fairseq-posenc compare --family {args.family} --text FILE"
     if args.from_trained:
         advice = "try a change on yours: docs/hf.md (transformers), docs/exchange.md (fairseq)"
@@ -60,16 +60,16 @@ def run(args: argparse.Namespace) -> None:
     print(f"\nThis was measured on little text: {advice}")
 
 
-def find_answers(key: str, family: str, wanted: float) -> list[Advice]:
-    """Find the answers for a length: of the next longer measurements, or else of the longest."""
+def find_answers(key: str, family: str, ratio: float) -> list[Advice]:
+    """Find the answers of the next longer measurements, or else of the longest ones."""
     rows = [Advice(**row) for row in json.loads(TABLE.read_text("utf-8"))[key][family]]
     models = group_by(rows, lambda row: row.models)  # in each, `up_to` ascends
-    answers = [next((x for x in same if x.up_to >= wanted), same[-1]) for same in models.values()]
+    answers = [next((x for x in same if x.up_to >= ratio), same[-1]) for same in models.values()]
     longest = max(answer.up_to for answer in answers)
-    return [answer for answer in answers if answer.up_to >= min(wanted, longest)]
+    return [answer for answer in answers if answer.up_to >= min(ratio, longest)]
 
 
-def describe(answer: Advice, wanted: float, from_trained: bool) -> str:
+def describe(answer: Advice, ratio: float, from_trained: bool) -> str:
     """Describe which encoding to use for new models, or which positions to give trained ones."""
     best, others, fast = map(_join, (answer.best, answer.others, answer.fast))
     use = f"Use {best}: the best {answer.figure} of {answer.encodings} encodings."
@@ -83,7 +83,7 @@ def describe(answer: Advice, wanted: float, from_trained: bool) -> str:
         parts = [use, "The next is significantly worse (paired by seed; intervals may overlap)."]
     if fast:
         parts.append(f"If speed matters, use {fast}.")
-    if wanted > answer.up_to:
+    if ratio > answer.up_to:
         parts.append("Longer inputs were not measured.")
     return "\n".join([*parts, f"Measured on {answer.models}."])
 

@@ -105,6 +105,6 @@ def unigram_perplexity(train: Sequence[Sequence[str]], valid: Sequence[Sequence[
     counts, valid_counts = (
         Counter(piece for line in lines for piece in (*line, "</s>")) for lines in (train, valid)
     )
-    total = counts.total() + len(counts | valid_counts)  # one is added for each kind of piece
+    total = counts.total() + len(counts | valid_counts)  # one is added for each different piece
     loss = sum(n * math.log(total / (counts[piece] + 1)) for piece, n in valid_counts.items())
     return math.exp(loss / valid_counts.total())

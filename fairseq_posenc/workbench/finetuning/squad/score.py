@@ -109,8 +109,8 @@ def _evaluate_v2(
         if (0.0 if odds is None else odds[question_id]) > threshold:
             final.exact[question_id] = final.f1[question_id] = float(not is_answerable)
     figures: Figures = {}
-    for prefix, kinds in {"": (True, False), "HasAns_": (True,), "NoAns_": (False,)}.items():
-        if ids := [key for key, is_answerable in has_answer.items() if is_answerable in kinds]:
+    for prefix, included in {"": (True, False), "HasAns_": (True,), "NoAns_": (False,)}.items():
+        if ids := [key for key, is_answerable in has_answer.items() if is_answerable in included]:
             for metric, values in zip(Scores._fields, final):
                 figures[prefix + metric] = 100.0 * sum(values[key] for key in ids) / len(ids)
             figures[f"{prefix}total"] = len(ids)
