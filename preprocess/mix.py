@@ -250,7 +250,7 @@ class Sampler:
         if corpus.size is not None and corpus.size > rest:
             raise UserError(
                 f"{corpus.option}: has only {rest:,.0f} {corpus.unit} to draw from, less than the "
-                f"{corpus.size:,}"
+                f"{corpus.size:,} asked for"
             )
 
     def sample(self, document: bytes) -> tuple[bytes, bytes]:

@@ -28,7 +28,7 @@ TEMPLATE = Path(__file__).with_name("inspect.html")
 # A matrix has at least `MIN_STEPS` steps between its smallest and its largest value, each at most
 # `MAX_STEP`; but larger steps if there would be more than `_MAX_STEPS`.
 MAX_STEP = 0.01
-MIN_STEPS = 254
+MIN_STEPS = 254  # codes 1 to 255
 _MAX_STEPS = 65_000  # so that a code fits into two bytes
 
 

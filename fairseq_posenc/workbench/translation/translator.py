@@ -23,7 +23,7 @@ from fairseq_posenc.workbench.running.devices import place
 from fairseq_posenc.workbench.running.progress import say
 
 _QUOTED_CHARACTERS = 40  # of a sentence, in an error message
-_MAX_TOKENS = 12000  # source tokens translated at a time, including padding
+_MAX_TOKENS = 12000  # source tokens at a time, with padding, as in fairseq-generate
 
 
 def require_pieces(data: Path, language: str) -> Path:
