@@ -64,7 +64,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
     _fold_token_types(source, stock)  # may untie the embeddings, so ties are listed after it
     options = {**_list_options(config, stock), **_list_ties(source, stock)}
     task: dict[str, Any] = {"_name": _TASKS.get(head, head), "data": str(path)}
-    if stock.family == "translation":  # without `langs`, fairseq infers the languages from data
+    if stock.family == "translation":  # without our field `langs`, fairseq infers them from data
         task["source_lang"], task["target_lang"] = getattr(config, "langs", None) or (None, None)
     if stock.family == "causal_lm":  # </s> begins texts, unless the model was trained with <s>
         has_bos = config.bos_token_id != config.eos_token_id

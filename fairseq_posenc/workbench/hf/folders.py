@@ -126,7 +126,7 @@ def _check_settings(config: Any) -> None:
 
 
 def _find_class(config: transformers.PretrainedConfig) -> Any:
-    """Find the model class that a configuration names."""
+    """Find the model class that a configuration names, in our folders after a prefix."""
     name = str(next(iter(config.architectures or ()), "")).removeprefix(saving.CLASS_PREFIX)
     cls = getattr(transformers, name, None)
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):

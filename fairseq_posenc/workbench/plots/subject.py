@@ -50,7 +50,7 @@ class Subject:
     def named_layers(self) -> dict[int, str]:
         """The names of the layers to show; only the first if all share their encodings."""
         specs = {layer.spec for layer in self.encodings}
-        if len(specs) > 1 or self.encodings[0].encodings.as_list():  # or it has its own
+        if len(specs) > 1 or self.encodings[0].encodings.as_list():  # or layers have their own
             return {index: f"layer {index + 1}" for index in self.layers}
         return {self.layers[0]: "all layers"}
 
