@@ -194,12 +194,12 @@ def list_differences(old: Any, new: Any, name: str = "") -> list[str]:
     Args:
         old: the first request, or a value in it.
         new: the second one.
-        name: the keys that lead to these values.
+        name: the keys that lead to these values, joined by commas.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*new, *old])
         pairs = [(f"{name}, {key}".lstrip(", "), old.get(key), new.get(key)) for key in keys]
-        return [text for key, was, now in pairs for text in list_differences(was, now, key)]
+        return [text for place, was, now in pairs for text in list_differences(was, now, place)]
     if old == new:
         return []
     values = f"{shortened(str(old))}, not {shortened(str(new))}"

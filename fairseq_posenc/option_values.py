@@ -46,7 +46,7 @@ def parse_value(text: str, option_type: Any, largest_int: int = _LARGEST_INT) ->
             raise UserError("write true or false")
         return text.lower() == "true"
     if option_type not in (int, float, Signed):
-        return option_type.parse(text)  # `Scaling`: refuses by a UserError
+        return option_type.parse(text)  # a `Scaling`; a wrong text is a UserError
     expected = {int: "a whole number", Signed: "a finite number"}.get(option_type, "a number")
     try:
         number: float = option_type(text)
@@ -57,7 +57,7 @@ def parse_value(text: str, option_type: Any, largest_int: int = _LARGEST_INT) ->
             raise UserError(f"expected {expected}")
         return number
     least, most = (1, largest_int) if option_type is int else _FLOAT_RANGE
-    if not least <= number <= most:  # so that NaN fails
+    if not least <= number <= most:  # `not`, so that NaN is refused, too
         raise UserError(f"must be from {least:g} to {most:,.0f}, not {shortened(text)}")
     return number
 

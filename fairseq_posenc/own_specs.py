@@ -51,7 +51,7 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
             # Options are separated by commas, which no value has.
             pairs = [part.partition("=") for part in (match[1] or "").split(",") if part.strip()]
             changes = {name.strip(): value.strip() for name, _, value in pairs}
-            replaced = chain(*own_layers[place :: len(layers)])  # what this `own` stands for
+            replaced = chain(*own_layers[place :: len(layers)])  # the model's, in every such layer
             known = {name for x in replaced for name in options_of(x.name)}
             for unknown in sorted(changes.keys() - known):
                 raise UserError(

@@ -269,7 +269,7 @@ class Positions(NamedTuple):
         return self.ends.device
 
     def last_ids(self, count: int) -> Tensor:
-        """Select the last positions that tables and rotations use: ``drawn``, or else ``ids``."""
+        """Select the last ``count`` positions for tables and rotations, ``drawn`` or ``ids``."""
         ids = self.ids if self.drawn is None else self.drawn
         return ids[:, ids.size(1) - count :]
 

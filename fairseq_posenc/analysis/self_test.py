@@ -53,7 +53,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     does_nothing = rotates and (products - plain).abs().max() < LEAST_CHANGE
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 
-    # All terms, with a row for each distance. Without a layer, `_split` stands for projections.
+    # All terms, with a row for each distance. `_split` replaces the projections of a layer.
     of_input = encoding.encodings.input_terms(inputs, here)
     terms = (encoding.collect_terms(shared) | of_input).expanded().projected(_split)
     query, key, exact_value = map(_to_float64, (*rotated, value))

@@ -25,11 +25,11 @@ class ProjectedRows:
         self.tables: tuple[Tensor, Tensor] | None = None  # as queries and as keys, `(H, R, D)`
 
     def project(self, terms: Terms, positions: Positions, project: ProjectRows) -> Terms:
-        """Project a step's rows of ``layer``; keep them for later steps, except in training.
+        """Project a step's rows by distance; keep them for later steps, except in training.
 
         ``project`` projects rows with the layer's own weights, as queries and as keys.
         """
-        term = terms.rows("layer")  # a table that all layers share, and each of them projects
+        term = terms.rows("layer")  # the table that all layers share; each layer projects its rows
         # A compiled graph serves all lengths, and would not if it read where rows start.
         if term is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return terms.projected(project)

@@ -81,7 +81,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = NO_MASK) -> Te
         count, gain = None, terms.gain
         if (counted := terms.find(CountedRows)) is not None:
             table, hidden = at_least_fp32(counted.rows), mask.forbidden(*sizes, query.device)
-            count = partial(equation.attend_counted, query, table, hidden=hidden)  # of the content
+            count = partial(equation.attend_counted, query, table, hidden=hidden)  # given content
         temperature = call.temperature()
         return equation.score(
             content,
@@ -177,7 +177,7 @@ def _multiply_single_rows(
 ) -> Tensor:
     """Multiply keys, perhaps of fewer heads, by their rows for a single query: ``(B, H, 1, S)``.
 
-    Each key is read once, and multiplied by its rows of the heads of its group alone.
+    Each key is read once, for the r heads of its group; r is 1 in a table that all heads share.
     """
     groups = key.size(1) if len(rows.table) > 1 else 1
     table = at_least_fp32(rows.table).unflatten(0, (groups, -1)).transpose(1, 2)  # [g, R, r, D]
@@ -187,7 +187,7 @@ def _multiply_single_rows(
         index = row_index(rows, first, 1, key.size(2), mask)[:, 0]  # [1 or B, S]
         selected = table.flatten(2).index_select(1, index.flatten()).unflatten(1, index.shape)
         selected = selected.transpose(0, 1).unflatten(-1, table.shape[2:])  # [1 or B, g, S, ...]
-    products = torch.einsum("bgsrd,bgsd->bgrs", selected, key)  # [B, g, heads of g or 1, S]
+    products = torch.einsum("bgsrd,bgsd->bgrs", selected, key)  # [B, g, r, S]
     return products.expand(-1, -1, num_heads // key.size(1), -1).flatten(1, 2).unsqueeze(2)
 
 

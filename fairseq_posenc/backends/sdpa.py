@@ -71,7 +71,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if is_exact:
         query, key, value = (x.to(_choose_bias_dtype(query, value)) for x in (query, key, value))
     # torch's own causal mask aligns the first query with the first key: it serves square scores
-    # only, and nothing else may be hidden. While torch compiles, lengths compare to a SymBool.
+    # only, and nothing else may be hidden. In graphs, comparing lengths gives a SymBool, so `bool`.
     hides_more = mask.may_hide_all or mask.limits  # padding or pairs; a window or segments
     is_torch_causal = mask.direction == "lr" and not (_has_bias(terms) or hides_more)
     causal = is_torch_causal and bool(tgt_len == src_len)
@@ -108,8 +108,8 @@ def _append_decay(
     """Append the decay c, ``(B or 1, H, S, parts)`` to sum up, to scaled queries and keys.
 
     The dot product [q_i, c_i, 1].[k_j, 1, -c_j] then includes c_i - c_j. It is computed in float32,
-    whatever the precision of the model: c falls by up to 1 with each token. Zeros may follow, in
-    all three (:func:`_count_decay_channels`).
+    whatever the precision of the model, as c adds up over all tokens. Values get as many channels,
+    of zeros, and on a GPU zeros fill all three up to a fast width (:func:`_count_decay_channels`).
     """
     src_len = key.size(2)
     past = src_len - query.size(2)

@@ -159,9 +159,9 @@ class Sinusoidal(Encoding):
         """Compute the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
         ids = positions.query_ids
         first_id = 2 if self.layout == "fairseq" else 0  # padding_idx + 1, which is 1 + 1
-        count_from_0 = positions.counted and positions.drawn is None  # else a caller's or random
+        count_from_0 = positions.counted and positions.drawn is None  # not a caller's, not random
         if count_from_0 and ids.size(0) > 1 and ids.size(1) > 1:
-            # All are below `longest`. Sentences repeat them, but in a step: computed once each.
+            # All are below `longest`, and rows of a batch repeat them: each is computed only once.
             table = self.vectors(torch.arange(positions.longest, device=ids.device) + first_id)
             return F.embedding(ids, self.scale * table)
         return self.scale * self.vectors(ids + first_id)

@@ -137,7 +137,7 @@ class Encoding(nn.Module):
         self.compute_constants()
 
     def make_room(self, length: int) -> None:
-        """Set the room to ``length``, or the trained length if that is more; position tables stay.
+        """Set ``max_positions`` to ``length``, at least the trained one, unless a table fixes it.
 
         Raises:
             UserError: the encoding cannot read that many tokens.
@@ -283,7 +283,7 @@ class Encodings(nn.ModuleDict):
         logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, H or 2 H, T]
         if padding is not None:  # a gate of 1 forgets nothing
             logs = logs.masked_fill(padding[:, None, -x.size(1) :], 0.0)
-        sides = logs.split(encodings[0].dims.num_heads, 1)  # two in an encoder
+        sides = logs.split(encodings[0].dims.num_heads, 1)  # earlier keys; in an encoder also later
         if past is None:
             return Decay(*(sum_exactly(side, before=None) for side in sides))
         sums = [

@@ -86,7 +86,7 @@ class DebertaV2(Encoding):
             raise UserError(f"deberta_v2(buckets={buckets}): buckets must be at least 2")
         self.buckets = buckets
         self.compute_constants()
-        self.table = nn.Parameter(torch.empty(2 * buckets, dims.embed_dim))  # drawn later
+        self.table = nn.Parameter(torch.empty(2 * buckets, dims.embed_dim))  # not drawn yet
         self.norm_weight = nn.Parameter(torch.empty(dims.embed_dim))
         self.norm_bias = nn.Parameter(torch.empty(dims.embed_dim))
 

@@ -104,7 +104,7 @@ class DistanceEncoding(Encoding):
             return weight
         earlier = missing // 2 if self.is_signed else 0
         rows = torch.arange(-earlier, weight.size(1) + missing - earlier, device=weight.device)
-        return weight[:, rows.clamp(0, weight.size(1) - 1)]  # [G, 2K+1, ...]
+        return weight[:, rows.clamp(0, weight.size(1) - 1)]  # [G, 2K+1 or K+1, ...]
 
 
 def make_projections(width: int, tied: bool) -> tuple[nn.Parameter, nn.Parameter]:

@@ -96,7 +96,7 @@ class Rope(Encoding):
         self.axes = axes or len(sections or [1])  # sections alone have an axis each
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
-        self.pair_axes = torch.tensor(self._assign_axes(), device="cpu")  # never "meta"
+        self.pair_axes = torch.tensor(self._assign_axes(), device="cpu")  # "meta" has no values
         self.compute_constants()
 
     def _assign_axes(self) -> list[int]:
@@ -133,7 +133,7 @@ class Rope(Encoding):
         Positions on several axes are ``(B or 1, T, axes)``; a token with one number has it on all.
         """
         frequencies = self.angles_per_position().to(ids.device, non_blocking=True)
-        pair_axes = self.pair_axes.to(ids.device, non_blocking=True)  # if it has not moved yet
+        pair_axes = self.pair_axes.to(ids.device, non_blocking=True)  # if not moved before
         ids = ids[..., pair_axes] if ids.dim() == 3 else ids[..., None]
         angles = ids[:, None] * frequencies  # [B or 1, 1, T, rotated/2]
         phases = torch.complex(self.gain * angles.cos(), self.gain * angles.sin())
@@ -155,7 +155,7 @@ class Rope(Encoding):
             frequencies = frequencies.repeat(self.axes)
         elif self.pairs == "alternating":  # axis a has the frequencies a, a + axes, ...
             frequencies = frequencies.view(-1, self.axes).t().flatten()
-        # The angle per position of each pair, `(rotated / 2,)`; `half()` would round a buffer.
+        # Each pair's angle per position, `(rotated / 2,)`: no buffer, which `half()` would round.
         self.frequencies = frequencies
 
 
@@ -231,7 +231,7 @@ class XPos(Rope):
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation, and its decay, at positions ``ids``, ``(B or 1, T)``."""
-        bits = self._log2_of_largest_factor(ids)  # `rotate_queries` refuses small types
+        bits = self._log2_of_largest_factor(ids)  # `rotate_queries` refuses types that hold less
         return super().rotation(ids)._replace(decay=self.decay(ids), decay_bits=bits)
 
     def _log2_of_largest_factor(self, ids: Tensor) -> float:

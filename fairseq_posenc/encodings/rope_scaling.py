@@ -2,7 +2,7 @@
 
 Each kind of scaling is a dataclass whose fields are its settings; :data:`KINDS` lists them by name.
 The text ``yarn:4:beta_fast=16`` is written by ``str()``, and read by :meth:`Scaling.parse`, which
-refuses 0 and less. F is the factor; a frequency is the angle by which a pair turns per position.
+refuses numbers up to 0. F is the factor; a frequency is a pair's angle per position, in radians.
 """
 
 import math
@@ -20,7 +20,7 @@ from fairseq_posenc.option_values import format_value, parse_value
 _MAX_FACTOR = 1_000_000  # times as long as in training: no input is longer
 _MAX_LENGTH = 1_000_000_000  # tokens
 TRAINED_LENGTH = "original_max_position_embeddings"  # its name in transformers
-HFParameters = dict[str, Any]  # its `rope_parameters`: {"rope_type": "yarn", "factor": 4.0}
+HFParameters = dict[str, Any]  # `rope_parameters` there: {"rope_type": "yarn", "factor": 4.0}
 
 
 def _named_in_hf(name: str, default: Any = MISSING) -> Any:
@@ -109,7 +109,7 @@ class Scaling(ABC):
         """
 
     def gain(self, dims: Dims) -> float:
-        """Compute the factor of cosines and sines."""
+        """Compute the factor of cosines and sines, and so of rotated queries and keys."""
         return 1.0
 
     @classmethod
@@ -118,7 +118,7 @@ class Scaling(ABC):
         return {setting.name: setting.metadata.get("hf", setting.name) for setting in fields(cls)}
 
     def to_hf(self, dims: Dims) -> HFParameters:
-        """Describe it as ``rope_parameters``; ``write_rope`` writes ``ntk`` as a base instead."""
+        """Describe it as ``rope_parameters``; ``rope.write_rope`` makes ``ntk`` a base instead."""
         parameters: HFParameters = {"rope_type": self.kind}
         for name, hf_name in self.hf_names().items():
             value = getattr(self, name)
@@ -142,7 +142,7 @@ class Linear(Scaling):
 
 @dataclass(frozen=True)
 class Ntk(Scaling):
-    """The base is multiplied by F^(d/(d-2)), so that the slowest pair turns F times as slowly."""
+    """The base is multiplied by F^(d/(d-2)), d the width: the slowest pair turns F times slower."""
 
     kind = "ntk"
 

@@ -43,7 +43,7 @@ class Llama4(ByPosition):
 
     Equation:
         w_ij = softmax_j(tau_i * e_ij), tau_i = 1 + beta * ln(1 + floor((i + 1) / L)), where i
-        counts real tokens from 0.
+        counts real tokens from 0, and L is ``length``.
     Shapes:
         no tensors.
     Parameters:

@@ -82,7 +82,7 @@ class SelfAttention(_LayerAttention):
         num_key_value_heads: int | None = None,
     ) -> None:
         super().__init__(positions, dropout, bias, layer, num_key_value_heads)
-        draft_layer(self.spec, self.dims, self.kind, backend)  # for its error if it cannot do this
+        draft_layer(self.spec, self.dims, self.kind, backend)  # refuses what the backend cannot do
         self.backend = backend
         causal = self.dims.causal
         self.direction = direction or ("lr" if causal else "both")
@@ -122,10 +122,10 @@ class SelfAttention(_LayerAttention):
         positions = state.positions
         input_checks.check_layer_input(x, positions, cache, self.dims.embed_dim)
         input_checks.check_self_cache(cache, state, self.num_key_value_heads, self.head_dim)
-        past, rows = (None, None) if cache is None else (cache.decay, cache.rows)
-        of_input = self.encodings.input_terms(x, positions, past)
+        past_decay, rows = (None, None) if cache is None else (cache.decay, cache.rows)
+        of_input = self.encodings.input_terms(x, positions, past_decay)
         decay = of_input.find(Decay)  # of forget gates, for the cache
-        if cache is not None and cache.kept is not None and (past is None) != (decay is None):
+        if cache is not None and cache.kept is not None and (past_decay is None) != (decay is None):
             raise UserError("the cache is of a layer with other encodings: give each its own")
         terms = self.compute_terms(state, rows) | of_input
         query, key, value = self.project(x)
@@ -137,7 +137,7 @@ class SelfAttention(_LayerAttention):
             tokens = positions.src_len
             kept = append_to_kept(cache.kept, key, value, tokens)
             call = use_kept(call, kept, tokens)
-            cache.kept = kept.select(*state.needed_keys(), tokens)
+            cache.kept = kept.select(*state.needed_keys(), tokens)  # for later steps
             cache.tokens, cache.decay = tokens, decay
             if not positions.counted:  # the caller gave position_ids
                 # A later step joins its ids to these; a row for each beam, for `Cache.reorder`.

@@ -47,7 +47,7 @@ class LayerPositions(StackLayer):
     def __init__(self, positions: StackPositions, layer: int = 0) -> None:
         super().__init__(positions, layer)
         spec, dims = self.spec, self.dims
-        terms = draft_layer(spec, dims, self.kind)  # those that each pass will have
+        terms = draft_layer(spec, dims, self.kind)  # for one token, with the types of a pass
         # Queries and keys that a rotation makes wider (`pope`) would need another scale.
         widens = any(item.encoding.widens for item in spec.layer_kinds[self.kind])
         simple = (NumbersByDistance, NumbersByPair, Reset, ScaleFactor)
@@ -184,7 +184,7 @@ class PositionEncoding(AttentionCore, StackPositions):
             backend: ``auto``, or the name of a backend.
             inputs: as for :meth:`scores`.
         """
-        draft_layer(self.spec, self.dims, 0, backend)  # for its error if a backend cannot do this
+        draft_layer(self.spec, self.dims, 0, backend)  # refuses what the backend cannot compute
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")
         call = self._build_call(query, key, value, key_padding_mask, inputs, direction, dropout)

@@ -56,8 +56,8 @@ class StackPositions(nn.Module):
         self.id_readers = assembly.find_id_readers(spec, dims)  # encodings that ids must fit
         # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = any(limit.window is not None for limit in limits)
-        drafts = assembly.draft_terms(spec, dims, backend="auto")  # one for each kind of layer
-        self.has_tables = any(terms.has(ByDistance) for terms in drafts)
+        terms_by_kind = assembly.draft_terms(spec, dims, backend="auto")  # of layers, for one token
+        self.has_tables = any(terms.has(ByDistance) for terms in terms_by_kind)
         # These also need the ids of earlier tokens; rotations do not: cached keys are rotated.
         select_keys = any(x.segments is not None or x.first_keys is not None for x in limits)
         readers = self.id_readers.values()
@@ -111,8 +111,8 @@ class StackPositions(nn.Module):
         if ends is not None:
             input_checks.check_each_token("ends", ends, *shape)
             positions = positions._replace(ends=ends.bool() & positions.real())
-        if ends is not None and document_ids is None:  # `documents` restarts where they say,
-            positions = self.shared.number(positions)  # before a caller's ids replace the counted
+        if ends is not None and document_ids is None:  # `documents` restarts positions there,
+            positions = self.shared.number(positions)  # before `position_ids` replace them
         else:
             positions = self._split_documents(positions, document_ids)
         if position_ids is not None:
@@ -193,7 +193,7 @@ class StackLayer(AttentionCore, nn.Module):
         input_checks.check_count("layer", layer, least=0)
         self.spec, self.dims = positions.spec, positions.dims
         self.head_dim = self.dims.head_dim
-        self.kind = self.spec.layer_kind(layer)  # equal for layers with the same encodings
+        self.kind = self.spec.layer_kind(layer)  # an index in `shared`; equal layers share it
 
     def select_state(self, shared: object) -> Shared:
         """Select the state of this kind of layer; refuse one that another stack computed."""

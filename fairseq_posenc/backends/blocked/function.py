@@ -105,12 +105,12 @@ class Computation:
                 numbers = x.query @ x.query_rows[:, [0, -1]].mT  # q.Q of both ends, [k, h, M, 2]
                 first, last = (x.query * y for y in numbers.split(1, -1))
             return torch.cat([first @ before.mT, self._combine(x, block), last @ after.mT], -1)
-        # One product for all pairs: `torch.cat` would copy them. Numbers of near ones are added.
-        more = (0, before.size(3) - x.key.size(3))  # a column of far keys, and 1 for each query
+        # One product for all pairs: `torch.cat` would copy them. `_combine` adds to the near ones.
+        more = (0, before.size(3) - x.key.size(3))  # far keys have k.K as column D: queries have 1
         parts = [before, F.pad(x.key, more) if more[1] else x.key, after]
         keys = torch.cat(parts, 2).mT
         place = keys.data_ptr()
-        with saved_tensors_hooks(  # no copy of `keys` is saved: its parts are joined again
+        with saved_tensors_hooks(  # `keys` is not saved, but joined again as (k * h, D, W)
             lambda saved: None if saved.data_ptr() == place else saved,
             lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
         ):
@@ -199,7 +199,7 @@ class Blocks(torch.autograd.Function):
             if learns[index]:  # gradients of keys and values come transposed: adding so is faster
                 is_transposed = name.endswith(("key", "value"))
                 totals[index] = x.new_zeros(x.mT.shape).mT if is_transposed else torch.zeros_like(x)
-        graphs, ctx.graphs = ctx.graphs[::-1], []  # a second backward pass computes them again
+        graphs, ctx.graphs = ctx.graphs[::-1], []  # for `pop`; a second pass builds them again
         for block, hidden in work.list_blocks(grad.device, with_hidden=not graphs):
             with no_autocast(grad.device):
                 if graphs:

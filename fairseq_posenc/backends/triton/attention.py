@@ -90,7 +90,7 @@ class Slab(NamedTuple):
 class Tiles(NamedTuple):
     """Gradients of the parts of the scores for the pairs of a slab; None for one not needed.
 
-    All are of shape ``(sequences, queries, keys)``, and lack the factor scale / (1 - p).
+    All are ``(sequences, queries, keys)``, and lack the factor scale / (1 - dropout rate).
     """
 
     content: Tensor  # of queries times keys
@@ -108,7 +108,7 @@ class Side(NamedTuple):
     tokens: Tensor | None  # queries or keys; None for a table of numbers
     token_grad: Tensor | None  # shaped as the tokens
     tiles: Tensor | None  # gradients of the table's term
-    ends: Tensor | None  # `(sequences, queries or keys, 2)`, sums beyond both ends of the table
+    ends: Tensor | None  # `(sequences, queries or keys, 2)`, sums of tiles beyond the table
     factor: float  # of the sums of tiles
     SIGN: tl.constexpr  # 1 if the rows of tiles are queries, -1 if they are keys
 
@@ -141,7 +141,7 @@ class Attention(torch.autograd.Function):
         # Delta is subtracted from the gradients of the weights. Both come from the same rounded
         # gradient, so that they cancel out if a query sees a single key.
         grad = grad.type_as(problem.query).contiguous()
-        delta = (grad * attended).sum(-1) / problem.kept_factor  # times 1 - p of dropout
+        delta = (grad * attended).sum(-1) / problem.kept_factor  # times 1 - dropout rate
         two_numbers = torch.stack((shifts, delta), -1).view(torch.int64)  # a query's, as one
         tile = choose_tile(problem, backward=True)
         block = min(tile.queries, tile.keys)
