@@ -24,7 +24,6 @@ from fairseq_posenc.checkpoints.state_dict_adapter import COPY_NAME
 from fairseq_posenc.errors import UserError
 from generate import relative_speed
 from measuring import families, flops, page, timing
-from measuring.commands import prepare
 from measuring.compare import compare
 from measuring.contenders import STOCK, Contender, backend_names, contenders
 from measuring.scopes import SCOPES, layer, operation
@@ -49,18 +48,17 @@ def test_every_scope_and_mode_gives_whole_rows(scope, mode, dropout):
     case = TINY._replace(mode=mode, dropout=dropout)
     found = compare(scope, case, ["m4m"], ["auto"], *QUICKLY)
     assert [row["encoding"] for row in found] == ["stock", "none", "m4m"]
-    assert found[0]["memory_ratio"] == 1.0
+    assert found[0]["memory_ratio"] == found[1]["ratio_to_none"] == 1.0
     for row in found:
         assert (row["scope"], row["mode"]) == (scope, mode)
         assert row["backend"] in (*available(), "fairseq")
         figures = ("seconds", "memory", "ratio", "ratio_to_none", "memory_ratio")
         assert min(row[name] for name in figures) > 0
-        if row["encoding"] == "none":
-            assert row["ratio_to_none"] == 1.0
 
 
 def test_all_encodings_and_backends_can_compete():
-    names = registry.names(encoder=True)
+    names = TINY.encodings(["all"])
+    assert names == registry.names(encoder=True)
     found = contenders(names, backend_names(["all"]), TINY.dims, TINY.call)
     assert {contender.encoding for contender in found} == set(names)
     assert {"sdpa", "reference"} <= {contender.backend for contender in found}
@@ -131,31 +129,26 @@ def test_the_models_compared_differ_in_their_positions_alone(family):
     both = STOCK, Contender(positions, "reference")
     theirs, ours = (families.build(x, TINY._replace(family=family))[2] for x in both)
     ours.load_state_dict(theirs.state_dict())
-    shapes = [
-        sorted(tuple(p.shape) for name, p in model.named_parameters() if not COPY_NAME.search(name))
+    counts = [
+        sum(not COPY_NAME.search(name) for name, _ in model.named_parameters())
         for model in (theirs, ours)
     ]
-    if family == "masked_lm":  # fairseq's table has two rows more, which no position has
-        shapes[0][shapes[0].index((18, 32))] = (16, 32)
-    assert sorted(shapes[0]) == sorted(shapes[1])
+    assert counts[0] == counts[1]  # what is shared counts once
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_the_formula_of_model_flops_counts_the_matrix_products(family):
     """With dropout the CPU's attention is plain products, which torch's counter knows."""
     whole = TINY._replace(family=family, length=24)
-    step = families.trainer_step(STOCK, whole)
-    step()
+    trainer, batch = families.build_trainer(STOCK, whole)
     with FlopCounterMode(display=False) as counter:
-        step()
-    _, task, _ = families.build(STOCK, whole)
-    expected = flops.model_flops(whole, len(task.source_dictionary))
+        trainer.train_step([batch])
+    expected = flops.model_flops(whole, len(trainer.task.source_dictionary))
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)
 
 
 def test_backends_that_cannot_run_or_are_unknown_are_shown(capsys):
-    case = TINY._replace(mode="training", dropout=0.0)
-    found = compare("op", case, ["rope"], ["auto", "flex"], *QUICKLY)
+    found = compare("op", TINY._replace(dropout=0.0), ["rope"], ["auto", "flex"], *QUICKLY)
     assert "flex" not in {row["backend"] for row in found}
     assert "no row for rope on flex: it runs on a GPU, not on cpu" in capsys.readouterr().err
     with pytest.raises(UserError, match="unknown backend 'fast'; known: auto, all, triton, flex"):
@@ -172,10 +165,8 @@ def test_kept_figures_come_back_and_fill_the_page(tmp_path):
     assert again._replace(rows=[]) == result._replace(rows=[])
     assert again.rows[1]["ratio"] == pytest.approx(kept[1]["ratio"], rel=1e-4)
     text = document.read_text()
-    assert "here:\n\n    python benchmarks/attention.py\n\n" in text
-    assert "| `m4m` | " in text
+    assert text == page.fill_sections(page.PAGE.read_text(), [again])
     assert "| encoding | n = 16 | n = 32 |" in text
-    assert page.fill_sections(text, [again]) == text
 
 
 def test_the_page_is_up_to_date():
@@ -192,12 +183,10 @@ def script(name: str, *arguments: str, **how: Any) -> Run:
 def test_attention_prints_json_and_nothing_else():
     short = ("--scopes", "op", "--lengths", "32", "--rounds", "3", "--encodings", "rope")
     found = json.loads(script("attention.py", *short, "--json").out)
-    figures = ["ratio", "memory_ratio", "batch", "dtype", "seconds", "memory", "ratio_to_none"]
-    keys = ["scope", "device", "mode", "encoding", "backend", "length", "dropout", *figures]
-    assert all(list(row) == keys for row in found)
-    assert found[0]["encoding"] == "stock"
-    ours = [row for row in found if row["encoding"] == "rope"]
-    assert [(row["mode"], row["dropout"]) for row in ours] == [("forward", 0.0), ("training", 0.1)]
+    names = ("mode", "dropout", "device", "length", "batch", "dtype")
+    forward, training = ([x[y] for y in names] for x in found if x["encoding"] == "rope")
+    assert forward == ["forward", 0.0, "cpu", 32, 1, "float32"]
+    assert training == ["training", 0.1, "cpu", 32, 1, "float32"]
 
 
 @pytest.mark.matrix  # scripts like others
@@ -261,12 +250,10 @@ def test_a_text_shorter_than_a_batch_is_refused(tmp_path):
 def test_explicit_options_win_over_those_of_a_quick_measurement():
     args = attention.parse_args(["--quick", "--encodings", "t5", "--lengths", "64"])
     assert (args.encodings, args.lengths, args.modes) == (["t5"], [64], ["training"])
-    assert TINY.encodings(["all"]) == registry.names(encoder=not TINY.causal)
 
 
 def test_layers_have_the_type_and_the_batch_of_the_options():
     args = repeated_rows.parse_args(["--dtype", "bfloat16", "--batch", "3"])
-    prepare(args)
     case = families.Case.from_args(args, length=8)
     inputs: list[Any] = []
     with nn.modules.module.register_module_forward_pre_hook(lambda _, given: inputs.extend(given)):

@@ -6,24 +6,19 @@ import json
 import math
 import shutil
 import statistics
-from pathlib import Path
 
 import pytest
 import torch
 
 from docs.generate.papers import FIGURES, format_page
 from fairseq_posenc import specs
+from fairseq_posenc.workbench.finetuning.glue.report import build_record
 from fairseq_posenc.workbench.results.record import Record
 from tests.helpers.commands import EPOCHS, call, refused, trained
+from tests.workbench.finetuning.test_glue import FACTS, MNLI, RTE
+from tests.workbench.training.test_configurations import SETTINGS
 
-ROOT = Path(__file__).resolve().parents[3]
 TABLES = FIGURES["reported"]
-
-
-def report(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    out, err = call(capsys, "report", *words)
-    assert ("not finished: RTE, seed 1" in err) == ("GLUE" in out)
-    return out
 
 
 def row(text: str, name: str) -> list[str]:
@@ -32,19 +27,8 @@ def row(text: str, name: str) -> list[str]:
 
 
 def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory, capsys):
-    """Of GLUE, what the paper of the protocol reports: the best run, or the mean."""
-    tasks = [
-        {"task": "MNLI", "metric": "accuracy_m", "reported": True, "best": 80.0, "mean": 70.0},
-        {"task": "MNLI", "metric": "accuracy_mm", "reported": False, "best": 81.0, "mean": 71.0},
-        {"task": "CoLA", "metric": "matthews", "reported": True, "best": 0.0, "mean": 40.0},
-        {"task": "CoLA", "metric": "accuracy", "reported": False, "best": 99.0, "mean": 99.0},
-    ]
-    runs = [{"task": "CoLA", "collapsed": True}, {"task": "MNLI", "collapsed": False}]
-    for protocol in ("m4m", "decbert"):
-        facts = {"name": protocol, "protocol": protocol, "unfinished": "RTE, seed 1"}
-        glue = Record("glue", {"tasks": tasks, "runs": runs}, facts, "m4m")
-        glue.write(tmp_path / f"{protocol}.json")
-    scores, facts = {"exact": 85.0, "f1": 92.0}, {"name": "q", "squad": "1.1"}
+    build_record([*RTE, *MNLI], "m4m", {**FACTS, "protocol": "m4m"}).write(tmp_path / "glue.json")
+    scores, facts = {"exact": 0.0, "f1": 92.0}, {"name": "q", "squad": "1.1"}
     Record("squad", {"scores": [scores]}, facts).write(tmp_path / "squad.json")
     (tmp_path / "link").symlink_to(elsewhere := tmp_path_factory.mktemp("elsewhere"))
     found = [(1, 30.0), (1, 32.0), (5, 34.0)]
@@ -52,23 +36,22 @@ def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory
     facts = {"sentences": 1000, "subset": "test"}
     Record("bleu", {"scores": rows}, facts).write(elsewhere / "deep.json")
     (tmp_path / "other.json").write_text("no record")
-    text = report(capsys, tmp_path)
-    assert "MNLI-m | MNLI-mm | CoLA | average | collapsed runs" in text
-    assert row(text, "`m4m`")[2:-1] == ["80.00", "81.00", "0.00", "53.67", "1"]
-    assert row(text, "`decbert`")[2:-1] == ["70.00", "71.00", "40.00", "60.33", "1"]
-    assert row(text, "`q`")[2:4] == ["85.00", "92.00"]
+    text, progress = call(capsys, "report", tmp_path)
+    assert "not finished: QQP, seed 2" in progress
+    assert "MNLI-m | MNLI-mm | RTE | average | collapsed runs" in text
+    assert row(text, "`mine`")[2:-1] == ["40.00", "50.00", "70.00", "53.33", "1"]
+    assert row(text, "`q`")[2:4] == ["0.00", "92.00"]
     assert row(text, "`rope, beam 1`")[2:5] == ["31.00", "32.00", "50.00"]  # mean, best of 2
     assert row(text, "`rope, beam 5`")[2] == "34.00"
-    assert len(json.loads(report(capsys, "--json", tmp_path))) == 5
+    assert len(json.loads(call(capsys, "report", "--json", tmp_path)[0])) == 4
 
 
 @pytest.mark.slow
 def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_path, capsys):
-    state = torch.load(trained("masked_lm").save_dir / "checkpoint_last.pt", weights_only=False)
-    checkpoint = state["cfg"]["checkpoint"]
+    state = trained("masked_lm").checkpoint()
     for seed, loss, spec in ((1, 2.0, "m4m"), (2, 3.0, "m4m"), (4, 9.0, "m4m"), (3, 5.0, None)):
         # By another metric, the best figure is not a loss.
-        checkpoint["best_checkpoint_metric"] = "loss" if spec else "accuracy"
+        state["cfg"]["checkpoint"]["best_checkpoint_metric"] = "loss" if spec else "accuracy"
         state["cfg"]["common"]["seed"] = seed
         state["cfg"]["model"].lr = [0.2 if seed == 4 else 0.1]  # so that 4 is not in the mean
         state["cfg"]["model"].position_encoding = spec
@@ -81,7 +64,7 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
         '| train_inner | {"loss": "2", "num_updates": "3"}\n'
         '| valid | {"valid_loss": "3", "valid_accuracy": "25", "valid_num_updates": "3"}\n'
     )
-    text = report(capsys, tmp_path)
+    text, _ = call(capsys, "report", tmp_path)
     assert row(text, "`1`")[1:-1] == ["`m4m`", "1", str(EPOCHS), "4.00"]
     assert row(text, "`2`")[-2] == "8.00"
     assert row(text, "`3`")[1:-1] == ["`fairseq's`", "3", str(EPOCHS), "-"]
@@ -91,7 +74,7 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
     assert row(text, "`a`")[4:-1] == ["1.386", "0.2500", f"{best:.3f}"]
     state["cfg"]["checkpoint"]["best_checkpoint_metric"] = "bleu"  # whose best may be another
     torch.save(state, tmp_path / "a" / "checkpoint_last.pt")
-    assert row(report(capsys, tmp_path / "a"), "`a`")[4:-1] == ["1.386", "-"]
+    assert row(call(capsys, "report", tmp_path / "a")[0], "`a`")[4:-1] == ["1.386", "-"]
 
 
 def test_nothing_to_report_is_one_line(tmp_path, capsys):
@@ -105,16 +88,14 @@ def test_the_papers_figures_agree_and_their_models_can_be_trained():
     """The page has all rows; averages are those of columns; figures of several tables agree."""
     for (name, table), part in zip(TABLES.items(), format_page().split("\n## ")[1:]):
         assert part.startswith(f"{name}: ")
-        assert (ROOT / f"train_scripts/configs/{table['configuration']}.yaml").exists()
+        assert table["configuration"] in SETTINGS
         for entry in table["rows"]:
             specs.parse(entry["position_encoding"])
-            (line,) = [x for x in part.splitlines() if x.startswith(f"| {entry['name']} |")]
-            assert f"`{entry['position_encoding']}`" in line
+            assert f"`{entry['position_encoding']}`" in " ".join(row(part, entry["name"]))
     for name, digits in (("B3", 0.0051), ("B4", 0.051)):
         for entry in TABLES[name]["rows"]:
-            values = dict(entry["values"])
-            average = values.pop("average")
-            assert statistics.fmean(values.values()) == pytest.approx(average, abs=digits)
-    rows = [row for name in ("A2", "A3", "A4") for row in TABLES[name]["rows"]]
-    first, *others = (row["values"] for row in rows if row["position_encoding"] == "m4")
+            *values, average = entry["values"].values()
+            assert statistics.fmean(values) == pytest.approx(average, abs=digits)
+    entries = [entry for name in ("A2", "A3", "A4") for entry in TABLES[name]["rows"]]
+    first, *others = (x["values"] for x in entries if x["position_encoding"] == "m4")
     assert others == [first, first]
