@@ -29,6 +29,7 @@ def run_main(program: Callable[[], int | None]) -> int:
         finally:
             _flush_output()
     except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the exit flushes what could not be said
         return _NO_READER
     except KeyboardInterrupt:
         line, code = "stopped; the same command continues, or starts again", STOPPED
@@ -47,8 +48,7 @@ def _flush_output() -> None:
         OSError: the disk is full, or the reader has gone.
     """
     try:
-        if sys.stdout:
-            sys.stdout.flush()
+        print(end="", flush=True)  # does nothing without a standard output
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes too
         raise
