@@ -174,7 +174,7 @@ def _count_parts(node: ast.expr) -> int:
 
 
 def _iterate_settings(state: Mapping[str, object]) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Yield the place, holder, key and value of each setting, at all levels."""
+    """Yield each setting: the path of its section (``cfg.model``), the section, key and value."""
     root = {name: state.get(name) for name in ("args", "cfg")}
     to_visit: list[tuple[str, Any, int]] = [("", root, 0)]
     count = 0

@@ -226,7 +226,7 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
     """Return the padding mask as it is, as a function of transformers' mask interface.
 
     Our attention makes its masks from the stack's positions; a causal mask with more pairs, which
-    these do not know, is refused. A bidirectional mask, for an encoder's output, is that of sdpa.
+    these do not know, is refused. A bidirectional mask is sdpa's: attention to an encoder needs it.
     """
     # True or "all": Gemma's text encoders.
     is_causal = getattr(named["config"], "use_bidirectional_attention", None) not in (True, "all")

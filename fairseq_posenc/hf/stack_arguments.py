@@ -159,9 +159,9 @@ class StackArguments:
             raise UserError(f"seq_idx {tuple(numbers.shape)} must be {(batch, tgt_len)} or one row")
         listed = [] if numbers is None else [numbers]
         if (offsets := self.named.get("cu_seq_lens_q")) is not None:  # 0, ends in the whole batch
-            places = torch.arange(batch * tgt_len, device=offsets.device, dtype=offsets.dtype)
-            refuse_if(offsets[-1].ne(len(places)), "cu_seq_lens_q has to count padding, too")
-            listed.append(torch.bucketize(places, offsets, right=True).view(batch, tgt_len))
+            indices = torch.arange(batch * tgt_len, device=offsets.device, dtype=offsets.dtype)
+            refuse_if(offsets[-1].ne(len(indices)), "cu_seq_lens_q has to count padding, too")
+            listed.append(torch.bucketize(indices, offsets, right=True).view(batch, tgt_len))
         return listed
 
     def _read_mask(self) -> Tensor:

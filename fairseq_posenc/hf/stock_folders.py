@@ -85,17 +85,17 @@ def find_stock_model(model: Any) -> PreTrainedModel:
 def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str, Tensor]:
     """Name all weights as the stock class does, its positions' too; leave out our record."""
     weights = model.state_dict()
-    places = {module: f"{name}.".lstrip(".") for name, module in model.named_modules()}
+    prefixes = {module: f"{name}.".lstrip(".") for name, module in model.named_modules()}
     for stack in stacks:
         for owner in (stack.module, *stack.attentions):
             for ours, theirs in stack.weight_names.items():  # our names -> stock names
-                if (weight := weights.pop(f"{places[owner]}{POSITIONS}.{ours}", None)) is None:
+                if (weight := weights.pop(f"{prefixes[owner]}{POSITIONS}.{ours}", None)) is None:
                     continue
                 if "learned" in ours:  # rows before that of position 0 are padding's, or unused
                     weight = F.pad(weight, (0, 0, stack.first_row, 0))
                 if "t5" in ours:  # ours is `(H, buckets)`
                     weight = weight.t().contiguous()
-                weights[places[owner] + theirs] = weight
+                weights[prefixes[owner] + theirs] = weight
     return {name: weight for name, weight in weights.items() if not is_identity(name)}
 
 
@@ -208,7 +208,7 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
     for index, layer in zip(attending, layers):
         types[index] = "sliding_attention" if "window" in layer else "full_attention"
     size = next((layer["window"]["size"] for layer in layers if "window" in layer), None)
-    by_type = {types[index]: rope for index, rope in zip(attending, ropes) if rope}
+    by_type = {types[index]: rope for index, rope in zip(attending, ropes) if rope}  # the last's
     softcap, buckets = (layers[0].get(name, {}) for name in ("softcap", "t5"))
     stated = {
         "layer_types": types,
@@ -262,8 +262,8 @@ def _list_options(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[str,
         items = (*spec.whole_stack, *spec.layers[index % len(spec.layers)])
         layer = {item.name: item.all_options for item in items}
         if rope := layer.get("rope"):
-            layer["rope_parameters"] = written = write_rope(rope, dims, share)
-            del rope["base"], rope["scaling"]
+            written = layer["rope_parameters"] = write_rope(rope, dims, share)
+            del rope["base"], rope["scaling"]  # which are in what was written
             rope["length"] = written.pop("max_position_embeddings", None)  # a field of its own
         if temperature := layer.get("ministral3"):
             length = temperature["length"] = temperature["length"] or dims.trained_length

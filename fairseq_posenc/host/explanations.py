@@ -78,8 +78,8 @@ def explain_failure(error: BaseException) -> str | None:
 
 def _explain(error: BaseException) -> str | None:
     """Explain a divergence, a setting that hydra refuses, a missing file, or one of ``_ADVICE``."""
-    if isinstance(error, FloatingPointError) and trained:  # in the next update
-        *_, (model, save_dir) = trained.items()
+    if isinstance(error, FloatingPointError) and trained:  # in the update after the last counted
+        model, save_dir = list(trained.items())[-1]  # the current one
         return (
             f"training stopped at update {(model.num_updates or 0) + 1:,}: {error}; checkpoints in "
             f"{save_dir}, except crash.pt, are from before: continue from one of them with a "
@@ -99,10 +99,10 @@ def _explain(error: BaseException) -> str | None:
     # A setting that caused hydra's error explains more: `chain` yields it next.
     if isinstance(error, HydraException) and not isinstance(error.__cause__, SettingError):
         return shortened(" ".join(re.split("Config search path|See https", str(error))[0].split()))
-    *_, place = "", *(x.name for x in traceback.extract_tb(error.__traceback__))  # that raised it
-    if isinstance(error, IndexError) and place == "batch_by_size":
+    raised_in = [x.name for x in traceback.extract_tb(error.__traceback__)[-1:]]  # or empty
+    if isinstance(error, IndexError) and raised_in == ["batch_by_size"]:
         return _ADVICE["The dataset is empty"]
-    if isinstance(error, KeyError) and place == "build_x":  # fairseq.registry
+    if isinstance(error, KeyError) and raised_in == ["build_x"]:  # of fairseq.registry
         known = [name for part in REGISTRIES.values() for name in part["registry"]]
         return f"fairseq has no {error}: {suggest(str(error.args[0]), known)}correct this name"
     if not isinstance(error, FileNotFoundError | NotADirectoryError) or not error.filename:

@@ -188,7 +188,7 @@ def refuse_full_disk(folder: str) -> None:
     fairseq copies a new file onto ``checkpoint_last.pt`` in place, which a full disk cuts short.
     """
     sizes = [entry.stat().st_size for entry in os.scandir(folder) if entry.name.endswith(".pt")]
-    needed = int(1.1 * max(sizes, default=0))
+    needed = int(1.1 * max(sizes, default=0))  # 10% more than the largest so far
     if (free := shutil.disk_usage(folder).free) < needed:
         raise UserError(
             f"no room for a checkpoint in {folder}: it needs about {needed / 1e6:,.0f} MB and "

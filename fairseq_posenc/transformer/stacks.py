@@ -87,7 +87,7 @@ class _PositionalStack(nn.Module):
         at_input = assembly.build_input(spec, dims)
         self.embed_positions = None if at_input is None else InputPositions(at_input)
         self.encodings = assembly.build_shared(spec, dims)  # those that layers share
-        # A draft of the terms of each kind of layer; making it refuses what does not work together.
+        # The terms of each kind of layer, without values; computing them refuses what cannot work.
         drafts = assembly.draft_terms(spec, dims, self.settings.backend)
         self.has_reset = any(terms.has(Reset) for terms in drafts)  # other rows for first tokens
 

@@ -42,8 +42,8 @@ class GlueCriterion(FairseqCriterion):
             loss = F.mse_loss(predictions, labels.float(), reduction="sum")
             if not model.training:  # a sum in training may span epochs and have examples twice
                 vectors = (predictions.detach(), labels, torch.ones_like(labels))  # [B]
-                places = sample["id"], sample["dataset_size"]  # the task glue adds the size
-                logged |= {name: _scatter(x, *places) for name, x in zip(_VECTORS, vectors)}
+                ids, size = sample["id"], sample["dataset_size"]  # the task glue adds the size
+                logged |= {name: _scatter(x, ids, size) for name, x in zip(_VECTORS, vectors)}
         else:
             loss = F.cross_entropy(outputs.float(), labels, reduction="sum")
             logged[_CONFUSION] = metrics.confusion(outputs.argmax(-1), labels, outputs.size(-1))

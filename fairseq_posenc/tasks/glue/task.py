@@ -109,5 +109,5 @@ class GlueTask(SentencePredictionTask):
         """Load a split."""
         dataset = super().load_dataset(split, combine=combine, **kwargs)
         if self.glue.regression:
-            self.datasets[split] = dataset = _ScoreDataset(dataset)
-        return dataset
+            self.datasets[split] = _ScoreDataset(dataset)
+        return self.datasets[split]
