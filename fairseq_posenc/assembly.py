@@ -223,8 +223,8 @@ def _find_input_dims(spec: Spec, dims: Dims) -> Dims:
 
     With random positions its table has a row for every position that can be drawn.
     """
-    below = find_first(_build_on_meta(item, dims).drawn_below for item in spec.whole_stack)
-    return dims if below is None else dims._replace(max_positions=below)
+    drawn_below = find_first(_build_on_meta(item, dims).drawn_below for item in spec.whole_stack)
+    return dims if drawn_below is None else dims._replace(max_positions=drawn_below)
 
 
 @cache

@@ -11,7 +11,7 @@ from fairseq_posenc.errors import UserError, shortened, suggest
 from fairseq_posenc.registry import options as options_of
 from fairseq_posenc.specs import Item, Spec, parse, split_spec
 
-_OWN = re.compile(r"\s*own\s*(?:\((.*)\)\s*)?")
+_OWN = re.compile(r"\s*own\s*(?:\((.*)\)\s*)?")  # own, or own(NAME=VALUE,...)
 
 
 def names_own(spec: str) -> bool:

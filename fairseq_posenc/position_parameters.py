@@ -76,7 +76,7 @@ def copy_parameters(
         old_spec: the spec that they were trained with; None if no spec describes it.
         new_spec: the spec of the new encodings.
         length: number of positions that a trained table has, if it is one by position.
-        rule: how such a table becomes longer (callers' ``extend``); None leaves new rows untrained.
+        rule: one of ``LENGTH_RULES``, if such a table must grow; None leaves new rows untrained.
         was_causal: whether the parameters were trained in a causal stack.
 
     Returns:

@@ -34,7 +34,7 @@ from fairseq_posenc.option_values import format_value, parse_value
 
 # A name with options; it may have letters and signs that no name has, which are then reported.
 _ITEM = re.compile(r"\s*([\w:-]+)\s*(?:\(([^()]*)\))?\s*")
-_REPEATED = re.compile(r"\s*(\d{1,6})\s*\*(.*)", re.DOTALL)
+_REPEATED = re.compile(r"\s*(\d{1,6})\s*\*(.*)", re.DOTALL)  # as 3*rope
 _COMMA = re.compile(r",(?![^(]*\))")  # outside brackets
 _PLUS = re.compile(r"\+(?![^(]*\))")  # outside brackets
 # Of a spec; enough for the full form of 100 different layers.

@@ -98,7 +98,7 @@ def split(
         chosen = (*chosen, "scale_factor", "reset", "states")
         return reference.scores(query, key, Terms([x for x in summands if x.name in chosen]), mask)
 
-    content = compute()
+    content = compute()  # without any term
     if rotation is not None:
         query, key = rotation.rotate_queries(query), (key_rotation or rotation).rotate_keys(key)
     rotated = compute()

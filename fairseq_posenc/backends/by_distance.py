@@ -38,7 +38,7 @@ def expand_by_distance(
     """
     if torch.compiler.is_compiling():  # it would compile `unfold` again for each length
         wider = F.pad(table, (0, 1))[None, :, None]  # [1, G, 1, R + 1]
-        pairs = relative_shift(wider.expand(-1, -1, tgt_len, -1), src_len)[0]
+        pairs = relative_shift(wider.expand(-1, -1, tgt_len, -1), src_len)[0]  # [G, T, S]
     else:
         # The last query reads the table's first S rows; each query before it begins one row later.
         pairs = table.unfold(1, src_len, 1)[:, :tgt_len].flip(1)  # [G, T, S]

@@ -73,7 +73,7 @@ def attend_counted(query: Tensor, table: Tensor, content: Tensor, hidden: Tensor
     """
     gates = content.sigmoid()
     gates = gates if hidden is None else gates.masked_fill(hidden, 0.0)
-    positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(table) - 1)
+    positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(table) - 1)  # sum from j on
     by_row = query @ table.T  # [B, H, M, P]
     whole = positions.detach().floor()
     fraction = positions - whole  # a NaN stays one, though an index cannot be NaN

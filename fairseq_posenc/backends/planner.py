@@ -54,7 +54,7 @@ def check(requested: str, terms: Terms, head_dim: int, mask: Mask = NO_MASK) -> 
     if requested == "auto":
         return
     backend = _find_backend(requested)
-    x = torch.empty(1, 1, SHORT, head_dim, device="meta")  # stands for any GPU and any length
+    x = torch.empty(1, 1, SHORT, head_dim, device="meta")  # as on a GPU; any T above 1 would do
     call = AttentionCall(x, x, x, terms, mask)
     _refuse_if(backend.unavailable() or backend.refuses(call), requested)
 

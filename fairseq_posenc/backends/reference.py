@@ -98,7 +98,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = NO_MASK) -> Te
 
 def _list_biases(call: AttentionCall) -> Iterator[Tensor]:
     """Look up all that is added to the scaled scores of pairs."""
-    query, key, _, terms, mask, *_ = call
+    query, key, terms, mask = call.query, call.key, call.terms, call.mask
     sizes = query.size(2), key.size(2)
     if (bias := sum_biases(terms, *sizes, mask)) is not None:
         yield bias
@@ -198,7 +198,7 @@ def _sum_value_rows(
     tgt_len, src_len = weights.shape[2:]
     index = row_index(rows, first, tgt_len, src_len, mask)
     table = at_least_fp32(rows.table)
-    summed = weights.new_zeros(*weights.shape[:3], table.size(1))
+    summed = weights.new_zeros(*weights.shape[:3], table.size(1))  # [B, H, T, R]
     return summed.scatter_add(-1, index.unsqueeze(1).expand(weights.shape), weights) @ table
 
 
@@ -225,7 +225,7 @@ def _multiply_channels(query: Tensor, key: Tensor, gain: Tensor, index: Tensor) 
     def multiply(*factors: Tensor) -> Tensor:
         content = query.new_zeros(())
         for q, k, a in zip(*(x.unbind(-1) for x in factors)):
-            weighted = q[..., None] * a[:, index].transpose(0, 1)
+            weighted = q[..., None] * a[:, index].transpose(0, 1)  # [B, H, T, S]
             content = content.addcmul(weighted, k[..., None, :])
         return content
 

@@ -169,7 +169,7 @@ class Encoding(nn.Module):
     def rotation(self, ids: Tensor) -> Rotation | None:
         """Compute the rotation of queries and keys at positions ``ids``, ``(B or 1, T)``, or None.
 
-        ``ids`` may be of new tokens alone, as caches hold rotated keys, except in transformers.
+        In decoding, ``ids`` are of new tokens alone if caches hold rotated keys, else also of all.
         """
         return None
 

@@ -136,5 +136,5 @@ def find_starts(
     """
     firsts = [bisect_left(range(_FARTHEST), x, key=find_bucket) for x in range(1, last + 1)]
     firsts = [distance for distance in firsts if distance < _FARTHEST]  # those reached
-    earlier = tuple(1 - distance for distance in reversed(firsts))  # after a bucket's -distance
+    earlier = tuple(1 - distance for distance in reversed(firsts))  # a bucket ends at -distance
     return (*earlier, *firsts) if both_sides else earlier

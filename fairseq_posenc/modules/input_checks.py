@@ -45,7 +45,7 @@ def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: 
         return
     if cache.ids is not None and positions.counted:  # no caller gave this call's positions
         raise UserError("the tokens in the cache had position_ids: give those of the new ones")
-    held = (*kept.key.shape[:3], kept.value.size(3))  # rotated keys may be wider
+    held = (*kept.key.shape[:3], kept.value.size(3))  # batch, heads, keys, width; keys may be wider
     # Of the keys in the cache, the new queries need the `last` ones (a number, None for all), such
     # as those of a window, and those at the places `first`.
     last, first = shared.mask.needed_keys(queries=positions.tgt_len)

@@ -59,7 +59,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def _attend_blocks(call: AttentionCall) -> Tensor:
-    # All other tables get a row for each distance: an index looks up products with these alone.
+    # These two tables keep rows that distances share, found by an index; all others repeat them.
     kept = ("query_table", "key_table")
     call = call._replace(terms=call.terms.expanded(lambda term: term.name not in kept))
     blocks = split(call)

@@ -100,7 +100,7 @@ class Computation:
         if before is None or after is None:  # no keys are far, beyond the ends of the tables
             return self._combine(x, block)
         if self.product:
-            first = last = x.query
+            first, last = x.query, x.query
             if x.query_rows is not None:  # (q.k) (q.Q) (k.K) is the product of (q.Q) q and (k.K) k
                 numbers = x.query @ x.query_rows[:, [0, -1]].mT  # q.Q of both ends, [k, h, M, 2]
                 first, last = (x.query * y for y in numbers.split(1, -1))

@@ -162,15 +162,15 @@ class Attention(torch.autograd.Function):
         # In a plain sum, the gradients of the query term and of the bias equal that of the score,
         # which is stored anyway. PRODUCT: content and terms are multiplied.
         plain_sum = not problem.PRODUCT and problem.gain is None
-        has_query_term, has_key_term, *_ = (table is not None for table in problem.tables)
-        *_, learns_gain, learns_bias = (table is not None for table in trained)
+        has_query_term, has_key_term = (x is not None for x in problem.tables[:2])
+        learns_gain, learns_bias = (x is not None for x in trained[2:])  # after queries' and keys'
         is_stored = [True, has_query_term and not plain_sum, has_key_term, learns_gain]
         is_stored.append(learns_bias and not plain_sum)  # now in the order of `Tiles`
         slabs = split_slabs(problem, tile, sum(is_stored))
         _, sequences, *lengths = slabs[0]  # the largest slab's; lengths are queries and keys
         memory = iter(problem.query.new_empty(sum(is_stored), sequences * math.prod(lengths)))
         tiles = Tiles(*(next(memory) if needed else None for needed in is_stored))  # type: ignore[arg-type]
-        sizes = [2 * sequences * count * problem.CLIPPED.value for count in lengths]  # 2 ends each
+        sizes = [2 * sequences * count * problem.CLIPPED.value for count in lengths]  # 2 ends, or 0
         query_ends, key_ends = shifts.new_empty(sum(sizes)).split(sizes)
         by_query, by_key = tl.constexpr(1), tl.constexpr(-1)
         query_term = tiles.content if tiles.query_term is None else tiles.query_term
