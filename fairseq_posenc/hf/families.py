@@ -72,9 +72,7 @@ class Family:
         layers = {name: f"{name}.{self.layers}".lstrip(".") for name in self.stacks}
         stacks = [Stack(self, parts[name]) for name, path in layers.items() if path in parts]
         if not stacks:
-            raise UserError(
-                f"{type(model).__name__} is a part of a model: set the positions of the whole model"
-            )
+            raise UserError(f"{type(model).__name__} is a part of a model: take the whole model")
         return stacks
 
     def first_id(self, config: PretrainedConfig) -> int:

@@ -43,7 +43,7 @@ def replace_positions(
     model: PreTrainedModel, settings: PositionSettings, extend: LengthRule | None
 ) -> None:
     """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`."""
-    settings.check()
+    settings.check(vars(model.config))
     if extend not in (None, *LENGTH_RULES):
         raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
     stacks = _find_supported_family(model).find_stacks(model)
@@ -135,10 +135,7 @@ def _refuse_unfit(spec: Spec, stack: Stack) -> None:
     if stack.is_hybrid and any(item.name == "documents" for item in spec.items):
         raise UserError(f"{spec}: layers of this model without attention would mix documents")
     if spec.rotates_source:
-        raise UserError(
-            f"{spec}: rope(cross_attention=true) is not served here: attention to an encoder is "
-            "transformers' own"
-        )
+        raise UserError(f"{spec}: attention to an encoder is transformers' own, without rope")
     # In some models of OPT, embeddings are projected to the width of the layers.
     width = stack.module.get_input_embeddings().embedding_dim
     if spec.input_items and width != config.hidden_size:

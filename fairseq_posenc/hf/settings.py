@@ -1,6 +1,7 @@
 """The positions of a model as a configuration states them."""
 
-from typing import NamedTuple
+import copy
+from typing import Any, NamedTuple
 
 from transformers import PretrainedConfig
 
@@ -14,6 +15,7 @@ POSITION_STATE = "position_state"  # argument of layers and attention: the state
 SPEC_FIELD = "position_encoding"
 SPEC_FIELDS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
 LENGTH_FIELD = "position_encoding_max_positions"
+_STOCK_FIELDS = ("rope_parameters", "sliding_window")  # which state positions without a spec
 
 
 class PositionSettings(NamedTuple):
@@ -24,9 +26,11 @@ class PositionSettings(NamedTuple):
     decoder_spec: str | None = None  # None: the encoder's
     directions: str = ""  # of the first layers of an encoder, as in `lr,rl`
     boundary_id: int | None = None  # of the token that ends a sentence; None: not known
+    replaced: dict[str, Any] | None = None  # stock fields, with no effect; None: not stated
 
-    def check(self) -> None:
-        """Refuse values of other types, such as True for a number."""
+    def check(self, stated: dict[str, Any]) -> None:
+        """Refuse values of other types, such as True for a number, and changed stock fields."""
+        _refuse_changes(stated, self.replaced or {})
         for name in ("spec", "decoder_spec", "directions"):
             text = getattr(self, name)
             if not isinstance(text, str) and not (text is None and name == "decoder_spec"):
@@ -45,11 +49,21 @@ class PositionSettings(NamedTuple):
 
     def write(self, config: PretrainedConfig) -> None:
         """Write them to a configuration, without those that have their defaults."""
-        for name, value in self._asdict().items():
+        replaced = {name: x for name, x in vars(config).items() if name in _STOCK_FIELDS}
+        for name, value in self._replace(replaced=copy.deepcopy(replaced))._asdict().items():
             if value not in (None, ""):
                 setattr(config, _FIELDS[name], value)
             elif hasattr(config, _FIELDS[name]):
                 delattr(config, _FIELDS[name])
+
+
+def _refuse_changes(stated: dict[str, Any], replaced: dict[str, Any]) -> None:
+    """Refuse fields whose values are not those in ``replaced``: they would have no effect."""
+    for name, value in replaced.items():
+        if isinstance(value, dict) and isinstance(stated.get(name), dict):
+            _refuse_changes(stated[name], value)  # a later transformers may add keys
+        elif stated.get(name) != value:
+            raise UserError(f"{name} was changed, but {SPEC_FIELD} is read: call set_positions")
 
 
 _FIELDS = {  # fields of a configuration, by those of `PositionSettings`
@@ -58,4 +72,5 @@ _FIELDS = {  # fields of a configuration, by those of `PositionSettings`
     "decoder_spec": SPEC_FIELDS[1],
     "directions": "attention_directions",
     "boundary_id": f"{SPEC_FIELD}_boundary_id",
+    "replaced": f"{SPEC_FIELD}_replaced",
 }

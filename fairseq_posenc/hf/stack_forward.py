@@ -211,9 +211,7 @@ class HFStackPositions(StackPositions):
                 "encodings that are rotations: leave out cache_implementation"
             )
         if self.gated_kinds and getattr(arguments.cache, "offloading", False):
-            raise UserError(
-                f"offloaded caches cannot keep the forget gates of {self.spec}: take other ones"
-            )
+            raise UserError(f"offloaded caches cannot keep the forget gates of {self.spec}")
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
         if not arguments.has_documents or self.boundary_id is not None:
             self._refuse_gaps(positions)  # padding between tokens, which only documents may have
@@ -260,15 +258,9 @@ class HFStackPositions(StackPositions):
         given = arguments.named.get("use_cache")
         use_cache = getattr(stack.config, "use_cache", False) if given is None else given
         if use_cache and 0 < len(types) < len(stack.layers):
-            raise UserError(
-                f"layers were added to the {len(types)} whose windows the configuration states, "
-                "by which caches are made: pass use_cache=False"
-            )
+            raise UserError(f"layers were added to {len(types)} with caches: pass use_cache=False")
         if torch.jit.is_tracing():
-            raise UserError(
-                "torch.jit.trace records the sizes of one input, on which these positions depend: "
-                "use torch.export.export"
-            )
+            raise UserError("torch.jit.trace fixes the sizes of an input: use torch.export.export")
         causal = self.dims.causal
         is_causal = self.is_decoder and getattr(stack.config, "is_causal", True)
         # Some attention functions of transformers obey the argument.

@@ -220,6 +220,7 @@ UNFIT: dict[str, tuple[Any, str]] = {  # a change of settings or weights, and wh
     "another spec without weights": ({SPEC: "learned+m4m+window"}, rf"{OTHER}m4m\+window"),
     "no spec": ({SPEC: None}, "config.json: position_encoding must be a spec, not None"),
     "no length": ({ROOM: "64"}, "max_positions must be a whole number of at least 1, not '64'"),
+    "rotations": ({"rope_parameters": {"rope_theta": 9}}, "rope_theta was changed"),
     "an unknown encoding": ({SPEC: "owl"}, "unknown position encoding 'owl'"),
     "an unknown model": ({TYPE: "lama"}, "config.json: transformers has no type 'lama'"),
     "a longer table": ({ROOM: 99}, "the weights have other shapes of .*table.weight"),
@@ -243,9 +244,8 @@ def test_a_folder_that_does_not_fit_is_refused_in_a_line(problem: str, tmp_path:
 
 
 def test_a_distributed_checkpoint_which_has_no_record_is_refused(tmp_path: Path) -> None:
-    model = set_positions(MODELS["llama"].build(), "alibi")
     with pytest.raises(UserError, match="distributed_checkpoint=True does not record positions"):
-        model.save_pretrained(tmp_path, distributed_checkpoint=True)
+        make_model().save_pretrained(tmp_path, distributed_checkpoint=True)
 
 
 def test_weights_of_other_positions_are_refused_without_strictness() -> None:

@@ -185,7 +185,7 @@ def test_layers_that_peft_replicates_have_positions(spec: str) -> None:
     config = peft.LoraConfig(target_modules=["q_proj"], layer_replication=[(0, 3), (1, 4)])
     replicated = peft.get_peft_model(model, config)
     if "window" in spec:
-        with pytest.raises(UserError, match="layers were added to the 4 whose windows"):
+        with pytest.raises(UserError, match="layers were added to 4 with caches"):
             replicated(TOKENS)
     full = replicated(TOKENS, use_cache=False).logits
     if "window" not in spec:
@@ -206,7 +206,7 @@ def test_a_cache_without_forget_gates_is_refused() -> None:
     model = Cell.build("llama", "none").model
     cache = model(TOKENS[:, :6])[CACHE]
     set_positions(model, "fox")
-    with pytest.raises(UserError, match="lacks the forget gates of its 6 tokens"):
+    with pytest.raises(UserError, match="lacks forget gates of its 6 tokens"):
         model(TOKENS[:, 6:], **{CACHE: cache})
 
 
