@@ -230,7 +230,8 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
     """
     # True or "all": Gemma's text encoders.
     is_causal = getattr(named["config"], "use_bidirectional_attention", None) not in (True, "all")
-    if is_causal and _is_union(mask_function):
+    is_plain = named.get("allow_is_causal_skip") or named.get("allow_is_bidirectional_skip")
+    if is_causal and not is_plain and _is_union(mask_function):  # compilers cannot read closures
         raise UserError("tokens of images see later ones, which positions of a text do not know")
     if mask_function is not masking_utils.bidirectional_mask_function:
         return attention_mask

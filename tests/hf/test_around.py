@@ -34,11 +34,13 @@ from tests.helpers.uncompiled_flex import run_uncompiled
 # Vectors at the input, terms of the scores with limits, and rotations that the model applies.
 SPECS = ["learned+m4m", "t5+window(size=4)+sink", "rope(layout=half)"]
 FEW = {"num_hidden_layers": 2}  # of graphs, which are as alike as their layers
+GRAPHS = [("llama", spec) for spec in some_of(SPECS[2:], SPECS)]
+GRAPHS += [("mistral", "own"), ("modernbert", "own")]  # with masks of windows
 
 
-@pytest.mark.parametrize("spec", some_of(SPECS[2:], SPECS))
-def test_compiled_as_a_single_graph(spec: str) -> None:
-    cell = Cell.build("llama", spec, **FEW)
+@pytest.mark.parametrize(("name", "spec"), GRAPHS)
+def test_compiled_as_a_single_graph(name: str, spec: str) -> None:
+    cell = Cell.build(name, spec, **FEW)
     expected = compute_logits(cell.model, cell.inputs)
     compiled = torch.compile(cell.model, backend="aot_eager", fullgraph=True)
     assert distance(compute_logits(compiled, cell.inputs), expected) < 1e-5
@@ -74,9 +76,7 @@ def test_exported_for_inputs_of_any_size(name: str, spec: str) -> None:
 
 
 @pytest.mark.matrix  # the library's graphs and the exports above have as much
-@pytest.mark.parametrize(
-    ("name", "spec"), [("llama", "own(scaling=yarn:2)"), ("bert", "rope(layout=half)")]
-)
+@pytest.mark.parametrize(("name", "spec"), [("llama", "own(scaling=yarn:2)"), ("bert", "rope")])
 def test_rotations_become_an_onnx_graph(name: str, spec: str, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'fairseq-posenc[onnx]'")
     pytest.importorskip("onnxscript", reason="pip install 'fairseq-posenc[onnx]'")
