@@ -132,11 +132,12 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> No
         if model.can_generate() or not (has_head and are_equal):
             raise NoStockModelError(f"{name} cannot compute what is compared") from None
         return _compare(model.base_model, stock.base_model, stack)
-    was_training = model.training
+    modes = {part: part.training for part in model.modules()}  # frozen parts may have another
     try:
         ours = _compute_outputs(model.eval(), inputs)
     finally:
-        model.train(was_training)
+        for part, is_training in modes.items():
+            part.training = is_training
     difference = float((ours - theirs).abs().max() / theirs.abs().max())
     # `eps` is the distance of 1 from the next number; 8 of them leave room in types of 16 bits.
     if not difference < max(_LARGEST_DIFFERENCE, 8 * torch.finfo(model.dtype).eps):  # or NaN

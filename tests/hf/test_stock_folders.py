@@ -156,15 +156,15 @@ def test_folders_that_a_trainer_resumes_from_keep_the_record(tmp_path):
     model = set_positions(MODELS["llama"].build(), "alibi")
     model.save_pretrained(tmp_path / "model")
     set_positions(model, "rope(layout=half,base=500)")
+    model.train().model.norm.eval()  # as a frozen part may be
     for name, stock in (("checkpoint-8", False), ("model", True)):
-        model.train().save_pretrained(tmp_path / name)
-        assert model.training
-        assert is_stock(tmp_path / name) is stock
+        model.save_pretrained(tmp_path / name)
+        found = is_stock(tmp_path / name), model.training, model.model.norm.training
+        assert found == (stock, True, False)
     names = {path.name for path in (tmp_path / "model").iterdir()}
     assert names == {"config.json", "generation_config.json", "model.safetensors"}
     AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-8").save_pretrained(tmp_path)
-    texts = [(tmp_path / x / "config.json").read_text() for x in (".", "model")]
-    assert texts[0] == texts[1]
+    assert len({(tmp_path / x / "config.json").read_text() for x in (".", "model")}) == 1
 
 
 # Run where this package cannot be imported.
