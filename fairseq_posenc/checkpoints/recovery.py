@@ -24,7 +24,7 @@ LAST = "checkpoint_last.pt"  # also the default of --restore-file
 BEST = "checkpoint_best.pt"
 # File names that fairseq gives to checkpoints.
 _NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")
-_SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")
+_SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")  # compared
 _METRIC = "best_checkpoint_metric"
 # Of these sections, only the named settings are compared.
 _FURTHER = {

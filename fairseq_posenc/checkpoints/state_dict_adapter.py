@@ -36,7 +36,7 @@ class IdentifiedStack(Protocol):
 
     identity: Identity  # positions and settings of its weights
     layers_kept: list[int] | None  # indices of the trained layers that it has; None for all
-    init_positions: bool  # value of --init-positions
+    init_positions: bool  # --init-positions: a checkpoint's other positions are replaced
 
 
 class PositionCheckpoints(nn.Module):

@@ -234,7 +234,7 @@ class Stack(NamedTuple):
         return max(self.family.first_row, self.family.first_id(self.config))  # AFTER_PADDING is -1
 
     def neutralize(self) -> None:
-        """Remove the model's own positions: rotation, vectors at the input, and bias."""
+        """Remove the model's own positions, sinks and temperature: a spec names what it keeps."""
         family = self.family
         if getattr(self.module, family.rotary, None) is not None:
             self.module.set_submodule(family.rotary, NoRotation())

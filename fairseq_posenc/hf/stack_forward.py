@@ -215,25 +215,25 @@ class HFStackPositions(StackPositions):
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
         if not arguments.has_documents or self.boundary_id is not None:
             self._refuse_gaps(positions)  # padding between tokens, which only documents may have
-        shared = compute_shared(self.shared, positions)
+        states = compute_shared(self.shared, positions)  # one for each kind of layer
         if arguments.cached and not hasattr(arguments.cache, UNCOUNTED):  # of another origin
-            last, first = shared[0].needed_keys()  # None: all keys are last, none are first
+            last, first = states[0].needed_keys()  # None: all keys are last, none are first
             if first is None and last == arguments.cached and stack.is_decoder_alone:
                 raise UserError(
                     f"a cache of {last} keys that this model did not fill may lack those that a "
                     "window drops: copy whole caches, by copy.deepcopy"
                 )
         if self.input is not None:
-            vectors: Any = self.input.as_list()[0].embed(shared[0].positions)  # equal for all kinds
+            vectors: Any = self.input.as_list()[0].embed(states[0].positions)  # equal for all kinds
             named |= {"inputs_embeds": self._embed(stack, inputs, vectors), "input_ids": None}
         has_types = hasattr(getattr(module, "embeddings", None), "token_type_ids")
         if has_types and named.get("token_type_ids") is None:
             # Else its code reads zeros from a buffer that is as long as its own table of positions.
             named["token_type_ids"] = inputs.new_zeros(inputs.shape[:2], dtype=torch.long)
-        cosines = self._make_cosines(module, [layers.rotation for layers in shared])
+        cosines = self._make_cosines(module, [x.rotation for x in states])
         requested = named.get("output_attentions")
         needs_weights = stack.config.output_attentions if requested is None else requested
-        ours = None if self.is_native else shared  # what our attention function reads
+        ours = None if self.is_native else states  # what our attention function reads
         return named, PassState(cosines, ours, needs_weights, len(stack.layers)), is_uncounted
 
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:

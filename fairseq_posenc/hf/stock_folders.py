@@ -226,12 +226,12 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
         stated |= {"sliding_window": size, "local_attention": both_sides}
     if any(rope.get("rope_type") == "dynamic" for rope in ropes):
         stated["max_position_embeddings"] = dims.trained_length
-    is_same, ours = isinstance(config, config_class), (SPEC_FIELD, "auto_map")
+    is_same, our_prefixes = isinstance(config, config_class), (SPEC_FIELD, "auto_map")
     content = {
         name: value
         for name, value in config.to_dict().items()
         # A configuration also has values that are no fields, or fields under other names.
-        if name in known or (is_same and name not in stated and not name.startswith(ours))
+        if name in known or (is_same and name not in stated and not name.startswith(our_prefixes))
     }
     if not is_same:
         content["head_dim"] = dims.head_dim

@@ -67,7 +67,7 @@ class _PositionalStack(nn.Module):
     layers_kept: list[int] | None = None  # indices in the trained stack, read on loading; None: all
     layers_built = 0  # so far; fairseq's constructor builds them in order
     weight_settings: WeightSettings
-    init_positions: bool = False  # value of --init-positions, for loading
+    init_positions: bool = False  # --init-positions: loading may replace other positions
 
     def install(self, cfg: Any, options: Any, dictionary: Any) -> None:
         """Build the encodings of the input, and those that the layers share.
