@@ -81,7 +81,7 @@ def _load(encoder_json: Path, vocab_bpe: Path) -> "gpt2_bpe_utils.Encoder":
     # A line that is not a pair is shown whole: no piece has a space.
     merged = [("" if len(pair) == 2 else " ").join(pair) for pair in encoder.bpe_ranks]
     if missing := [x for x in (*encoder.byte_decoder, *merged) if x not in encoder.encoder]:
-        origin = f" of {vocab_bpe}" if missing[0] in merged else ", which stands for a single byte"
+        origin = f" of {vocab_bpe}" if missing[0] in merged else ", which is a single byte"
         raise UserError(f"{encoder_json}: lacks the piece {missing[0]!r}{origin}")
     return encoder
 

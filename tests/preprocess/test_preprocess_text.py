@@ -235,7 +235,7 @@ def test_another_byte_level_vocabulary_works(tmp_path):
     [
         (["a b", "b a"], ("", ""), "lacks the piece 'ba'"),
         (["a b c"], ("", ""), "lacks the piece 'a b c' of"),
-        (["a b"], ('"!"', '"!!"'), "lacks the piece '!', which stands for a single byte"),
+        (["a b"], ('"!"', '"!!"'), "lacks the piece '!', which is a single byte"),
         (["a b"], ("257", "256"), "must give each piece a different whole number"),
     ],
     ids=["missing", "three", "byte", "number"],
