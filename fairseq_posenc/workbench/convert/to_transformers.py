@@ -47,10 +47,10 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     name = stock.classes[trained.head]
     tokenizers = build_tokenizers(trained, tokens)  # each has the dictionary's symbols, and others
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
-        if more := tokenizer.get_vocab_size() - len(dictionary):
-            fault = f"lacks {more:,} pieces of the tokenizer, which only fairseq reads as <unk>"
-            if more < 0:  # later ids would not fit
-                fault = f"has pieces of the tokenizer twice ({-more:,})"
+        if surplus := tokenizer.get_vocab_size() - len(dictionary):
+            fault = f"lacks {surplus:,} pieces of the tokenizer, which only fairseq reads as <unk>"
+            if surplus < 0:  # later ids would not fit
+                fault = f"has pieces of the tokenizer twice ({-surplus:,})"
             remedy = "--tokens none exports the model without a tokenizer"
             raise UserError(f"{trained.data / file}: {fault}: {remedy}")
     with whole_folder(out) as folder:

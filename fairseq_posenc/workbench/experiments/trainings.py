@@ -89,7 +89,7 @@ def read_end(training: Training) -> TrainingEnd | None:
     Raises:
         UserError: it was trained for more updates.
     """
-    if diverged := parse_stop_update(_read_end_of_log(training.log)):  # update, or 0
+    if diverged := parse_stop_update(_read_end_of_log(training.log)):  # its update, or 0
         return TrainingEnd(read_curve_file(training.log), diverged_at=diverged)
     if training.reached < training.updates:
         return None  # without reading a checkpoint: progress is shown every second
@@ -159,7 +159,7 @@ def run_trainings(
     total, initial = sum(x.updates for x in trainings), sum(x.reached for x in trainings)
     with bar(desc="all runs", total=total, unit=" updates", initial=initial) as shown:
 
-        def look() -> None:
+        def show_progress() -> None:
             """Show how far the runs are (one that diverged counts in full), and which ended."""
             for training in unfinished[:]:
                 if end := read_end(training):
@@ -168,10 +168,10 @@ def run_trainings(
             updates = sum(x.reached if x in unfinished else x.updates for x in trainings)
             shown.update(updates - shown.n)
 
-        look()
+        show_progress()
         if tasks := {training.label: partial(train, training) for training in unfinished}:
-            run_tasks(tasks, watch=look)
-        look()
+            run_tasks(tasks, watch=show_progress)
+        show_progress()
 
 
 def _list_old_checkpoints(folder: Path) -> list[Path]:

@@ -66,9 +66,9 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
     baseline, *others = systems
     if not others:
         return [], {}
-    trainings = len(systems[baseline])
-    metrics = build_metrics([*references] * trainings)
-    test_type = "ar" if trainings > 1 else "bs"  # approximate randomization, paired bootstrap
+    num_trainings = len(systems[baseline])
+    metrics = build_metrics([*references] * num_trainings)
+    test_type = "ar" if num_trainings > 1 else "bs"  # approximate randomization, paired bootstrap
     # None in place of the references, which the metrics hold.
     test = PairedTest(list(joined.items()), metrics, None, test_type)
     results: Any  # metric -> results of the systems; typed too narrowly by sacreBLEU

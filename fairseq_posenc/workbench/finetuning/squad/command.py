@@ -93,7 +93,7 @@ def _train(args: argparse.Namespace) -> None:
         ensure_last_checkpoint(out)  # a kill may have left it torn or missing
         if (out / folders.REQUEST).exists() and not updates_done(out):
             begun = folders.read_json(out / folders.REQUEST)
-            if isinstance(begun, dict) and begun.keys() == request.keys():  # of this command
+            if isinstance(begun, dict) and begun.keys() == request.keys():  # this command's
                 folders.empty(out)  # it failed before its first checkpoint
         folders.claim(out, request)  # records the request, or refuses the folder of another one
         if updates_done(out) >= updates:
@@ -146,7 +146,7 @@ def _predict(args: argparse.Namespace) -> None:
             # Also for questions left unanswered above, as scoring finds the best threshold.
             _write_json(args.out / "answers.json", answers)
             _write_json(args.out / "null_odds.json", odds)
-        if squad.answered:  # as no test set is
+        if squad.answered:  # test sets are not
             figures = evaluate(squad, answers, odds, threshold=0.0)
             # Named by the folder: the file is always checkpoint_last.pt.
             facts = {"name": args.checkpoint.resolve().parent.name}
