@@ -103,7 +103,7 @@ def read_end(training: Training) -> TrainingEnd | None:
     if saved < training.updates or _list_old_checkpoints(training.folder):
         return None
     curve = read_curve_file(training.log)
-    if not curve.entries or curve.entries[-1].updates != training.updates:
+    if not curve.validations or curve.validations[-1].updates != training.updates:
         return None
     with open_checkpoint(training.folder / LAST) as state:
         parameters = state["model"].items()

@@ -101,7 +101,7 @@ def _describe_curve(curve: Curve) -> dict[str, object]:
     """Compute the figures of a curve by name; unknown ones are None or, of stages, absent."""
     best = curve.best  # not finite if all validations diverged
     figures: dict[str, object] = {
-        "updates": curve.entries[-1].updates,
+        "updates": curve.validations[-1].updates,
         "best_at": best.updates if best.is_finite else None,
         "loss_bits": best.loss if best.is_finite else None,
         "loss_nats": best.loss * NATS_PER_BIT if best.is_finite else None,
@@ -109,7 +109,7 @@ def _describe_curve(curve: Curve) -> dict[str, object]:
         "accuracy": best.accuracy,
         "tokens_per_second": curve.speed or None,  # 0 if the log does not say
         "loss_at_the_end_nats": loss_stages.last_loss(curve),
-        "diverged_at": next((x.updates for x in curve.entries if not x.is_finite), None),
+        "diverged_at": next((x.updates for x in curve.validations if not x.is_finite), None),
     }
     if ends := loss_stages.find_stages(curve):  # the updates at which the stages end
         figures |= {"start_ends": ends.start, "plateau_ends": ends.plateau, "dive_ends": ends.dive}
@@ -176,7 +176,7 @@ def _read_log(name: str, log: Path) -> Curve:
     """Read the log of a training run; refuse one without a validation."""
     if not log.is_file():
         raise UserError(f"{name}: there is no log file {log}")
-    if (curve := read_curve_file(log)).entries:
+    if (curve := read_curve_file(log)).validations:
         return curve
     raise UserError(f"{name}: {log} has no validation; fairseq-train logs one per epoch")
 

@@ -139,7 +139,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
         if (log := folder / TRAIN_LOG).is_file():
             curve = read_curve_file(log)
             figures["train loss"] = last_loss(curve)  # in nats
-            if metric == "loss" and curve.entries and curve.best.accuracy is not None:
+            if metric == "loss" and curve.validations and curve.best.accuracy is not None:
                 figures["valid accuracy"] = curve.best.accuracy / 100  # of the lowest loss
         figures["valid loss"] = None if loss is None else loss * NATS_PER_BIT
         title = f"Translation, losses in nats, {data}"

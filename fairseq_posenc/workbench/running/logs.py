@@ -37,20 +37,20 @@ class Entry(NamedTuple):
 class Curve(NamedTuple):
     """The figures in the log of one training run."""
 
-    entries: list[Entry]  # validations in the order of updates
+    validations: list[Entry]  # in the order of updates
     speed: float  # tokens per second in training: the median over the lines
-    training: Sequence[Entry] = ()  # lines of training in the order of updates
+    training: Sequence[Entry] = ()  # lines of training, in the order of updates
 
     @property
     def points(self) -> list[tuple[int, float]]:
         """Pairs of updates and validation perplexity; NaN where the loss is NaN or infinite."""
-        return [(entry.updates, entry.perplexity) for entry in self.entries]
+        return [(entry.updates, entry.perplexity) for entry in self.validations]
 
     @property
     def best(self) -> Entry:
         """The validation with the lowest loss, the best one by fairseq's default metric."""
         # NaN compares false with everything, so it would hide all entries after it.
-        return min(self.entries, key=lambda entry: entry.loss if entry.is_finite else math.inf)
+        return min(self.validations, key=lambda entry: entry.loss if entry.is_finite else math.inf)
 
 
 def parse_line(text: str) -> Entry | None:
@@ -84,7 +84,7 @@ def read_curve_file(log: Path) -> Curve:
     entries = [latest[key] for key in sorted(latest)]
     training = [entry for entry in entries if entry.kind == "train_inner"]
     return Curve(
-        entries=[entry for entry in entries if entry.kind == "valid"],
+        validations=[entry for entry in entries if entry.kind == "valid"],
         speed=statistics.median(entry.speed for entry in training) if training else 0.0,
         training=training,
     )

@@ -61,7 +61,7 @@ def test_every_format_says_the_same(tmp_path):
         kinds = zip(("train_inner", "valid", "valid"), (*figures, OTHER))
         (tmp_path / "train.log").write_text("\n".join(line.format(*both) for both in kinds))
         curve = read_curve_file(tmp_path / "train.log")
-        (entry,), (training,) = curve.entries, curve.training
+        (entry,), (training,) = curve.validations, curve.training
         assert entry[1:5] == (100, 6.0, 32.0, 41.5)  # updates, loss, perplexity, accuracy
         assert (*training[1:3], curve.speed) == (50, 9.1, 1234)
 

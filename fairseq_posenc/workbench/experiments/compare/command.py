@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
             if end.diverged_at:  # perhaps before the first validation
                 result = f"diverged at update {end.diverged_at:,}"
             else:
-                result = f"perplexity {end.curve.entries[-1].perplexity:,.4g}"
+                result = f"perplexity {end.curve.validations[-1].perplexity:,.4g}"
             say(f"[{len(ends)} of {len(runs)}] {training.label}: {result}")
             report.write_page(plan, facts, ends, page)
 

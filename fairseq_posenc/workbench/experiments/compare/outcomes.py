@@ -29,7 +29,7 @@ class ModelOutcome(NamedTuple):
     def by_seed(self) -> dict[int, float]:
         """Final perplexity by seed; NaN if the run diverged (``diverged_at`` is not 0)."""
         return {
-            seed: math.nan if end.diverged_at else end.curve.entries[-1].perplexity
+            seed: math.nan if end.diverged_at else end.curve.validations[-1].perplexity
             for seed, end in self.ends.items()
         }
 

@@ -123,7 +123,7 @@ def build_record(
             "model": run.variant.name,
             "lr": run.lr,
             "seed": run.seed,
-            "perplexity": None if end.diverged_at else end.curve.entries[-1].perplexity,
+            "perplexity": None if end.diverged_at else end.curve.validations[-1].perplexity,
             "tokens_per_second": end.curve.speed,
             "seconds": end.seconds,
             "diverged": end.diverged_at or None,
