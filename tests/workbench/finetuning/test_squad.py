@@ -290,8 +290,8 @@ def test_windows_together_give_the_best_text_and_the_surest_that_there_is_one():
     context = "  the cat, the\n cat "
     spans = [(2, 5), (6, 9), (9, 10), (11, 14), (14, 15), (16, 19)]
     tokens = TextTokens(np.arange(6), *(np.array(side) for side in zip(*spans)))
-    first = [predict.Guess(0, 1, 5.0), predict.Guess(1, 1, 3.0)]
-    second = [predict.Guess(3, 5, 6.0), predict.Guess(5, 5, 4.0), predict.Guess(4, 4, 9.0)]
+    first = [predict.Span(0, 1, 5.0), predict.Span(1, 1, 3.0)]
+    second = [predict.Span(3, 5, 6.0), predict.Span(5, 5, 4.0), predict.Span(4, 4, 9.0)]
     scored = [predict.WindowSpans(first, null=2.0), predict.WindowSpans(second, null=7.0)]
     found = predict.combine_windows("q", context, tokens, scored)
     assert found == ("q", "the\n cat", 2.0 - 6.0)  # the span with 9.0 has no text

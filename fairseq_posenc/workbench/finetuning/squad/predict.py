@@ -34,7 +34,7 @@ class Prediction(NamedTuple):
     null_odds: float  # score of no answer minus that of the answer; 0 if the context is empty
 
 
-class Guess(NamedTuple):
+class Span(NamedTuple):
     """A possible answer, as a range of tokens in the whole context."""
 
     first: int  # index of its first token
@@ -45,7 +45,7 @@ class Guess(NamedTuple):
 class WindowSpans(NamedTuple):
     """The best spans of one window."""
 
-    spans: list[Guess]  # best first
+    spans: list[Span]  # best first
     null: float  # score of no answer
 
 
@@ -73,7 +73,7 @@ def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> 
         first, further = divmod(index, MAX_ANSWER)  # row; column: how many tokens follow the first
         if np.isfinite(score := float(sums[first, further])):  # -inf: another window's, or outside
             first += window.first  # index in the whole context
-            spans.append(Guess(first, first + further, score))
+            spans.append(Span(first, first + further, score))
     return WindowSpans(spans, null)
 
 
