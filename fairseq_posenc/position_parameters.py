@@ -121,8 +121,8 @@ def _copy_parameter(
     """Copy a trained parameter to an encoding: see :func:`copy_parameters`.
 
     A table with a row per distance can only become longer. One with a row per position loses its
-    last rows, or gets more: by a rule, else they stay as they are. The result says what is
-    untrained; it is empty if nothing is.
+    last rows, or gets more: filled by a rule, else left as they were initialised. The result says
+    what is untrained; it is empty if nothing is.
     """
     parameter = encoding.get_parameter(name)
     extended = encoding.extend(name, trained)

@@ -27,7 +27,7 @@ def is_saving_hooked() -> bool:
     """Check whether hooks receive, or may receive, the tensors that autograd saves.
 
     Non-reentrant activation checkpointing sets them. It runs a layer again in the backward pass,
-    and expects it to save the same tensors: so nothing that autograd records may be in the cache.
+    and expects it to save the same tensors: so `Mask.cached` keeps nothing that autograd records.
     """
     return _find_hooks(True) is not None  # True: also in tracing
 

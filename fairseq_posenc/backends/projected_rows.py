@@ -13,7 +13,7 @@ from fairseq_posenc.positions import Positions
 
 
 class ProjectedRows:
-    """The rows that the steps so far have projected; none before the first step.
+    """The rows that a layer has projected in the steps so far; none before the first step.
 
     Rows are known by the distances at which they start, but the lowest row has no start: R rows
     have R - 1 starts. Steps add lower rows, in front of the others: with the starts (-1, 0) kept

@@ -124,5 +124,5 @@ class Documents(Encoding):
 
     def mask(self, positions: Positions) -> Mask:
         """Limit attention to the tokens of one document."""
-        # A document's number is its start. With `documents`, each has the first token of a reset.
+        # A document's number is its start. `documents`: each has a first token, for resets.
         return Mask(segments=positions.document_starts, documents=True)

@@ -48,7 +48,7 @@ class Randomized(Encoding):
             return positions
         positions.check_limit(self.dims.max_positions, self.name)
         device = positions.ids.device
-        drawn = self._draw(device) if self.training else self.fixed.to(device)
+        drawn = self._draw(device) if self.training else self.fixed.to(device)  # (n,)
         return positions._replace(drawn=drawn[positions.ids])
 
     def _draw(self, device: torch.device, generator: torch.Generator | None = None) -> Tensor:

@@ -42,7 +42,7 @@ class DistanceEncoding(Encoding):
         table.weight ``(G, 2K + 1, D)`` or ``(G, 2K + 1)``; table.reset ``(G, 2, D)`` or ``(G, 2)``.
     """
 
-    acts_on = "scores"  # specs have no other place for rows of values
+    acts_on = "scores"  # rows of values, too: specs have no place of their own for these
     length_options = ("max_distance",)  # trained rows keep their distances if it changes
     is_signed: ClassVar[bool] = True  # False: the table has K + 1 rows, one for both r and -r
     rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # see `RowsByDistance.of`; empty: numbers

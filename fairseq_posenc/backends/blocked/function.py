@@ -109,9 +109,9 @@ class Computation:
         more = (0, before.size(3) - x.key.size(3))  # far keys have k.K as column D: queries have 1
         parts = [before, F.pad(x.key, more) if more[1] else x.key, after]
         keys = torch.cat(parts, 2).mT
-        place = keys.data_ptr()
+        address = keys.data_ptr()
         with saved_tensors_hooks(  # `keys` is not saved, but joined again as (k * h, D, W)
-            lambda saved: None if saved.data_ptr() == place else saved,
+            lambda saved: None if saved.data_ptr() == address else saved,
             lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
         ):
             scores = copy_if_kept((F.pad(x.query, more, value=1.0) if more[1] else x.query) @ keys)

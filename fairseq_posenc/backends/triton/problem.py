@@ -198,7 +198,7 @@ def find_visible(
             raise UserError(
                 "position backend triton needs documents whose numbers ascend: choose blocked"
             )
-        # Neither decreases, so keys are searched in them; `contiguous` avoids copies and a warning.
+        # Neither falls from query to query, so keys are searched in them; `contiguous`: no warning.
         first, last = (x.contiguous() for x in found)  # [B or 1, T] each
         keys = torch.arange(src_len, device=device).expand(len(first), -1).contiguous()
         of_keys = torch.searchsorted(last, keys), torch.searchsorted(first, keys, right=True) - 1

@@ -36,7 +36,7 @@ from fairseq_posenc.backends.triton.tiles import (
 
 @triton.jit
 def find_offset(side):
-    """Find the first of the table's columns, in row 0 of the tiles; one later in every row."""
+    """Find the first of the table's columns in row 0 of the tiles; each row has it one later."""
     return side.table.low if side.SIGN > 0 else -side.table.low - side.table.last
 
 
