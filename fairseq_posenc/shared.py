@@ -94,10 +94,10 @@ def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, 
     limits = {name: x.mask(positions) for name, x in named.items()}
     states = []
     for names in encodings.kinds:
-        padding = Mask(key_padding=positions.padding, cache=PassCache())
+        by_padding = Mask(key_padding=positions.padding, cache=PassCache())
         shared = Shared(
             positions,
-            mask=reduce(and_, (limits[name] for name in names), padding),  # all must allow a key
+            mask=reduce(and_, (limits[name] for name in names), by_padding),  # a key needs all
             encodings=tuple(named[name] for name in names),
             terms=Terms.combine(terms[name] for name in names),
             rotation=find_first(rotations[name] for name in names),  # a layer has at most one

@@ -118,7 +118,7 @@ class Rope(Encoding):
             )
         if self.pairs != "interleaved":
             return [axis for axis, count in enumerate(sections) for _ in range(count)]
-        # Pair t is the turn t // axes of the axis t % axes, or the first axis's if that is full.
+        # The axes take pairs in turn; what a full axis would take is given to the first one.
         assigned = [t % axes if t // axes < sections[t % axes] else 0 for t in range(pairs)]
         if any(assigned.count(axis) < count for axis, count in enumerate(sections)):
             raise UserError(
