@@ -23,8 +23,7 @@ def make(spec: str) -> PositionEncoding:
 def test_scores_have_their_shape_and_padding_changes_none(spec):
     encoding = make(spec).double()
     query, key = torch.randn(2, 2, 2, 18, 8, dtype=torch.float64)
-    padding = padding_of(18, 0, 1)
-    scores = encoding.scores(query, key, padding)
+    scores = encoding.scores(query, key, padding_of(18, 0, 1))
     assert scores.shape == (2, 2, 18, 18)
     alone = encoding.scores(query[1:, :, 1:], key[1:, :, 1:])
     torch.testing.assert_close(scores[1:, :, 1:, 1:], alone, rtol=1e-5, atol=1e-5)

@@ -69,8 +69,7 @@ class Model(nn.Module):
 
 def tokens(length: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(length)
-    padding = padding_of(length, 2, -3)
-    return torch.randn(2, length, 16, generator=generator), padding
+    return torch.randn(2, length, 16, generator=generator), padding_of(length, 2, -3)
 
 
 @pytest.mark.parametrize("spec", FEWER)

@@ -214,7 +214,7 @@ class HFStackPositions(StackPositions):
             raise UserError(f"offloaded caches cannot keep the forget gates of {self.spec}")
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
         if not arguments.has_documents or self.boundary_id is not None:
-            self._refuse_gaps(positions)  # padding between tokens, which only documents may have
+            self._refuse_gaps(positions, "attention_mask")  # only documents may have gaps
         states = compute_shared(self.shared, positions)  # one for each kind of layer
         if arguments.cached and not hasattr(arguments.cache, UNCOUNTED):  # of another origin
             last, first = states[0].needed_keys()  # None: all keys are last, none are first

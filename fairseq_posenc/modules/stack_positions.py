@@ -126,8 +126,8 @@ class StackPositions(nn.Module):
             embeddings = embeddings + vectors.type_as(embeddings)
         return embeddings, tuple(x._replace(stack=(self.spec, self.dims)) for x in shared)
 
-    def _refuse_gaps(self, positions: Positions) -> None:
-        """Refuse padding between tokens if distances between places include it."""
+    def _refuse_gaps(self, positions: Positions, mask: str = "key_padding_mask") -> None:
+        """Refuse padding between tokens if distances between places include it; name the mask."""
         # Tables use distances of places if ids are consecutive, otherwise those of the ids.
         counts_places = self.has_window or (self.has_tables and positions.consecutive)
         if not counts_places or torch.compiler.is_compiling() or reading_waits(positions.device):
@@ -136,7 +136,7 @@ class StackPositions(nn.Module):
         begins = F.pad(positions.real().long(), (1, 0)).diff(dim=1).eq(1)  # [B, S]
         if bool((begins.sum(1) > 1).any()):
             raise UserError(
-                f"key_padding_mask: padding lies between tokens, and {self.spec} would "
+                f"{mask}: padding lies between tokens, and {self.spec} would "
                 "count it as distance; pad on the left or on the right of all tokens"
             )
 

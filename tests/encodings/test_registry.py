@@ -77,6 +77,9 @@ def test_canonical_form(text, canonical):
         ("m4+reset(x=1)", "reset has no option 'x=1'"),
         ("reset", "reset must follow an encoding that has it: "),
         ("learned+reset", "reset must follow an encoding that has it: "),
+        ("rope,rope+xpos", "both act on the rotation"),
+        ("learned,sinusoidal", "both act on the input"),  # which is of the whole stack
+        ("m4+m4(max_distance=3)", "is named twice"),
     ],
 )
 def test_bad_specs_are_refused_in_words(text, message):
@@ -223,16 +226,3 @@ def test_what_fits_an_encoder_is_what_can_be_built_for_one():
         else:
             with pytest.raises(UserError, match=f"{name} is for causal models"):
                 build_encodings(specs.parse(name), Dims(16, 2, 8))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("rope,rope+xpos", "both act on the rotation"),
-        ("learned,sinusoidal", "both act on the input"),  # which is of the whole stack
-        ("m4+m4(max_distance=3)", "is named twice"),
-    ],
-)
-def test_encodings_that_exclude_each_other_are_refused_as_a_spec_is_read(text, message):
-    with pytest.raises(UserError, match=message):
-        specs.parse(text)

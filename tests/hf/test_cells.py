@@ -179,9 +179,10 @@ def test_rotations_that_depend_on_the_input_are_those_of_the_stock_model(name, s
 
 
 def test_inputs_of_a_pass_that_cannot_be_served_are_refused():
-    cell = Cell.build("llama", "alibi")
+    cell, with_gap = Cell.build("llama", "alibi+window"), torch.arange(12).expand(2, 12).ne(5)
     ids = cell.inputs["input_ids"]
     for named, words in [
+        ({"attention_mask": with_gap}, "^attention_mask: padding lies between tokens, and alibi"),
         ({"attention_mask": torch.ones(2, 1, 12, 12)}, "1 for tokens and 0 for padding"),
         ({"attention_mask": torch.ones(2, 11)}, r"must be \(2, 12\)"),
         ({"position_ids": torch.arange(12)[None] % 5}, "several documents"),

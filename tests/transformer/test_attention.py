@@ -100,8 +100,7 @@ def test_equals_the_formula_with_padding_on_either_side(spec):
 def test_no_nan_in_outputs_or_gradients_with_rows_of_padding_alone(spec, direction):
     attention = make(spec, direction)
     x = torch.randn(LENGTH, 2, 16, dtype=torch.float64, requires_grad=True)
-    padding = padding_of(LENGTH, 0, LENGTH)
-    out, _ = attention(x, x, x, key_padding_mask=padding)
+    out, _ = attention(x, x, x, key_padding_mask=padding_of(LENGTH, 0, LENGTH))
     out.sum().backward()
     assert out.isfinite().all()
     assert x.grad.isfinite().all()

@@ -151,8 +151,7 @@ def test_a_window_that_reaches_over_all_keys_is_left_out(monkeypatch):
     for direction, needless in (("lr", 9), ("rl", 9), ("both", 16)):
         assert not Mask(direction, window=needless).without_needless_window(src_len=9).limits
         assert Mask(direction, window=needless - 1).without_needless_window(src_len=9).limits
-    first_keys = torch.arange(9)[None] < 2
-    mask = Mask("lr", window=9, first_keys=first_keys)
+    mask = Mask("lr", window=9, first_keys=torch.arange(9)[None] < 2)
     assert mask.without_needless_window(src_len=9) == Mask("lr")
     calls, real = [], planner.choose
     monkeypatch.setattr(planner, "choose", lambda *given: calls.append(given[1]) or real(*given))
