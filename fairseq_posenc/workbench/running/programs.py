@@ -115,16 +115,13 @@ def run_logged(
 
 
 def _end_program(process: subprocess.Popen[str]) -> None:
-    """End a running program and its process group: with SIGTERM, after a while with SIGKILL."""
-    if process.poll() is not None:
-        return
-    with suppress(ProcessLookupError):  # it ended meanwhile, and another thread noticed it
+    """End a program and what it started, its process group: with SIGTERM, at last with SIGKILL."""
+    with suppress(ProcessLookupError):  # none of the group is left
         os.killpg(process.pid, signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(_SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        os.killpg(process.pid, signal.SIGKILL)  # also without the program: others may live on
+        process.wait()
 
 
 def _describe_failure(name: str, status: int, log: Path) -> str:
