@@ -44,6 +44,8 @@ def test_a_folder_gets_other_positions(
     assert "positions: rope(layout=half)+t5,rope(layout=half) (max_positions 128)" in printed
     assert "AutoModelForCausalLM.from_pretrained after `import fairseq_posenc.hf` (and" in printed
     assert (tmp_path / "swapped" / "vocab.json").read_text(encoding="utf-8") == "{}"
+    modes = {path.stat().st_mode for path in (tmp_path / "swapped").iterdir()}
+    assert len(modes) == 1  # all are for the same readers
     inputs = make_inputs(MODELS["llama"])
     again = set_positions(stock, read_positions(model), 128)
     again.load_state_dict(model.state_dict())

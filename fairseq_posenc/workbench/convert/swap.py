@@ -53,15 +53,16 @@ def swap_folder(
         set_positions(model, spec, max_positions, extend)
         new = dict(model.named_parameters())
         model.save_pretrained(folder)
+        for path in folder.glob("*.safetensors"):  # transformers lets only their owner read them
+            path.chmod((folder / "config.json").stat().st_mode)
         for file in source.iterdir():  # `load_model` has refused links to files elsewhere
             if file.is_file() and _COPIED.fullmatch(file.name):
                 shutil.copy2(file, folder / file.name)
         stock = is_stock(folder)  # whether transformers loads it without this package
         class_name = json.loads((folder / "config.json").read_bytes())["architectures"][0]
     both = [x for x in new if x in old and record.is_of_positions(x)]  # set before, and now
-    config_class, model_class = type(model.config), type(model)
-    loaders = [x for x in AUTO_CLASSES if x._model_mapping.get(config_class, None) is model_class]
-    loader = loaders[0] if loaders else model_class  # an Auto class, if one loads such a model
+    fit = (x for x in AUTO_CLASSES if x._model_mapping.get(type(model.config), None) is type(model))
+    loader = next(fit, type(model))  # an Auto class, if one loads such a model
     return [
         f"source: {source}: {type(model).__name__}, positions: {old_positions}",
         f"kept bit for bit: the {len(new.keys() & old) - len(both)} tensors that are not positions",

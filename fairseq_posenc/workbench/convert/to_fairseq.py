@@ -54,8 +54,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
         raise UserError(f"--from {path} has no config.json: give a folder of transformers")
     source = load_model(path).eval()
     stock, head = _find_stock_family(source, path)
-    if stock.family == "masked_lm" and source.config.layer_norm_eps != EPSILON:
-        epsilon = source.config.layer_norm_eps
+    if stock.family == "masked_lm" and (epsilon := source.config.layer_norm_eps) != EPSILON:
         raise UserError(f"{path}: layer_norm_eps is {epsilon}, and fairseq's is {EPSILON:g}")
     if not hasattr(source.config, SPEC_FIELD):  # a stock folder
         set_positions(source, "own")  # its class's positions become ours, with our names
