@@ -236,6 +236,10 @@ def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces):
     for folder in ("all", "eight"):  # what one has added stays
         assert report.complete_submission(submission, tmp_path / folder) == missing
         assert [path.name for path in submission.iterdir()] == ["WNLI.tsv"]
+    (submission / "RTE.tsv").write_text("of a run that is gone")
+    pretrained = SimpleNamespace(path=tmp_path / "x.pt", spec="m4m", roberta_section={})
+    report.write_results([], tmp_path, pretrained, "m4m")
+    assert [path.name for path in submission.iterdir()] == ["WNLI.tsv"]
 
 
 # Examples of the published files: train (0 is unknown), valid and test.

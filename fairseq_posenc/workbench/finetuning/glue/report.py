@@ -52,6 +52,8 @@ def write_results(
         metric = f"{run.metric}_m" if len(TASKS[run.task].valid_splits) > 1 else run.metric
         described = run.task, metric, run.learning_rate, run.seed, str(folder)  # the first fields
         results.append(GlueResult(*described, **read_json(folder / RESULT)))  # update, metrics, ...
+    for name in {*SUBMISSION} - {WNLI.name}:  # of earlier calls, whose runs may be gone by now
+        (out / "submission" / f"{name}.tsv").unlink(missing_ok=True)
     for group in group_by_task(results):
         for path in sorted(Path(find_best(group).folder).glob("submission/*.tsv")):  # predictions
             (out / "submission").mkdir(exist_ok=True)

@@ -79,8 +79,7 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
         pretrained.check_dictionary(data.dictionary)
         data.check_lengths(pretrained.max_positions, pretrained.path)
         path = CONFIGS / f"{task.config_name(request.protocol)}.yaml"
-        examples = data.splits["train"]["examples"]  # their number, from the data's manifest
-        cfg = recipes.compose_recipe(path, examples, request.overrides)
+        cfg = recipes.compose_recipe(path, data.splits["train"]["examples"], request.overrides)
         # The user's options win, then the file's lists, then its values for a single run.
         rates = request.rates or cfg.task.learning_rates or cfg.optimization.lr[:1]
         seeds = request.seeds or cfg.task.seeds or [cfg.common.seed]

@@ -118,8 +118,7 @@ def measure(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
     """Compute all metrics of a task from outputs ``(N, C)`` and labels ``(N,)``."""
     if task.regression:
         return metrics.regression(outputs.view(-1), labels)
-    counts = metrics.confusion(outputs.argmax(-1), labels, len(task.classes))  # [C, C]
-    return metrics.classification(counts)
+    return metrics.classification(metrics.confusion(outputs.argmax(-1), labels, len(task.classes)))
 
 
 def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> bool:
