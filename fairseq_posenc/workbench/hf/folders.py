@@ -138,6 +138,7 @@ def _find_class(config: transformers.PretrainedConfig) -> Any:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder; refuse one that runs code or cannot be read."""
+    check_folder(folder)
     if not any(re.match("tokenizer|vocab|spiece|sentencepiece", x.name) for x in folder.iterdir()):
         raise UserError(f"{folder}: has no tokenizer, which --text needs: save the model's there")
     with _readable_errors(folder, "its tokenizer, which --text needs,"):

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.hf.folders import load_model
+from fairseq_posenc.workbench.hf.folders import load_model, load_tokenizer
 from tests.helpers.hf_models import MODELS, SYMBOLS, edit_config, edit_weights, save_tokenizer
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -205,6 +205,12 @@ def test_a_folder_is_refused_in_a_line(
     assert str(folder) in error
     assert re.search(message, error)
     assert not [*(folder.parent / "out").rglob("[!.]*")]  # but the lock
+
+
+def test_a_tokenizer_is_loaded_from_a_checked_folder(folder: Path) -> None:
+    link("tokenizer.json")(folder)
+    with pytest.raises(UserError, match="is a link that leaves"):
+        load_tokenizer(folder)
 
 
 @pytest.mark.parametrize(("missing", "message"), [(0, "have other shapes"), (1, "numbers in")])
