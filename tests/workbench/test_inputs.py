@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -117,7 +118,9 @@ def test_any_sizes_and_masks_give_numbers(spec, width, heads, batch, length, cau
     spec=encodings,
 )
 def test_sizes_that_cannot_be_are_refused_in_a_line(width, heads, positions, spec):
-    with result_or_line():
+    wrong = min(width, heads, positions) < 1 or width % heads
+    message = "must be at least 1, not -?[0-9]+$|^width .* cannot be divided among"
+    with pytest.raises(UserError, match=message) if wrong else result_or_line():
         SelfAttention(StackPositions(spec, width, heads, positions))
 
 
