@@ -347,8 +347,7 @@ def test_a_source_has_ids_of_its_own():
         real, ids = ~padding[row], IDS[row : row + 1]
         of_row = positions(x[[row]], position_ids=ids[:, :4])[1]
         given = {"source_position_ids": ids[:, real]}
-        alone = layer(x[[row]], source[row, real][None], of_row, **given)[0]
-        close(together[[row]], alone)
+        close(together[[row]], layer(x[[row]], source[row, real][None], of_row, **given)[0])
     with pytest.raises(UserError, match=r"source_position_ids \(2, 5\) must be \(2 or 1, 6\)"):
         layer(x, source, shared, source_position_ids=IDS[:, 1:])
     with pytest.raises(UserError, match="source_position_ids: -3 is below 0"):

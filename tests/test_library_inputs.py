@@ -364,8 +364,7 @@ def test_padding_on_the_left_of_a_source_shifts_no_position():
     layer, x = CrossAttention(positions), torch.randn(1, 6, 16)
     source, shared = torch.randn(1, 5, 16), positions(x)[1]
     refuse(r"x \(1, 6, 16\) must be \(1, 1, 16\)", layer, x, source, positions(x[:, :1])[1])
-    padding = torch.tensor([[True, True, False, False, False]])
-    padded = layer(x, source, shared, padding)[0]
+    padded = layer(x, source, shared, torch.tensor([[True, True, False, False, False]]))[0]
     torch.testing.assert_close(padded, layer(x, source[:, 2:], shared)[0], rtol=1e-5, atol=1e-5)
 
 

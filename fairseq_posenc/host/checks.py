@@ -29,10 +29,9 @@ def check_precision(common: Any, noise: float = 0) -> None:
     float32 copies, which ``fp16`` and ``bf16`` have, restore them. ``common`` is fairseq's section.
     """
     chosen = [name for name in _HALF_PRECISIONS if getattr(common, name, False)]
-    precisions = {name.removeprefix("memory_efficient_") for name in chosen}
-    if len(precisions) > 1:
-        flags = " and ".join(f"--{name}" for name in sorted(precisions))
-        raise UserError(f"{flags} set two precisions: give one of them")
+    flags = sorted({f"--{name.removeprefix('memory_efficient_')}" for name in chosen})
+    if len(flags) > 1:
+        raise UserError(f"{' and '.join(flags)} set two precisions: give one of them")
     if noise and (not chosen or chosen[0] not in ("fp16", "bf16")):
         raise UserError(
             "--quant-noise-pq would leave its noise in the weights: train on a GPU with --fp16 or "

@@ -113,11 +113,10 @@ def _explain(error: BaseException) -> str | None:
         return f"there is no folder {path.parent}: {advice}correct its name"
     if not path.match("dict*.txt"):
         return f"there is no file or folder {path}: correct its name"
-    files = [*path.parent.glob("dict*.txt"), *path.parent.glob("*/dict*.txt")]
-    found = ", ".join(sorted(map(str, files)))
+    files = sorted(map(str, [*path.parent.glob("dict*.txt"), *path.parent.glob("*/dict*.txt")]))
     return (
         f"{path.parent} has no {path.name}; tasks of running text read dict.txt, and those of "
-        f"pairs dict.LANG.txt; found: {found or 'no dictionary'}"
+        f"pairs dict.LANG.txt; found: {', '.join(files) or 'no dictionary'}"
     )
 
 

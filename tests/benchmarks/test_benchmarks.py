@@ -45,8 +45,7 @@ def _short(monkeypatch):
 @pytest.mark.parametrize(("mode", "dropout"), [("forward", 0.0), ("training", 0.1)])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_every_scope_and_mode_gives_whole_rows(scope, mode, dropout):
-    case = TINY._replace(mode=mode, dropout=dropout)
-    found = compare(scope, case, ["m4m"], ["auto"], *QUICKLY)
+    found = compare(scope, TINY._replace(mode=mode, dropout=dropout), ["m4m"], ["auto"], *QUICKLY)
     assert [row["encoding"] for row in found] == ["stock", "none", "m4m"]
     assert found[0]["memory_ratio"] == found[1]["ratio_to_none"] == 1.0
     for row in found:

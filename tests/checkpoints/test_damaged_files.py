@@ -80,8 +80,7 @@ def test_settings_of_fairseq_are_read_wherever_fairseq_is_not(tmp_path):
 
 def test_numbers_of_metrics_are_read(tmp_path):
     numbers = [np.float64(0.1), np.float32(0.1), np.int64(-3), np.dtype(">f8").type(0.25)]
-    state = {"model": {}, "best": numbers, "args": None}
-    read = open_whole(save(tmp_path / "a.pt", state))["best"]
+    read = open_whole(save(tmp_path / "a.pt", {"model": {}, "best": numbers, "args": None}))["best"]
     assert read == numbers
     assert [type(number) for number in read] == [type(number) for number in numbers]
 

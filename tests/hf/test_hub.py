@@ -160,8 +160,7 @@ def test_a_pushed_model_is_tagged_and_loaded(saves: bool, hub: str, tmp_path: Pa
 
 
 def test_commands_take_the_folder_that_hf_download_prints(hub: str, tmp_path: Path) -> None:
-    model = set_positions(MODELS["llama"].build(), "alibi")
-    model.save_pretrained(tmp_path / "model")
+    set_positions(MODELS["llama"].build(), "alibi").save_pretrained(tmp_path / "model")
     Hub.files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
     run(SWAP, hub, tmp_path, REPOSITORY, tmp_path / "new")
     assert read_positions(AutoConfig.from_pretrained(tmp_path / "new")) == "alibi+sink"

@@ -58,13 +58,11 @@ def test_a_stock_class_gives_the_models_logits(kind, spec, class_name, tmp_path)
         if model.can_generate():  # as `generate` does
             padded["position_ids"] = (padded["attention_mask"].cumsum(1) - 1).clamp(min=0)
         real = slice(left, left + 12)
-        logits = [compute_logits(part, padded)[:, real] for part in (loaded, model)]
-        assert distance(*logits) < 2e-5
+        assert distance(*[compute_logits(part, padded)[:, real] for part in (loaded, model)]) < 2e-5
     if model.can_generate():
         prompt = {key: x for key, x in inputs.items() if "decoder" not in key}
         prompt = {**pad(prompt, 3, 0), "max_new_tokens": 5, "pad_token_id": 0}
-        texts = [part.generate(**prompt, do_sample=False) for part in (loaded, model)]
-        assert torch.equal(*texts)
+        assert torch.equal(*[part.generate(**prompt, do_sample=False) for part in (loaded, model)])
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "opt", "roberta"])

@@ -97,13 +97,11 @@ def test_own_positions_are_the_same_model(
 ) -> None:
     inputs = make_inputs(MODELS["llama"])
     logits = compute_logits(stock, inputs)
-    model = swap(tmp_path, "--max-positions", 128)
-    assert distance(compute_logits(model, inputs), logits) < 1e-5
+    assert distance(compute_logits(swap(tmp_path, "--max-positions", 128), inputs), logits) < 1e-5
     printed = capsys.readouterr().out
     assert "swapped, a stock folder (LlamaForCausalLM): positions: rope(layout=half) (" in printed
     (tmp_path / "swapped").rename(tmp_path / "before")
-    again = swap(tmp_path, "--position-encoding", "none", source="before")
-    assert read_positions(again) == "none"
+    assert read_positions(swap(tmp_path, "--position-encoding", "none", source="before")) == "none"
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,17 @@ def test_a_torn_checkpoint_that_was_asked_for_or_has_no_twin_is_refused(tmp_path
     assert last.read_bytes() == b"PK\3\4"
 
 
+OLD_STYLE = """
+from fairseq import criterions, tasks
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion as Loss
+from fairseq.tasks.language_modeling import LanguageModelingTask as Task
+from fairseq_posenc.user_dir import register
+register()
+tasks.register_task("old")(type("OldTask", (Task,), {"add_args": Task.add_args}))
+criterions.register_criterion("old")(type("OldLoss", (Loss,), {"add_args": Loss.add_args}))
+"""  # without dataclasses
+
+
 @pytest.mark.slow
 def test_a_finished_training_changes_nothing(tmp_path):
     save_dir = shutil.copytree(trained("causal_lm").save_dir, tmp_path / "checkpoints")
@@ -117,6 +128,9 @@ def test_a_finished_training_changes_nothing(tmp_path):
     message = f"checkpoint_last.pt has made {EPOCHS} updates of --max-update {EPOCHS}"
     assert f"{message}: the training is finished, and nothing was changed" in done.log
     assert "done training in" in done.log  # fairseq ended it, so that hydra's sweep goes on
+    (tmp_path / "__init__.py").write_text(OLD_STYLE)
+    old = ["--max-update", EPOCHS, "--task", "old", "--criterion", "old"]
+    assert message in train("causal_lm", *old, save_dir=save_dir, user_dir=tmp_path).run.log
     assert {path.name: path.read_bytes() for path in save_dir.glob("*.pt")} == before
     other = ["--restore-file", save_dir / "checkpoint_last.pt", "--max-update", EPOCHS - 1]
     assert "nothing is left to train" in train("causal_lm", *other, fails=True).run.error()

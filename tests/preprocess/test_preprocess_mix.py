@@ -70,8 +70,7 @@ def test_so_many_documents_are_held_out_by_the_seed_and_no_text_is_lost(tmp_path
 
 def draw_sentences(folder: Path, monkeypatch, *wanted: str) -> tuple[list[str], list[str]]:
     """Mix 70 documents of three sentences; return the sentences held out, and those drawn."""
-    text = "".join(f"One {n}. Two {n}! Three {n}?\n\n" for n in range(70))
-    (folder / "text").write_text(text)
+    (folder / "text").write_text("".join(f"One {n}. Two {n}! Three {n}?\n\n" for n in range(70)))
     given = ["--corpus", "plain", folder / "text", *wanted, "--files", 1]
     run(*given, "--sentences", "--unit", "lines", "--out", folder / "out")
     held = (folder / "out" / "valid.txt").read_text().splitlines()

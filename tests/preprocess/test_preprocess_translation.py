@@ -437,8 +437,7 @@ def test_filters_count_what_they_drop():
     lengths = [(3, 4), (0, 4), (4, 0), (0, 0), (9, 10), (9, 11), (11, 9), (2, 6), (2, 7), (7, 2)]
     source, target = np.array(lengths).T
     is_kept, dropped = choose_pairs(source, target, 10, 3.0)
-    kept = [pair for pair, keep in zip(lengths, is_kept) if keep]
-    assert kept == [(3, 4), (9, 10), (2, 6)]
+    assert [pair for pair, keep in zip(lengths, is_kept) if keep] == [(3, 4), (9, 10), (2, 6)]
     assert dropped == {"empty": 3, "too long": 2, "lengths too different": 2}
 
 

@@ -146,8 +146,7 @@ def test_attention_of_another_stack_is_refused(spec):
 def test_a_gpu_is_waited_for_once_a_stack_and_never_in_a_step(family, spec, monkeypatch):
     """Beyond fairseq's own model, whose stacks ask whether anything is padded."""
     tokens = make_tokens(padding=3)
-    options = {"position_backend": "reference"}
-    ours = make_model(family, position_encoding=spec, **options)
+    ours = make_model(family, position_encoding=spec, position_backend="reference")
     theirs = make_model(family, STOCK[family])
     stacks = 2 if family == "translation" else 1
     base, found = (waits(lambda m=m: logits(m, family, tokens)) for m in (theirs, ours))

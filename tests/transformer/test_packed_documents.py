@@ -93,8 +93,7 @@ def test_the_library_is_given_the_documents(spec):
     positions = StackPositions(spec, 16, 2, max_positions=20)
     layer = SelfAttention(positions).eval()
     x = torch.randn(1, 9, 16)
-    ids = torch.tensor([[7, 7, 7, 7, 3, 3, 3, 4, 4]])
-    found, _ = layer(*positions(x, document_ids=ids))
+    found, _ = layer(*positions(x, document_ids=torch.tensor([[7, 7, 7, 7, 3, 3, 3, 4, 4]])))
     for start, stop in ((0, 4), (4, 7), (7, 9)):
         own = torch.zeros(1, stop - start, dtype=torch.long)
         alone, _ = layer(*positions(x[:, start:stop], document_ids=own))

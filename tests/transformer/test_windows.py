@@ -115,8 +115,7 @@ OF_BLOCKS += ["tupe_shared"]
 )
 def test_blocks_and_their_gradients_equal_the_references(spec, limits, direction):
     """Several blocks, tiles that are skipped, padding, and lengths that fill no tile."""
-    padding = padding_of(333, -30, 60)
-    compare_blocks(f"{spec}+{limits}", direction, 1e-6, key_padding_mask=padding)
+    compare_blocks(f"{spec}+{limits}", direction, 1e-6, key_padding_mask=padding_of(333, -30, 60))
 
 
 def compare_blocks(spec: str, direction: str, tolerance: float, **named) -> None:

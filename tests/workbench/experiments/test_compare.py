@@ -321,8 +321,7 @@ def test_more_seeds_and_updates_continue_and_others_are_refused(undisturbed, tmp
     run_compare(out, "none", 10, "--seeds", "1", "--jobs", "1")
     more = run_compare(out, "none", 20, "--seeds", "1,2", "--jobs", "1")
     assert "seed 1: continues at update 10" in more.err
-    fewer = compare_words(out, ENCODINGS, 10, "--seeds", "1")
-    _, said = commands.call(capsys, *fewer, code=2)
+    _, said = commands.call(capsys, *compare_words(out, ENCODINGS, 10, "--seeds", "1"), code=2)
     assert "was trained for 20 updates; give --updates 20" in said
     other = compare_words(out, "none", 20, "--lrs", "0.003", "--vocab-size", "50")
     assert "was made with other vocab size: 60, not 50" in commands.refused(capsys, *other)

@@ -89,8 +89,7 @@ def find_data(folder, splits):
     if splits != "nothing":
         (folder / "RTE").mkdir()
     if not isinstance(splits, str):
-        described = json.dumps({"glue_task": "RTE", "splits": splits})
-        (folder / "RTE" / MANIFEST).write_text(described)
+        (folder / "RTE" / MANIFEST).write_text(json.dumps({"glue_task": "RTE", "splits": splits}))
     find_training_data(folder, TASKS["RTE"])
 
 

@@ -136,8 +136,7 @@ class TestMap:
     def test_points_of_a_plane_keep_their_distances(self):
         angles = torch.arange(12) / 12 * 2 * torch.pi
         plane = torch.stack([angles.cos(), angles.sin()], 1).double()
-        turned = plane @ torch.linalg.qr(torch.randn(5, 5).double())[0][:2]
-        points = figures.place_rows(turned)
+        points = figures.place_rows(plane @ torch.linalg.qr(torch.randn(5, 5).double())[0][:2])
         distances, expected = torch.cdist(points, points), torch.cdist(plane, plane)
         torch.testing.assert_close(distances, expected, rtol=0.01, atol=0.01)
 
@@ -309,8 +308,7 @@ class TestCommand:
         for module in [name for name in sys.modules if name.partition(".")[0] == package]:
             monkeypatch.setitem(sys.modules, module, None)
         monkeypatch.setitem(sys.modules, package, None)
-        words = ["plot", kind, "--encoding", "learned", "--out", str(tmp_path / "a.png")]
-        assert main(words) == 2
+        assert main(["plot", kind, "--encoding", "learned", "--out", str(tmp_path / "a.png")]) == 2
         assert "pip install '.[plot]' in a checkout" in capsys.readouterr().err
 
 

@@ -140,8 +140,7 @@ def test_a_record_has_null_for_what_is_not_finite(tmp_path):
     written = record.Record("compare", {"models": [row]}, {"text": "a.txt"})
     written.write(tmp_path / "a.json")
     expected = {**row, "nan": None, "high": None}
-    found = record.read(tmp_path / "a.json")
-    assert found == replace(written, figures={"models": [expected]})
+    assert record.read(tmp_path / "a.json") == replace(written, figures={"models": [expected]})
 
 
 def test_a_file_that_is_no_record_is_refused(tmp_path):

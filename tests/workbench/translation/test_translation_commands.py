@@ -124,8 +124,7 @@ def _config(state):
 @slow
 def test_order_and_empty_lines_are_kept(translator):
     sources = lines(raw() / "test.fr")
-    mixed = ["", sources[0], "  \t ", *sources[1:], ""]
-    found = translator.translate(mixed, beam=2, nbest=2)
+    found = translator.translate(["", sources[0], "  \t ", *sources[1:], ""], beam=2, nbest=2)
     assert [len(hypotheses) for hypotheses in found] == [1, 2, 1, *[2] * (TEST - 1), 1]
     for number in (0, 2, -1):
         assert found[number] == [("", 0.0)]
