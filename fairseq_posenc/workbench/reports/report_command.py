@@ -56,11 +56,11 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         UserError: a path does not exist, has no results, or a checkpoint cannot be read.
     """
-    results: dict[tuple[str, str, str], Result] = {}  # a path may be given twice
+    results: dict[tuple[str, Path, str], Result] = {}  # links may lead twice to the same file
     for path in args.results:
         if not (found := list(_find_results(path))):
             raise UserError(f"{path}: no results of glue, squad predict, bleu or training yet")
-        results |= {(result.table, result.path, result.model): result for result in found}
+        results |= {(x.table, Path(x.path).resolve(), x.model): x for x in found}
     rows = results.values()
     print(json.dumps([x._asdict() for x in rows], indent=1) if args.json else format_report(rows))
 
@@ -148,7 +148,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
     shared = flatten(container) | {"seed": None, "updates": updates}  # without --save-dir
     fingerprint = hashlib.sha256(str(sorted(shared.items())).encode()).hexdigest()[:8]
-    yield Result(title, folder.name, encoding, figures, str(folder), fingerprint)
+    yield Result(title, folder.resolve().name, encoding, figures, str(folder), fingerprint)
 
 
 def format_report(results: Iterable[Result]) -> str:

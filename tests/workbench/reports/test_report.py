@@ -58,6 +58,7 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
         state["extra_state"]["best"] = loss  # in bits
         (tmp_path / str(seed)).mkdir()
         torch.save(state, tmp_path / str(seed) / "checkpoint_last.pt")
+    (tmp_path / "latest").symlink_to("2")  # the same run
     translation = trained("translation")
     shutil.copytree(translation.save_dir, tmp_path / "a")
     (tmp_path / "a" / "train.log").write_text(
