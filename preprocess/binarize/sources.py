@@ -51,7 +51,7 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     Hidden files and folders, in which download programs keep their records, are left out.
 
     Raises:
-        UserError: a path is missing, or all files are empty.
+        UserError: a path is neither a file nor a folder, or all files are empty.
     """
     files: list[str] = []
     for name in inputs:
@@ -64,7 +64,7 @@ def find_files(inputs: Sequence[str]) -> list[str]:
         elif path.is_file():
             files.append(name)
         else:
-            raise UserError(f"{name} does not exist; give local files or folders")
+            raise UserError(f"{name} is not a file or folder; give local ones")
     files = [name for name in files if os.path.getsize(name)]
     if not files:
         raise UserError(f"no text in {', '.join(inputs)}")

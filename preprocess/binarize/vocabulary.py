@@ -42,7 +42,7 @@ class Vocabulary(NamedTuple):
         ``alternatives`` ends the message that asks for a choice: ", or --words".
 
         Raises:
-            UserError: the options name no vocabulary, more than one, or a missing file.
+            UserError: the options name no vocabulary, more than one, or what is not a file.
         """
         # A program may lack options: for characters, only --dict is added.
         files = {name: path for name in _OPTIONS if (path := getattr(args, name, None))}
@@ -57,7 +57,7 @@ class Vocabulary(NamedTuple):
             raise UserError("give --dict: the dict.txt that belongs to --encoder-json")
         for name, path in files.items():
             if not path.is_file():
-                raise UserError(f"--{name.replace('_', '-')} {path} does not exist")
+                raise UserError(f"--{name.replace('_', '-')} {path} is not a file")
         return cls(files)
 
     def checksums(self) -> dict[str, str]:

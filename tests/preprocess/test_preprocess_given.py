@@ -148,6 +148,7 @@ def test_some_control_characters_are_text(text):
 
 
 WHOLE = "must be a whole number of at least"
+FINITE = "must be a finite number of at least 1"
 NUMBERS = [
     ("plain_text --min-count -1", f"argument --min-count: {WHOLE} 0, not '-1'"),
     ("plain_text --max-symbols 4", f"argument --max-symbols: {WHOLE} 5, not '4'"),
@@ -156,9 +157,9 @@ NUMBERS = [
     ("plain_text --workers 1e3", f"argument --workers: {WHOLE} 1, not '1e3'"),
     ("plain_text --dict DICT --min-count 3", "--min-count and --max-symbols are for a new"),
     ("plain_text --dict DICT --max-symbols 9", "--min-count and --max-symbols are for a new"),
-    ("plain_text --dict nowhere", "--dict nowhere does not exist"),
+    ("plain_text --dict /dev/null", "--dict /dev/null is not a file"),
     ("plain_text --encoder-json x", "choose the tokens"),
-    ("plain_text --train nowhere", "nowhere does not exist; give local files or folders"),
+    ("plain_text --train /dev/null", "/dev/null is not a file or folder; give local ones"),
     ("plain_text --train EMPTY", "no text in"),
     ("plain_text --train BLANK", "train: no line of its text is left"),
     ("mix --files 0", f"argument --files: {WHOLE} 1, not '0'"),
@@ -173,14 +174,8 @@ NUMBERS = [
     ("mix --corpus plain TEXT size=1B", "left to train on: lower hold-out=, or raise size="),
     ("glue --max-tokens 7", f"argument --max-tokens: {WHOLE} 8, not '7'"),
     ("squad --stride 445", "--stride 445: give 1 to 444, as --max-length 512 leaves 444 "),
-    (
-        "translation --max-ratio nan",
-        "--max-ratio: must be a finite number of at least 1, not 'nan'",
-    ),
-    (
-        "translation --max-ratio 0.5",
-        "--max-ratio: must be a finite number of at least 1, not '0.5'",
-    ),
+    ("translation --max-ratio nan", f"--max-ratio: {FINITE}, not 'nan'"),
+    ("translation --max-ratio 0.5", f"--max-ratio: {FINITE}, not '0.5'"),
     ("translation --vocab-size 0", f"argument --vocab-size: {WHOLE} 1, not '0'"),
 ]
 
