@@ -246,7 +246,7 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
             if not (task.may_be_broken and is_labelled):  # only QQP's labelled files
                 raise UserError(
                     f"{path}, line {number}: {len(cells)} columns instead of {len(header)}; "
-                    "mend the file, or download it again"
+                    "fix the file, or download it again"
                 )
             broken += 1
             continue
@@ -289,11 +289,11 @@ def _check_label(label: str, task: Task, line: str) -> str:
             score = math.nan
         if not 0 <= score <= SCORE_MAXIMUM:
             raise UserError(
-                f"{line}: the score {label!r} is not between 0 and {SCORE_MAXIMUM:g}; mend the file"
+                f"{line}: the score {label!r} is not between 0 and {SCORE_MAXIMUM:g}; fix the file"
             )
     elif label not in task.classes:
         raise UserError(
-            f"{line}: the label {label!r} is not one of {', '.join(task.classes)}; mend the file"
+            f"{line}: the label {label!r} is not one of {', '.join(task.classes)}; fix the file"
         )
     return label
 

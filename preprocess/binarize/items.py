@@ -84,7 +84,7 @@ def check_invalid(invalid: Sequence[InvalidLine], chunk: SourceChunk, treatment:
         for number, reason in invalid
     ]
     if problems and treatment == "error":
-        raise UserError(f"{problems[0]}; mend the file, or use --invalid-lines skip")
+        raise UserError(f"{problems[0]}; fix the file, or use --invalid-lines skip")
     return problems
 
 

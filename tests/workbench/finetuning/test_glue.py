@@ -62,12 +62,12 @@ def read_changed(folder, task, split, change):
 @pytest.mark.parametrize(
     ("task", "split", "change", "message"),
     [
-        ("QNLI", "train", "short", "line 11: 1 columns instead of 4; mend the file"),
-        ("QQP", "test", "short", "line 6: 1 columns instead of 3; mend the file"),
+        ("QNLI", "train", "short", "line 11: 1 columns instead of 4; fix the file"),
+        ("QQP", "test", "short", "line 6: 1 columns instead of 3; fix the file"),
         ("RTE", "valid", "maybe", "line 6: the label 'maybe' is not one of entailment, not_entail"),
-        ("STS-B", "valid", "5.1", "line 6: the score '5.1' is not between 0 and 5; mend the file"),
-        ("STS-B", "valid", "-1", "line 6: the score '-1' is not between 0 and 5; mend the file"),
-        ("STS-B", "valid", "nan", "line 6: the score 'nan' is not between 0 and 5; mend the file"),
+        ("STS-B", "valid", "5.1", "line 6: the score '5.1' is not between 0 and 5; fix the file"),
+        ("STS-B", "valid", "-1", "line 6: the score '-1' is not between 0 and 5; fix the file"),
+        ("STS-B", "valid", "nan", "line 6: the score 'nan' is not between 0 and 5; fix the file"),
         ("SST-2", "train", "renamed", "line 1: no column is called 'label' (sentence, labels)"),
     ],
 )
