@@ -186,26 +186,26 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
     distances, terms = subject.compute_terms(layer)  # [R], ascending, of the rows of tables
     visible = distances <= (0 if subject.dims.causal else distances[-1])  # [R]: no later keys
     if (pairs := terms.find(term_types.NumbersByPair)) is not None:
-        biases = pairs.numbers[0]  # [H or 1, T, S]
-        queries, labels = torch.arange(biases.size(1)), ("query's position", "key's position")
-        shown = _title_heads(f"pair bias, {layer_name}", subject.heads if len(biases) > 1 else None)
-        for head, name in shown.items():
-            yield PlottedTable(name, biases[head], queries, *labels)
+        bias = pairs.numbers[0]  # [H or 1, T, S]
+        queries, labels = torch.arange(bias.size(1)), ("query's position", "key's position")
+        titles = _title_heads(f"pair bias, {layer_name}", subject.heads if len(bias) > 1 else None)
+        for head, name in titles.items():
+            yield PlottedTable(name, bias[head], queries, *labels)
     by_distance = [term for term in terms if isinstance(term, term_types.ByDistance)]
     # Terms that share a table, as m4's do, differ only in their names.
     for term, *others in group_by(by_distance, lambda term: id(term.table)).values():
         names = " and ".join(x.name for x in (term, *others))
         title = f"{names.replace('_', ' ')}, {layer_name}"
-        shown = _title_heads(title, subject.heads if term.per_head else None)
+        titles = _title_heads(title, subject.heads if term.per_head else None)
         # Without a reset's last two rows (as in TUPE): [H or 1, R], or of vectors [H or 1, R, D].
         table = term.table[:, : len(distances)][:, visible]
         if isinstance(term, term_types.RowsByDistance):
-            for head, name in shown.items():
+            for head, name in titles.items():
                 values, rows = _merge_equal_ends(table[head], distances[visible])
                 yield PlottedTable(name, values, rows, DISTANCE, CHANNEL)
         else:  # numbers: heads are columns
-            values, rows = _merge_equal_ends(table[list(shown)].T, distances[visible])
-            heads = [str(head + 1) for head in shown] if term.per_head else ["all"]
+            values, rows = _merge_equal_ends(table[list(titles)].T, distances[visible])
+            heads = [str(head + 1) for head in titles] if term.per_head else ["all"]
             yield PlottedTable(title, values, rows, DISTANCE, "head", heads)
     if (counted := terms.find(term_types.CountedRows)) is not None:  # of CoPE
         table, title = counted.rows.detach(), f"counted table, {layer_name}"
@@ -242,7 +242,7 @@ def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
     reach, heads = subject.limit_reach(reach), subject.heads
     last = 0 if subject.dims.causal else reach  # a causal stack has no later keys
     shown = torch.arange(-reach, last + 1)  # distances
-    scores, terms = [], []
+    scores, term_curves = [], []
     for layer, name in subject.named_layers.items():
         equal = subject.encodings[layer].distance_curve(reach)[heads]  # [heads, 2 reach + 1]
         scores.append(Curves(f"score of equal contents, {name}", shown, equal[:, : len(shown)]))
@@ -250,8 +250,8 @@ def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
         for term in layer_terms:
             if isinstance(term, term_types.NumbersByDistance):
                 values = term.table[heads if term.per_head else [0]][:, shown - distances[0]]
-                terms.append(Curves(f"{term.name}, {name}", shown, values))
-    return scores + terms
+                term_curves.append(Curves(f"{term.name}, {name}", shown, values))
+    return scores + term_curves
 
 
 def draw_scores(subject: Subject) -> Any:
