@@ -154,14 +154,14 @@ class StackArguments:
 
     def _list_numbers(self) -> list[Tensor]:
         """List the numbers of new tokens' documents, ``(B or 1, T)``, for each argument given."""
-        numbers, batch, tgt_len = self.named.get("seq_idx"), *self.inputs.shape[:2]
-        if numbers is not None and numbers.shape not in ((batch, tgt_len), (1, tgt_len)):
-            raise UserError(f"seq_idx {tuple(numbers.shape)} must be {(batch, tgt_len)} or one row")
+        numbers, shape = self.named.get("seq_idx"), tuple(self.inputs.shape[:2])  # (B, T)
+        if numbers is not None and numbers.shape not in (shape, (1, shape[1])):
+            raise UserError(f"seq_idx {tuple(numbers.shape)} must be {shape} or one row")
         listed = [] if numbers is None else [numbers]
         if (offsets := self.named.get("cu_seq_lens_q")) is not None:  # 0, ends in the whole batch
-            indices = torch.arange(batch * tgt_len, device=offsets.device, dtype=offsets.dtype)
+            indices = torch.arange(shape[0] * shape[1], device=offsets.device, dtype=offsets.dtype)
             refuse_if(offsets[-1].ne(len(indices)), "cu_seq_lens_q has to count padding, too")
-            listed.append(torch.bucketize(indices, offsets, right=True).view(batch, tgt_len))
+            listed.append(torch.bucketize(indices, offsets, right=True).view(shape))
         return listed
 
     def _read_mask(self) -> Tensor:
