@@ -26,7 +26,7 @@ class PositionSettings(NamedTuple):
     decoder_spec: str | None = None  # None: the encoder's
     directions: str = ""  # of the first layers of an encoder, as in `lr,rl`
     boundary_id: int | None = None  # of the token that ends a sentence; None: not known
-    replaced: dict[str, Any] | None = None  # stock fields, with no effect; None: not stated
+    replaced: dict[str, Any] | None = None  # stock fields when the spec was set; None: unknown
 
     def check(self, stated: dict[str, Any]) -> None:
         """Refuse values of other types, such as True for a number, and changed stock fields."""

@@ -200,7 +200,7 @@ class StackArguments:
         past, mask = self.cached, self._read_mask()
         if boundary_id is not None and (self.inputs.dim() == 3 or past):
             raise UserError(
-                "boundary_id: a cache has no ends of sentences: pass all tokens (use_cache=False)"
+                "boundary_id: input_ids show the ends of sentences: pass all (use_cache=False)"
             )
         positions = Positions.from_padding(mask.eq(0), tgt_len=self.inputs.size(1))
         differs: list[Tensor] = []  # bools `()`: whether counting gives other positions

@@ -258,7 +258,7 @@ class HFStackPositions(StackPositions):
         given = arguments.named.get("use_cache")
         use_cache = getattr(stack.config, "use_cache", False) if given is None else given
         if use_cache and 0 < len(types) < len(stack.layers):
-            raise UserError(f"layers were added to {len(types)} with caches: pass use_cache=False")
+            raise UserError(f"caches are made for {len(types)} layers alone: pass use_cache=False")
         if torch.jit.is_tracing():
             raise UserError("torch.jit.trace fixes the sizes of an input: use torch.export.export")
         causal = self.dims.causal
