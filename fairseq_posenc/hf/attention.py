@@ -228,10 +228,10 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
     Our attention makes its masks from the stack's positions; a causal mask with more pairs, which
     these do not know, is refused. A bidirectional mask is sdpa's: attention to an encoder needs it.
     """
-    # True or "all": Gemma's text encoders.
+    # True or "all": Gemma's text encoders. A mask that transformers lets sdpa skip is no union.
     is_causal = getattr(named["config"], "use_bidirectional_attention", None) not in (True, "all")
-    is_plain = named.get("allow_is_causal_skip") or named.get("allow_is_bidirectional_skip")
-    if is_causal and not is_plain and _is_union(mask_function):  # compilers cannot read closures
+    may_skip = named.get("allow_is_causal_skip") or named.get("allow_is_bidirectional_skip")
+    if is_causal and not may_skip and _is_union(mask_function):  # compilers cannot read closures
         raise UserError("tokens of images see later ones, which positions of a text do not know")
     if mask_function is not masking_utils.bidirectional_mask_function:
         return attention_mask
