@@ -93,27 +93,23 @@ class Resumption(NamedTuple):
 
 
 def find_start(checkpoint: Any) -> Path | None:
-    """Find the local file that training starts from, by fairseq's section ``checkpoint``, or None.
-
-    Raises:
-        UserError: an option names a file that does not exist.
-    """
+    """Find the local file that training starts from, if any; refuse a name that is not a file's."""
     from fairseq.file_io import PathManager  # takes seconds
 
     suffix = checkpoint.checkpoint_suffix  # of a rank, if each of them writes a part
     last = os.path.join(checkpoint.save_dir, LAST.replace(".pt", f"{suffix}.pt"))
     if checkpoint.restore_file != LAST:  # the user named a file
-        option, named = "--restore-file", checkpoint.restore_file.replace(".pt", f"{suffix}.pt")
+        option, named = "restore_file", checkpoint.restore_file.replace(".pt", f"{suffix}.pt")
     elif PathManager.exists(last):
         option, named = "", last
-    elif checkpoint.finetune_from_model is not None:
-        option, named = "--finetune-from-model", checkpoint.finetune_from_model
     else:
-        return None
+        once = getattr(checkpoint, "continue_once", None)  # not in all versions of fairseq
+        option = "finetune_from_model" if once is None else "continue_once"
+        if (named := getattr(checkpoint, option)) is None:
+            return None
     if not PathManager.isfile(named):
-        raise UserError(
-            f"{option} {named} is not a file; training would start from random weights".lstrip()
-        )
+        flag = f"--{option.replace('_', '-')} " if option else ""
+        raise UserError(f"{flag}{named} is not a file; training would start from random weights")
     return Path(named) if os.path.isfile(named) else None  # remote files are not checked
 
 
@@ -129,8 +125,11 @@ def restore_if_torn(path: Path, checkpoint: Any) -> None:
         )
 
 
-def check_resumption(path: Path, settings: DictConfig) -> Resumption:
-    """Log how fairseq's ``settings`` differ from a checkpoint's; refuse states that do not fit."""
+def check_resumption(path: Path, settings: DictConfig, is_new: bool = False) -> Resumption:
+    """Log how fairseq's ``settings`` differ from a checkpoint's; refuse states that do not fit.
+
+    Of ``--finetune-from-model``, a new run takes weights alone, and their average.
+    """
     checkpoint = settings.checkpoint
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)  # as saved
     now = flatten(container)
@@ -141,17 +140,23 @@ def check_resumption(path: Path, settings: DictConfig) -> Resumption:
         updates = int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
     # An old checkpoint has `args` in place of a configuration.
     before = flatten(cfg) if isinstance(cfg, dict) else {}
-    if changes := list_changes(before, now):
+    if not is_new and (changes := list_changes(before, now)):
         logger.info("%s resumes with other settings: %s", path, ", ".join(changes))
     if settings.ema.store_ema and "ema" not in extra_state:  # fairseq fails with a KeyError
         raise UserError(
             f"{path} has no average of its weights, and --store-ema can begin one only with a new "
             "training: leave it out"
         )
-    loads_optimizer = has_optimizer and not checkpoint.reset_optimizer
+    resets_optimizer = checkpoint.reset_optimizer or is_new
+    if not (has_optimizer or resets_optimizer) and path == Path(checkpoint.save_dir, LAST):
+        raise UserError(
+            f"{path} has no state of the optimizer (--no-save-optimizer-state), and its "
+            f"{updates:,} updates would be made again: continue with --reset-optimizer"
+        )
+    loads_optimizer = has_optimizer and not resets_optimizer
     if loads_optimizer and not checkpoint.reset_lr_scheduler:
         _refuse_other_schedule(path, before, now)
-    if not (checkpoint.reset_meters or checkpoint.reset_optimizer):
+    if not (checkpoint.reset_meters or resets_optimizer):
         _refuse_other_metric(path, before, now)
     return Resumption(updates, loads_optimizer, extra_state)
 

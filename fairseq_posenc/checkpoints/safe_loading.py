@@ -87,12 +87,7 @@ def is_torn(path: Path) -> bool:
 def open_checkpoint(path: Path, prefix: str = "") -> Iterator[dict[str, Any]]:
     """Open a checkpoint by :func:`open_whole`; blame it for any error in the ``with`` block, too.
 
-    Args:
-        path: the file.
-        prefix: text before the path in messages, such as the option that named it.
-
-    Raises:
-        UserError: any error while the checkpoint is opened or read.
+    It becomes a ``UserError`` that begins with ``prefix``, such as the option that named the path.
     """
     try:
         yield open_whole(path)

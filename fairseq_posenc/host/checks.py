@@ -20,6 +20,7 @@ from fairseq_posenc.transformer.options import read_task_options
 _HALF_PRECISIONS = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
 _BETTER_LOW = {"loss", "nll_loss", "ppl"}  # metrics of validation
 _BETTER_HIGH = {"accuracy", "bleu", "f1", "acc_and_f1", "mcc", "pearson", "spearman"}
+_OPTIONS = {"accuracy": "report_accuracy", "bleu": "eval_bleu"}  # that let fairseq compute them
 
 
 def check_precision(common: Any, noise: float = 0) -> None:
@@ -52,8 +53,8 @@ def use_gpu_for_bf16(options: Any) -> None:
         options.tpu = False
 
 
-def refuse_wrong_checkpoints(checkpoint: Any) -> None:
-    """Refuse to keep the worst checkpoint as the best, or none to resume from."""
+def refuse_wrong_checkpoints(checkpoint: Any, *sections: Any) -> None:
+    """Refuse to keep the worst checkpoint, or none; options of ``sections`` add metrics."""
     if checkpoint.write_checkpoints_asynchronously:
         raise UserError("--write-checkpoints-asynchronously: no checkpoint_last.pt to resume from")
     metric = checkpoint.best_checkpoint_metric
@@ -64,6 +65,10 @@ def refuse_wrong_checkpoints(checkpoint: Any) -> None:
             f"--best-checkpoint-metric {metric} would keep the checkpoint with the {kept} {metric} "
             f"as the best: {change} --maximize-best-checkpoint-metric"
         )
+    option = _OPTIONS.get(metric, "")
+    if any(getattr(section, option, None) is False for section in sections):
+        flag = f"--{option.replace('_', '-')}"
+        raise UserError(f"--best-checkpoint-metric {metric} is computed only with {flag}")
 
 
 def refuse_long_blocks(task: Any, block: int, max_positions: int) -> None:
@@ -78,13 +83,9 @@ def refuse_long_blocks(task: Any, block: int, max_positions: int) -> None:
 
 
 def check_shards(data: str, split: str) -> None:
-    """Refuse folders of data that lack the split, or have another dictionary than the first.
+    """Refuse a folder of ``data``, ``a:b``, without the ``split``, or with another dictionary.
 
     fairseq opens a shard only when its epoch begins, perhaps days after the start.
-
-    Args:
-        data: the folders, joined by colons.
-        split: the value of ``--train-subset``.
     """
     first, *shards = map(Path, utils.split_paths(data))
     for folder in shards:

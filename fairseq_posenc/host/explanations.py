@@ -102,6 +102,8 @@ def _explain(error: BaseException) -> str | None:
     raised_in = [x.name for x in traceback.extract_tb(error.__traceback__)[-1:]]  # or empty
     if isinstance(error, IndexError) and raised_in == ["batch_by_size"]:
         return _ADVICE["The dataset is empty"]
+    if isinstance(error, KeyError) and raised_in == ["validate"]:
+        return f"validation gives no metric {error}: correct --best-checkpoint-metric"
     if isinstance(error, KeyError) and raised_in == ["build_x"]:  # of fairseq.registry
         known = [name for part in REGISTRIES.values() for name in part["registry"]]
         return f"fairseq has no {error}: {suggest(str(error.args[0]), known)}correct this name"

@@ -128,7 +128,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
             f"{started} processes of one training: with --distributed-world-size 1 each would "
             f"train alone, as rank 0; give --distributed-world-size {started}"
         )
-    checks.refuse_wrong_checkpoints(settings.checkpoint)
+    checks.refuse_wrong_checkpoints(settings.checkpoint, settings.task, settings.criterion)
     if type(task) in _UNFIT_LOSSES:  # not a user's own, which may build other batches
         # fairseq would fail in the first batch, or count tokens that are not masked.
         criterion = getattr(settings.criterion, "_name", settings.criterion)  # or a name alone
@@ -147,7 +147,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     # fairseq, which torch loads only if files may run code. So several ranks could not resume.
     settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
     trained[model] = settings.checkpoint.save_dir  # for the line on a divergence
-    keep_batches(task)
+    keep_batches(task, settings.dataset.curriculum)
     _prepare_saving(task, settings.checkpoint)
     if not settings.distributed_training.use_sharded_state:  # files of each rank are not checked
         _prepare_resumption(model, settings)
@@ -203,9 +203,10 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     if (path := find_start(checkpoint)) is None:
         return
     restore_if_torn(path, checkpoint)
-    if checkpoint.finetune_from_model and path == Path(checkpoint.finetune_from_model):
-        return  # a new run, whose optimizer starts fresh
-    resumed = check_resumption(path, settings)  # what fairseq will load of the checkpoint
+    is_new = path == Path(checkpoint.finetune_from_model or "")
+    resumed = check_resumption(path, settings, is_new)  # what fairseq will load of the checkpoint
+    if is_new:
+        return
     if resumed.loads_optimizer:
         model.optimizer_source = path  # refuses resized tables: the optimizer's state would not fit
     state = describe_end(path, resumed.updates, settings) if resumed.loads_optimizer else ""
@@ -219,8 +220,7 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
 def describe_end(path: Path, updates: int, settings: DictConfig) -> str:
     """Describe the state of a run that has made all its updates; fairseq would make another one.
 
-    Raises:
-        UserError: the checkpoint is of another run, so this one would do nothing.
+    If the checkpoint is of another run, this one would do nothing, and is refused.
     """
     wanted = settings.optimization.max_update
     state = f"{path} has made {updates:,} updates of --max-update {wanted:,}"
@@ -236,8 +236,7 @@ def describe_end(path: Path, updates: int, settings: DictConfig) -> str:
 def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> str:
     """Restore the count of ``--patience`` in a checkpoint (:func:`_prepare_saving`), if any.
 
-    Returns:
-        The state of a run that had ended, else ""; fairseq would train until the next validation.
+    Return the state of a run that had ended, or ""; fairseq would train until it validates again.
     """
     counter = _find_counter()
     is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader  # counts from 0 again
@@ -261,8 +260,8 @@ def _find_counter() -> Any:
     return next(filter(None, functions), None)
 
 
-def keep_batches(task: Any) -> None:
-    """Let a resumed run group its examples into batches as an uninterrupted one does.
+def keep_batches(task: Any, curriculum: int) -> None:
+    """Let a resumed run have the batches of an uninterrupted one.
 
     fairseq groups them once in a command, seeded by the epoch that the command begins with.
     """
@@ -271,10 +270,11 @@ def keep_batches(task: Any) -> None:
     def get_batch_iterator(dataset: Any, *args: Any, epoch: int = 1, **options: Any) -> Any:
         wants_new = options.get("disable_iterator_cache") or options.get("update_epoch_batch_itr")
         is_cached = dataset in task.dataset_to_epoch_iter  # by fairseq, after the first call
-        if epoch == 1 or wants_new or is_cached or not task.can_reuse_epoch_itr(dataset):
-            return build(dataset, *args, epoch=epoch, **options)
-        iterator = build(dataset, *args, epoch=1, **options)
-        dataset.set_epoch(epoch)  # `build` has set it to 1
+        keeps_epoch = wants_new or is_cached or not task.can_reuse_epoch_itr(dataset)
+        iterator = build(dataset, *args, epoch=epoch if keeps_epoch else 1, **options)
+        dataset.set_epoch(epoch)  # `build` may have set it to 1
+        if curriculum:  # the epochs without shuffling; a loader that is reused would never begin
+            iterator.reuse_dataloader = False
         return iterator
 
     task.get_batch_iterator = get_batch_iterator

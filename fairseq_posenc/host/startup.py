@@ -72,10 +72,7 @@ def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
 
     Python calls this audit hook, for the rest of the process, before it compiles or opens anything;
     an exception cancels that. So fairseq is not patched, and no path through its code is missed.
-
-    Args:
-        event: Python's name of what is about to happen.
-        arguments: first the source for ``compile``; the path for ``open``.
+    Of the ``arguments``, the first is the source for ``compile``, the path for ``open``.
     """
     if event not in ("compile", "open"):
         return

@@ -292,10 +292,11 @@ def train(
     *more: Any,
     user_dir: str | Path | None = USER_DIR,
     save_dir: Path | None = None,
+    data: Any = None,
     launcher: Sequence[Any] = ("fairseq-train",),
     **how: Any,
 ) -> Training:
-    """Train a tiny model of a family; ``more`` overrides its options.
+    """Train a tiny model of a family, on its data by default; ``more`` overrides its options.
 
     With ``user_dir=None``, fairseq trains without this package; give ``--arch`` then. ``launcher``
     is the script to run and what its arguments begin with; ``how`` goes to :func:`run`.
@@ -305,7 +306,7 @@ def train(
     plugin = ["--user-dir", user_dir] if user_dir else []
     save_dir = save_dir or new_directory()
     options = [*plugin, *chosen.task, *model, *TRAINING, "--save-dir", save_dir, *more]
-    return Training(run(*launcher, chosen.data(), *options, **how), save_dir)
+    return Training(run(*launcher, data or chosen.data(), *options, **how), save_dir)
 
 
 @made_once

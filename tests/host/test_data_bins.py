@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from fairseq.data import data_utils, indexed_dataset
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.checks import check_data_bin
-from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, run, sentences
+from tests.helpers.commands import sentences, train
 from tests.helpers.products import product_of
 
 SIZES = (3, 1, 4, 1, 5)
@@ -96,16 +97,11 @@ def test_what_fairseq_wrote_is_read_as_it_is(dtype, sizes, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["valid.idx", "valid.bin"])
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
-def test_what_is_no_file_is_not_waited_for(kind, name, tmp_path):
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, partial(os.symlink, "/dev/zero")])
+def test_what_is_no_file_is_not_waited_for(make, name, tmp_path):
     index = write_split(tmp_path)
     (tmp_path / name).unlink()
-    if kind == "pipe":
-        os.mkfifo(tmp_path / name)
-    elif kind == "folder":
-        (tmp_path / name).mkdir()
-    else:
-        (tmp_path / name).symlink_to("/dev/zero")
+    make(tmp_path / name)
     with pytest.raises(UserError, match=f"{name}: is not a file"):
         check_data_bin(index)
 
@@ -136,7 +132,5 @@ def test_train_refuses_a_damaged_data_bin(split, more, name, tmp_path):
     copied = shutil.copytree(sentences(), tmp_path / "bin")
     suffix, damage, _ = DAMAGES[name]
     break_file(copied / f"{split}{suffix}", damage)
-    chosen = FAMILIES["causal_lm"]
-    options = [*chosen.task, *chosen.model, *TRAINING, "--save-dir", tmp_path / "checkpoints"]
-    done = run("fairseq-train", copied, "--user-dir", USER_DIR, *options, *more, fails=True)
-    assert f"{copied / split}.idx is damaged: " in done.error()
+    done = train("causal_lm", *more, data=copied, fails=True)
+    assert f"{copied / split}.idx is damaged: " in done.run.error()

@@ -21,9 +21,9 @@ OWN = {
     "translation": ("fairseq_posenc.models.translation", "PositionalTransformer"),
 }
 PROGRAM = """
-{first}
-from {module} import {name} as Model
-hub = Model.from_pretrained({folder!r}, "checkpoint_last.pt", {data!r}{more})
+{}
+from {} import {} as Model
+hub = Model.from_pretrained({!r}, "checkpoint_last.pt", {!r}{})
 tokens = hub.task.source_dictionary.encode_line("w1 w2 w3", add_if_not_exist=False).long()
 model = hub.models[0] if hasattr(hub, "models") else hub.model
 print(any("position_encoding" in name or "self_attn" in name for name, _ in model.named_modules()))
@@ -43,14 +43,9 @@ def test_from_pretrained(family, way):
     more = "" if way == "own class" else f", user_dir={user_dir!r}"
     if family == "masked_lm":
         more += ", bpe=None"  # RoBERTa's is GPT-2's, which is fetched
-    text = PROGRAM.format(
-        first="import fairseq_posenc" if way == "imported before" else "",
-        module=module,
-        name=name,
-        folder=str(trained(family).save_dir),
-        data=str(FAMILIES[family].data()),
-        more=more,
-    )
+    first = "import fairseq_posenc" if way == "imported before" else ""
+    folder, data = trained(family).save_dir, FAMILIES[family].data()
+    text = PROGRAM.format(first, module, name, str(folder), str(data), more)
     assert run("python", "-c", text).out.splitlines()[-2:] == ["True", "True"]
 
 

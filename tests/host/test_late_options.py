@@ -15,6 +15,7 @@ from tests.helpers.commands import USER_DIR, new_directory, pairs, run, sentence
 from tests.helpers.products import product_of
 
 pytestmark = pytest.mark.slow
+BEST = ["--best-checkpoint-metric"]
 
 
 @pytest.mark.parametrize(
@@ -25,14 +26,17 @@ pytestmark = pytest.mark.slow
         ("translation", ["--quant-noise-pq", 0.1], "would leave its noise in the weights"),
         ("translation", ["--bf16"], "common.bf16=false"),
         ("causal_lm", ["--fp16", "--amp"], "set two precisions"),
-        ("causal_lm", ["--best-checkpoint-metric", "bleu"], "add --maximize"),
+        ("causal_lm", [*BEST, "bleu"], "add --maximize"),
         ("causal_lm", ["--maximize-best-checkpoint-metric"], "highest loss"),
+        ("translation", [*BEST, "bleu", "--maximize-best-checkpoint-metric"], "with --eval-bleu"),
+        ("causal_lm", [*BEST, "nll_loss"], "gives no metric 'nll_loss'"),
         ("masked_lm", ["--max-positions", 12, "--tokens-per-sample", 16], "16: blocks are longer"),
         ("causal_lm", ["--tokens-per-sample", 16, "--max-tokens", 8], "more than --max-tokens 8"),
         ("masked_lm", ["--mask-whole-words"], "--mask-whole-words does not work"),
         ("masked_lm", ["--criterion", "cross_entropy"], "--task masked_lm --criterion masked_lm"),
         ("masked_lm", ["--criterion", "label_smoothed_cross_entropy"], "or the criterion does not"),
         ("causal_lm", ["--criterion", "masked_lm"], "or the criterion does not fit: roberta_*"),
+        ("masked_lm", ["--arch", "transformer_lm_rope_tiny"], "transformer_lm_* with --task lang"),
         ("causal_lm", ["--tpu"], "torch_xla"),
         ("translation", ["--max-source-positions=2", "--required-batch-size-multiple=8"], "longer"),
         ("causal_lm", ["--required-batch-size-multiple", 512], "--required-batch-size-multiple 1"),
@@ -84,7 +88,7 @@ def test_known_errors_are_explained(error, said):
         (["--optimizer", "sgd"], "Optimizer does not match; please reset the optimizer"),
         (["--criterion", "label_smoothed_cross_entropy"], "Criterion does not match"),
         (["--store-ema"], "no average of its weights"),
-        (["--best-checkpoint-metric", "ppl"], "continue with --reset-meters"),
+        ([*BEST, "ppl"], "continue with --reset-meters"),
     ],
 )
 def test_a_state_of_another_class_is_not_loaded(options, said):
@@ -98,7 +102,7 @@ def test_a_state_of_another_class_is_not_loaded(options, said):
         ["--lr-scheduler", "reduce_lr_on_plateau", "--reset-lr-scheduler"],
         ["--optimizer", "sgd", "--reset-optimizer"],
         ["--criterion", "label_smoothed_cross_entropy", "--reset-optimizer"],
-        ["--best-checkpoint-metric", "ppl", "--reset-meters"],
+        [*BEST, "ppl", "--reset-meters"],
     ],
 )
 def test_it_goes_on_with_the_option_that_the_line_names(options):
@@ -106,21 +110,28 @@ def test_it_goes_on_with_the_option_that_the_line_names(options):
     assert done.checkpoint()["extra_state"]["train_iterator"]["epoch"] >= 5
 
 
+def test_what_a_checkpoint_lacks_does_not_begin_unnoticed():
+    options = ["--no-save-optimizer-state", "--max-epoch", 2]
+    folder = train("causal_lm", *options).save_dir
+    again = train("causal_lm", *options, save_dir=folder, fails=True)
+    assert "(--no-save-optimizer-state), and its 2 updates" in again.run.error()
+    train("causal_lm", *options, "--reset-optimizer", save_dir=folder)
+    start = folder / "checkpoint_last.pt"
+    tuned = train("causal_lm", "--store-ema", "--finetune-from-model", start, fails=True)
+    assert "no average of its weights" in tuned.run.error()
+
+
 def _copied(family):
     return shutil.copytree(trained(family).save_dir, new_directory() / "run")
 
 
 def _damaged(kind):
-    folder = shutil.copytree(sentences(), new_directory() / "b")
-    if kind == "absent":
-        shutil.rmtree(folder)
-    elif kind == "without its part":
-        (folder / "train.idx").unlink()
-        (folder / "train.bin").unlink()
-    elif kind == "of another dictionary":
+    folder = new_directory() / "b"
+    left_out = {"without its part": "train.*", "without a dictionary": "dict.txt"}.get(kind, "")
+    if kind != "absent":
+        shutil.copytree(sentences(), folder, ignore=shutil.ignore_patterns(left_out))
+    if kind == "of another dictionary":
         (folder / "dict.txt").write_text("other 1\n", encoding="utf-8")
-    elif kind == "without a dictionary":
-        (folder / "dict.txt").unlink()
     return folder
 
 
@@ -137,7 +148,8 @@ def _damaged(kind):
 )
 def test_all_shards_are_looked_at(family, kind, said):
     folder = _damaged(kind)
-    assert said.format(folder=folder) in _train_on(f"{sentences()}:{folder}", family).error()
+    done = train(family, data=f"{sentences()}:{folder}", fails=True)
+    assert said.format(folder=folder) in done.run.error()
 
 
 @pytest.mark.parametrize(
@@ -147,22 +159,10 @@ def test_all_shards_are_looked_at(family, kind, said):
         ("translation", sentences, "the data folder has no file such as train.de-en.de.idx: give"),
         ("causal_lm", lambda: _damaged("without a dictionary"), "found: no dictionary"),
         ("causal_lm", lambda: _damaged("absent"), "run fairseq-posenc preprocess, or correct"),
-        ("other model", sentences, "transformer_lm_* with --task language_modeling"),
     ],
 )
 def test_data_of_another_task(family, data, said):
-    assert said in _train_on(data(), family).error()
-
-
-def _train_on(data, family):
-    tasks = {
-        "masked_lm": ["--task=masked_lm", "--criterion=masked_lm", "--arch", "roberta_m4m_tiny"],
-        "causal_lm": ["--task", "language_modeling", "--arch", "transformer_lm_rope_tiny"],
-        "translation": ["--arch", "transformer_rope_tiny"],
-        "other model": ["--task", "masked_lm", "--arch", "transformer_lm_rope_tiny"],
-    }
-    options = (*tasks[family], "--optimizer", "adam", "--cpu", "--batch-size", 4, "--max-epoch", 1)
-    return run("fairseq-train", data, "--user-dir", USER_DIR, *options, "--no-save", fails=True)
+    assert said in train(family, data=data(), fails=True).run.error()
 
 
 def _eval_lm(*options, family="causal_lm", fails=False):

@@ -34,6 +34,15 @@ def _last_epoch(training):
     return training.checkpoint()["extra_state"]["train_iterator"]["epoch"]
 
 
+def test_a_curriculum_ends_also_where_no_restart_ends_it():
+    options = ["--curriculum", 1, "--batch-size", 4, "--max-epoch"]
+    whole, folder = train("causal_lm", *options, 3), new_directory()
+    for last in (2, 3):
+        stopped = train("causal_lm", *options, last, save_dir=folder)
+    weights = [each.checkpoint()["model"] for each in (whole, stopped)]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
 def test_a_larger_patience_goes_on():
     folder = new_directory()
     first = _last_epoch(train("causal_lm", *WORSE, "--max-epoch", 30, save_dir=folder))

@@ -58,12 +58,13 @@ def test_a_training_starts_from_its_own_last_checkpoint_or_from_what_is_named(tm
     assert find_start(configured(**folder).checkpoint) is None
     tuned = configured(finetune_from_model=str(other), **folder).checkpoint
     assert find_start(tuned) == other
+    assert find_start(configured(continue_once=str(other), **folder).checkpoint) == other
     last.write_bytes(b"")
     assert find_start(tuned) == find_start(configured(**folder).checkpoint) == last
     assert find_start(configured(restore_file=str(other), **folder).checkpoint) == other
 
 
-@pytest.mark.parametrize("option", ["restore_file", "finetune_from_model"])
+@pytest.mark.parametrize("option", ["restore_file", "finetune_from_model", "continue_once"])
 def test_a_missing_start_stops_fairseq(tmp_path, option):
     absent = tmp_path / "absent" / "checkpoint_last.pt"
     for path in (absent, tmp_path):
