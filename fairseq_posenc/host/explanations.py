@@ -130,8 +130,8 @@ def _suggest_settings(error: ConfigKeyError | ConfigAttributeError) -> str:
     own = {*map(str, section), *list_settings(section.get("_name"))}
     if key in own:
         return ""  # a setting of the model, which the file does not name
-    root: Any = section._get_root()
-    parts = reversed([(name, x) for name, x in root.items() if isinstance(x, DictConfig)])
+    root: Any = section._get_root()  # may lack what its values refer to
+    parts = reversed([(name, x) for name, x in root.items_ex(False) if isinstance(x, DictConfig)])
     known = {str(k): f"{name}.{k}" for name, part in parts for k in part}  # of several, the first
     known |= {name: name for name in own}
     near = [key] if key in known else get_close_matches(key, known, n=2)

@@ -22,7 +22,6 @@ from tests.helpers.products import product_of
 SIZES = (3, 1, 4, 1, 5)
 HEADER = 26  # bytes of an index before its sizes
 POINTERS = HEADER + 4 * len(SIZES)
-TYPES = {"uint16": np.uint16, "uint32": np.uint32, "int64": np.int64}
 
 
 def write_split(folder: Path, dtype: type = np.uint16, sizes: tuple[int, ...] = SIZES) -> Path:
@@ -87,7 +86,7 @@ def test_a_damaged_split_is_refused(suffix, damage, says, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("dtype", TYPES.values(), ids=list(TYPES))
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int64])
 @pytest.mark.parametrize("sizes", [(1,), SIZES, (0, 2, 0, 3), tuple(range(1, 300))])
 def test_what_fairseq_wrote_is_read_as_it_is(dtype, sizes, tmp_path):
     check_data_bin(write_split(tmp_path, dtype, sizes))

@@ -36,7 +36,7 @@ BEST = ["--best-checkpoint-metric"]
         ("masked_lm", ["--criterion", "cross_entropy"], "--task masked_lm --criterion masked_lm"),
         ("masked_lm", ["--criterion", "label_smoothed_cross_entropy"], "or the criterion does not"),
         ("causal_lm", ["--criterion", "masked_lm"], "or the criterion does not fit: roberta_*"),
-        ("masked_lm", ["--arch", "transformer_lm_rope_tiny"], "transformer_lm_* with --task lang"),
+        ("causal_lm", ["--task", "masked_lm"], "transformer_lm_* with --task language_modeling"),
         ("causal_lm", ["--tpu"], "torch_xla"),
         ("translation", ["--max-source-positions=2", "--required-batch-size-multiple=8"], "longer"),
         ("causal_lm", ["--required-batch-size-multiple", 512], "--required-batch-size-multiple 1"),
@@ -216,10 +216,11 @@ HYDRA = [
     ("common.fp16=true", "common.fp16=false"),
     ("dataset.train_subset=none", "no split none"),
 ]
+HYDRA_LM = ("causal_lm", "+model.position_encodng=alibi", "did you mean position_encoding or")
 
 
 @pytest.mark.parametrize(
-    ("family", "change", "said"), product_of(["masked_lm", "causal_lm"], HYDRA)
+    ("family", "change", "said"), [*product_of(["masked_lm", "causal_lm"], HYDRA), HYDRA_LM]
 )
 def test_hydra_settings_are_refused_in_a_line(family, change, said):
     lm = ("language_modeling", "transformer_lm_rope_tiny", "cross_entropy")
