@@ -60,8 +60,7 @@ def ensure_last_checkpoint(folder: Path) -> bool:
     last = folder / LAST
     if last.exists() and not is_torn(last):
         return True
-    newest = newest_checkpoint(folder)
-    if newest is None:
+    if (newest := newest_checkpoint(folder)) is None:
         return False
     fault = "was not written to its end" if last.exists() else "is missing"
     with written_whole(last) as new:  # renamed when complete: several processes may do this
@@ -201,8 +200,7 @@ def list_changes(before: FlatSettings, now: FlatSettings) -> list[str]:
 def flatten(cfg: Mapping[str, object]) -> FlatSettings:
     """Select the settings of fairseq's configuration that shape a training run."""
     # A model that still uses argparse repeats the options of all sections in its own.
-    uncompared = [_get_section(cfg, key) for key in cfg if key not in _SECTIONS]
-    skipped = _ALIASES.union(*uncompared)
+    skipped = _ALIASES.union(*(_get_section(cfg, key) for key in cfg if key not in _SECTIONS))
     flat: FlatSettings = {}
     for key in _SECTIONS:
         for name, value in _get_section(cfg, key).items():

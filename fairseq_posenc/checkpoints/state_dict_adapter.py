@@ -89,7 +89,9 @@ class PositionCheckpoints(nn.Module):
         if changes and not all(stack.init_positions for stack in stacks.values()):
             raise UserError(
                 "the checkpoint's positions are not the model's (--init-positions, in hydra "
-                f"+model.init_positions=true, starts the model's own fresh): {'; '.join(changes)}"
+                "+model.init_positions=true, starts the model's own fresh; a table by position "
+                "fits a model of its length (with --add-bos-token, --tokens-per-sample + 1)): "
+                f"{'; '.join(changes)}"
             )
         refuse_untied(state_dict, model_state)
         if (resized := extended_tables + replaced_parameters) and self.optimizer_source:

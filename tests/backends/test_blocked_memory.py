@@ -41,8 +41,7 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value
 
 
 def inputs(batch: int = 1, length: int = LENGTH) -> Inputs:
-    shape = (batch, H, length, D)
-    query, key, value = (torch.randn(shape, requires_grad=True) for _ in range(3))
+    query, key, value = (torch.randn(batch, H, length, D, requires_grad=True) for _ in range(3))
     return query, key, value
 
 

@@ -389,8 +389,7 @@ def test_gradients_of_values_by_distance_equal_those_of_the_formula():
 
 def test_rotary_cross_attention_refuses_what_would_pass_by_the_rotation():
     spec = "rope(cross_attention=true)"
-    model = make_model("translation", position_encoding=spec)
-    attention = model.decoder.layers[0].encoder_attn
+    attention = make_model("translation", position_encoding=spec).decoder.layers[0].encoder_attn
     query, key = torch.randn(2, 3, 2, attention.embed_dim)
     for static_kv in (False, True):
         with pytest.raises(UserError, match="outside its stack"):

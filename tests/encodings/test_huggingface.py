@@ -141,8 +141,7 @@ def transfo_xl(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
     }
     found = attended(encodings, dims, given["x"], projections, parameters)
     norm = (given["layer_norm.weight"], given["layer_norm.bias"])
-    output = F.layer_norm(given["x"] + found["output"], (dims.embed_dim,), *norm)
-    return {**found, "output": output}
+    return {**found, "output": F.layer_norm(given["x"] + found["output"], (dims.embed_dim,), *norm)}
 
 
 def wav2vec2_conformer(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:

@@ -186,6 +186,11 @@ def test_a_block_with_a_bos_before_it_fits(spec):
     assert model.max_positions() == (25 if spec in LIMITED else 24)
     with pytest.raises(UserError, match="longer than") if spec in LIMITED else nullcontext():
         logits(model, "causal_lm", make_tokens(2, 26))
+    options = {"position_encoding": spec, "add_bos_token": True, "tokens_per_sample": 23}
+    shorter = make_model("causal_lm", **options)  # of 24 positions, as fairseq's
+    message = "its length .with --add-bos-token, --tokens-per-sample . 1"
+    with pytest.raises(UserError, match=message) if spec in LIMITED else nullcontext():
+        model.load_state_dict(shorter.state_dict())
 
 
 @pytest.mark.parametrize("part", [lambda model: model, attention_of], ids=["model", "attention"])

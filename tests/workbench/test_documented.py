@@ -53,8 +53,7 @@ def prose(path: Path) -> str:
 
 def anchors(path: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub and the site make them."""
-    text = FENCED.sub("", path.read_text(encoding="utf-8"))
-    found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    found = re.findall(r"^#+ (.+)$", FENCED.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in found}
 
 

@@ -66,8 +66,7 @@ def content_of(html: str) -> tuple[dict, np.ndarray]:
         re.findall(f'<script type="[a-z/]+" id="{name}">(.*?)</script>', html, re.DOTALL)[0]
         for name in ("data", "codes")
     )
-    packed = zlib.decompress(base64.b64decode(codes))
-    return json.loads(data), np.frombuffer(packed, np.uint8)
+    return json.loads(data), np.frombuffer(zlib.decompress(base64.b64decode(codes)), np.uint8)
 
 
 def numbers_of(html: str, kind: str, name: str, model: int = 0) -> np.ndarray | None:
