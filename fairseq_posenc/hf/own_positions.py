@@ -134,7 +134,7 @@ def explain_unservable(model: Any) -> str | None:
     config = whole.get_text_config()
     if config is not whole and find_family(type(config)) is not None:
         return "set those of a part: model.model.language_model, or model.encoder and model.decoder"
-    if getattr(config, "kv_lora_rank", None):
+    if vars(config).get("kv_lora_rank"):  # it may differ by layer, and is then not read as a field
         return "its latent attention (MLA) rotates a part of each head that its own code appends"
     words = re.split("[_-]", str(config.model_type))  # so that `vl` is not found in `vlad`
     if reasons := [reason for parts, reason in _REASONS if {*parts} & {*words}]:

@@ -140,6 +140,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "paddleocr_vl_text": ({}, "M-RoPE"),
     "umt5": ({}, "each layer has its own table"),
     "inkling2_text": ({}, "adds relative states"),
+    "dots3_note_text": ({}, "latent attention"),  # whose size may differ by layer
     "bloom": ({}, "takes no other attention"),
     "vit": ({}, "not known here"),
     "llama4_text": ({}, "chunked_attention"),
@@ -151,10 +152,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_other_positions_are_refused_by_name(kind: str) -> None:
     settings, message = REFUSED[kind]
-    with pytest.raises(UserError, match=message) as error:
+    whole = rf"^a model of type '{kind}.*{message}.*\Z"  # in a line
+    with pytest.raises(UserError, match=whole):
         read_positions(CONFIG_MAPPING[kind](**settings))
-    assert "\n" not in str(error.value)
-    assert f"a model of type '{kind}" in str(error.value)
 
 
 def test_positions_that_were_set_are_read() -> None:
