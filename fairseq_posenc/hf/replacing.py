@@ -135,7 +135,7 @@ def _refuse_unfit(spec: Spec, stack: Stack) -> None:
     if stack.is_hybrid and any(item.name == "documents" for item in spec.items):
         raise UserError(f"{spec}: layers of this model without attention would mix documents")
     if spec.rotates_source:
-        raise UserError(f"{spec}: attention to an encoder is transformers' own, without rope")
+        raise UserError(f"{spec}: leave out cross_attention: encoders are attended to without rope")
     # In some models of OPT, embeddings are projected to the width of the layers.
     width = stack.module.get_input_embeddings().embedding_dim
     if spec.input_items and width != config.hidden_size:

@@ -211,7 +211,7 @@ class HFStackPositions(StackPositions):
                 "encodings that are rotations: leave out cache_implementation"
             )
         if self.gated_kinds and getattr(arguments.cache, "offloading", False):
-            raise UserError(f"offloaded caches cannot keep the forget gates of {self.spec}")
+            raise UserError(f"{self.spec}: offloaded caches lose forget gates: take another cache")
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
         if not arguments.has_documents or self.boundary_id is not None:
             self._refuse_gaps(positions, "attention_mask")  # only documents may have gaps
@@ -258,7 +258,7 @@ class HFStackPositions(StackPositions):
         given = arguments.named.get("use_cache")
         use_cache = getattr(stack.config, "use_cache", False) if given is None else given
         if use_cache and 0 < len(types) < len(stack.layers):
-            raise UserError(f"caches are made for {len(types)} layers alone: pass use_cache=False")
+            raise UserError(f"layers were added: caches have {len(types)}, so pass use_cache=False")
         if torch.jit.is_tracing():
             raise UserError("torch.jit.trace fixes the sizes of an input: use torch.export.export")
         causal = self.dims.causal
