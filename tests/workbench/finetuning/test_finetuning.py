@@ -5,7 +5,6 @@ import math
 import re
 import shutil
 from functools import cache, partial
-from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tests.helpers.documented import own_encodings
 from tests.helpers.exchanged import checkpoint
 from tests.helpers.glue_files import COLOURS, train_pieces, write_task
 from tests.helpers.preprocess import bpe_options, start, write_bpe, write_squad
-from tests.helpers.products import WHOLE, some_of
+from tests.helpers.products import some_of
 from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN
 
 pytestmark = pytest.mark.slow
@@ -122,22 +121,14 @@ def test_tasks_are_learnt_and_reported():
         assert row["task"] == "CoLA" or (row["best"] > 60 and not run["collapsed"])
         state = torch.load(Path(run["folder"], "checkpoint_best.pt"), map_location="cpu")
         assert state["last_optimizer_state"] is None
+        assert state["optimizer_history"][-1]["num_updates"] == run["update"]
+        assert row["task"] != "CoLA" or run["update"] < 24  # an early one
         # The figure read from the disk is the one that chose it in training.
         best = state["extra_state"]["best"]
         assert not row["reported"] or best == pytest.approx(row["best"], abs=1e-3)
         log = Path(run["folder"], "train.log").read_text()
         assert f"encoder position encoding: {SPEC} | directions: lr x1 rl x1 |" in log
         assert f"loading pretrained model from {pretrained(SPEC)}" in log
-
-
-def test_the_best_checkpoint_is_not_the_last():
-    folder = finished() / "CoLA" / "lr0.003-seed1"
-    found = commands.read_log((folder / "train.log").read_text(), "valid_loss")
-    best, last = max(each["valid_matthews"] for each in found), found[-1]
-    assert best > last["valid_matthews"] + 10
-    result = read_json(folder / "result.json")
-    assert result["metrics"]["matthews"] == pytest.approx(best, abs=0.01)
-    assert result["update"] < last["valid_num_updates"]
 
 
 def test_predictions_for_the_test_sets_are_as_glue_takes_them():
@@ -151,7 +142,7 @@ def test_predictions_for_the_test_sets_are_as_glue_takes_them():
     raw = (data() / "raw" / "MNLI" / "test_mismatched.tsv").read_text().splitlines()[1:]
     said = dict(zip(COLOURS, TASKS["MNLI"].classes))
     truth = [next(said[word] for word in line.split() if word in said) for line in raw]
-    assert sum(map(eq, found["MNLI-mm"], truth)) >= 3
+    assert sum(a == b for a, b in zip(found["MNLI-mm"], truth)) >= 3
 
 
 def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
@@ -237,8 +228,6 @@ def test_what_stops_a_training_is_shown_in_one_line(tmp_path, capsys):
             f"{tmp_path}/CoLA/lr0.003-seed1/train.log)"
         )
         assert "INFO" not in said
-    if WHOLE:
-        assert main([*given, *SHORT]) == 0
 
 
 def test_glue_hands_the_users_own_package_on(tmp_path):

@@ -93,12 +93,6 @@ def find_data(folder, splits):
     find_training_data(folder, TASKS["RTE"])
 
 
-def set_up_task(folder):
-    """Set up the task on a data-bin of something else."""
-    (folder / MANIFEST).write_text('{"splits": {"train": {"longest": 9}}}')
-    GlueTask.setup_task(GlueTaskConfig(data=str(folder), max_update=1, seed=1))
-
-
 def compose(_, change):
     recipes.compose_recipe(CONFIGS / "m4m_rte.yaml", 10, [change])
 
@@ -116,18 +110,11 @@ def compose(_, change):
         (find_data, [{"train": {"examples": 9}}], "describes no GLUE task"),
         (find_data, [{"train": 9}], "describes no GLUE task"),
         (find_data, [{"valid": {"examples": 9, "longest": 9}}], "RTE has no train set: make it"),
-        (set_up_task, [], "describes no GLUE task .*; make it with fairseq-posenc"),
         (compose, ["model.drop=1"], "m4m_rte.yaml: Could not override 'model.drop'"),
         (compose, ["task.seeds=[x]"], "m4m_rte.yaml: .*'x'.* Integer"),
         (compose, ["task.warmup_ratio=x"], "m4m_rte.yaml: .*'x'.* Float"),
-        (
-            compose,
-            ["dataset.max_tokens=4000"],
-            "with --set dataset.max_tokens the number of updates is unknown",
-        ),
+        (compose, ["dataset.max_tokens=4000"], "--set dataset.max_tokens the number of updates"),
         (compose, ["optimization.lr=["], "m4m_rte.yaml: "),
-        (compose, ["optimization"], "m4m_rte.yaml: "),
-        (compose, ["dataset.batch_size=many"], "m4m_rte.yaml: "),
         (compose, ["dataset.batch_size=0"], "without dataset.batch_size"),
         (compose, ["dataset.batch_size=null"], "without dataset.batch_size the number of updates"),
     ],
@@ -273,13 +260,10 @@ def test_classification_equals_scikit_learn(classes, seed):
     assert metrics.matthews(counts) == pytest.approx(100 * theirs.matthews_corrcoef(labels, found))
 
 
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("seed", range(5))
-def test_correlations_equal_scipy(ties, seed):
-    first, second = torch.randn(2, 80, generator=torch.Generator().manual_seed(seed)).double()
-    second += first
-    if ties:
-        first, second = first.round(), (2 * second).round()
+def test_correlations_of_scores_with_ties_equal_scipy():
+    first, second = torch.randn(2, 80).double()
+    first, second = first.round(decimals=1), (first + second).round(decimals=1)
+    assert len(first.unique()) < 50  # of 80
     ours = metrics.regression(first, second)
     assert set(metrics.regression(first[:0], second[:0]).values()) == {0.0}  # no scores
     assert ours["pearson"] == pytest.approx(100 * stats.pearsonr(first, second)[0])

@@ -4,7 +4,6 @@ import math
 import random
 import re
 from argparse import Namespace
-from functools import cache
 from itertools import combinations_with_replacement
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,10 +27,9 @@ from fairseq_posenc.tokens.subwords import GPT2, PieceEncoder, Pieces
 from fairseq_posenc.tokens.tokenizer import TextTokens
 from fairseq_posenc.workbench.finetuning.squad import predict, score
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
-from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import write_release
 from tests.helpers.preprocess import DATA, fairseqs_bpe, write_bpe, write_pieces
-from tests.helpers.products import WHOLE, some_of
+from tests.helpers.products import WHOLE
 from tests.helpers.tiny_models import make_model
 
 published = pytest.mark.skipif(not DATA.is_dir(), reason="the published files are not there")
@@ -49,27 +47,19 @@ def read_bpe(folder):
     return GPT2(folder / "encoder.json", folder / "vocab.bpe", dictionary), dictionary
 
 
-@cache
-def tokenizer(kind):
-    folder = new_directory()
-    if kind == "bpe":
-        return read_bpe(write_bpe(folder, TEXTS))[0]
-    options = {"byte_fallback": True, "character_coverage": 0.98} if kind != "unigram" else {}
+@pytest.mark.parametrize("options", [{}, {"byte_fallback": True, "character_coverage": 0.98}])
+def test_the_tokens_of_words_have_their_characters_and_no_others(tmp_path, options):
     lines = [text for text in TEXTS if text.strip()] * 20
-    pieces = Pieces(write_pieces(folder, 330, lines, **options))
-    return PieceEncoder(pieces, pieces.build_dictionary())
-
-
-@pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "byte_fallback"])
-def test_the_tokens_of_words_have_their_characters_and_no_others(kind, text):
-    tokens = tokenizer(kind).tokens(text)
-    words = [word.span() for word in re.finditer(r"\S+", text)]
-    for (start, _), (_, end) in combinations_with_replacement(words, 2):
-        first, last = tokens.covering(start, end)
-        assert text[tokens.starts[first] : tokens.ends[last]] == text[start:end]
-        needed = np.flatnonzero((tokens.ends > start) & (tokens.starts < end))
-        assert [*range(first, last + 1)] == needed.tolist()
+    pieces = Pieces(write_pieces(tmp_path, 330, lines, **options))
+    encoder = PieceEncoder(pieces, pieces.build_dictionary())
+    for text in TEXTS:
+        tokens = encoder.tokens(text)
+        words = [word.span() for word in re.finditer(r"\S+", text)]
+        for (start, _), (_, end) in combinations_with_replacement(words, 2):
+            first, last = tokens.covering(start, end)
+            assert text[tokens.starts[first] : tokens.ends[last]] == text[start:end]
+            needed = np.flatnonzero((tokens.ends > start) & (tokens.starts < end))
+            assert [*range(first, last + 1)] == needed.tolist()
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -138,7 +128,6 @@ def test_limits_that_lose_tokens_are_refused():
         SquadDataBin(Path("bin"), "1.1", Limits(), 1).check_lengths(64, "a model")
     Limits(*map(int, re.findall(r"--\S+ (\d+)", str(short.value)))).check()
     for limits, wrong in (
-        (Limits(40, 7, 30), "--stride 7: give 1 to 6, as --max-length 40 leaves 6 tokens of cont"),
         (Limits(10, 1, 10), "--max-question 10: give 1 to 5, as --max-length 10 leaves 6 tokens"),
         (Limits(5, 1, 1), "--max-length 5: give 6 or more"),
     ):
@@ -146,16 +135,9 @@ def test_limits_that_lose_tokens_are_refused():
             limits.check()
 
 
-@pytest.mark.parametrize(
-    ("make", "cause"),
-    [(Path.mkdir, "Is a directory"), (lambda path: path.symlink_to(path), "symbolic links")],
-    ids=["folder", "link_loop"],
-)
-def test_a_manifest_that_cannot_be_read_is_shown(make, cause, tmp_path):
-    make(tmp_path / MANIFEST)
-    with pytest.raises(
-        UserError, match=f"was not made by fairseq-posenc preprocess squad.*{cause}"
-    ):
+def test_a_manifest_that_cannot_be_read_is_shown(tmp_path):
+    (tmp_path / MANIFEST).symlink_to(tmp_path / MANIFEST)
+    with pytest.raises(UserError, match=r"was not made by .* squad \(.*symbolic links"):
         open_data_bin(tmp_path)
 
 
@@ -300,13 +282,13 @@ def test_windows_together_give_the_best_text_and_the_surest_that_there_is_one():
     assert predict.Predictor(with_head(), None, "learned").predict([], max_tokens=64) == []
 
 
-OURS = some_of(["learned+m4m(max_distance=5)"], ["learned+m4m(max_distance=5)", "rope", "none"])
+M4M = "learned+m4m(max_distance=5)"
 
 
 @pytest.mark.parametrize(
     ("arch", "options", "spec"),
     [
-        *(("roberta_none_tiny", {"position_encoding": spec}, spec) for spec in OURS),
+        ("roberta_none_tiny", {"position_encoding": M4M}, M4M),
         ("roberta", {}, "learned"),
         ("roberta", {"encoder_learned_pos": False}, "sinusoidal(layout=fairseq)"),
         ("roberta", {"no_token_positional_embeddings": True}, "none"),

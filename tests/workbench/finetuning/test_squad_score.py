@@ -7,7 +7,6 @@ import random
 import re
 import string
 from collections import Counter
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -20,11 +19,9 @@ from fairseq_posenc.workbench.finetuning.squad import score
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate
 from tests.helpers.commands import call, refused
 from tests.helpers.preprocess import DATA, write_squad
-from tests.helpers.products import WHOLE
 
 published = pytest.mark.skipif(not DATA.is_dir(), reason="the published files are not there")
 
-SEEDS = range(150 if WHOLE else 30)
 WORDS = ["a", "An", "THE", "the", "than", "24-10", "café", "CafÉ", "!", "...", "“t”", "ü", "x"]
 WORDS += ["X.", "theatre", "o'clock", "\u4e2d\u6587", "\uff01", "\u2019s", "\xa0", "\t", "I\u0307"]
 
@@ -90,7 +87,7 @@ def draw(seed, version):
     return rng, Squad(Path("random.json"), version, questions), predictions
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(30))
 def test_figures_of_1_1_are_the_official_ones(seed, monkeypatch):
     """The script adds score after score; the ``sum`` of Python 3.12 rounds but once, as fsum."""
     monkeypatch.setattr(score, "sum", math.fsum, raising=False)
@@ -102,7 +99,7 @@ def test_figures_of_1_1_are_the_official_ones(seed, monkeypatch):
     assert evaluate(squad, given) == dict(zip(("exact_match", "f1"), means))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", range(30))
 def test_figures_of_2_0_are_the_official_ones(seed):
     rng, squad, predictions = draw(seed, "2.0")
     assert evaluate(squad, predictions) == official_v2(squad, predictions)
@@ -123,6 +120,7 @@ def test_a_published_baseline_gets_its_published_score():
 
 
 CAT, NOTHING = {"answers": ["the cat"]}, {"answers": [], "is_impossible": True}
+CLAIMED, DENIED = {**CAT, "is_impossible": True}, {"answers": [], "is_impossible": False}
 V1, V2 = ("1.1", CAT), ("v2.0", CAT, NOTHING)
 
 
@@ -170,54 +168,24 @@ BROKEN = b'{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "\\ud
         ((V1, b"\xff"), "answers.json: cannot be read as JSON ("),
         ((V2, BOTH, {"q1": 0, "q2": math.nan}), "q2 is not a finite number"),
         ((V2, BOTH, None, "--na-prob-thresh=inf"), "must be a finite number, not 'inf'"),
-        (
-            (V2, BOTH, None, "--na-prob-thresh=0"),
-            "--na-prob-thresh: needs --na-prob-file, whose odds",
-        ),
+        ((V2, BOTH, None, "--na-prob-thresh=0"), "--na-prob-thresh: needs --na-prob-file"),
         ((("v2.0", {}, {}), {}), "dev.json: has no answers, so nothing can be scored"),
-        (
-            (b'{"data":\n [,]}', {}),
-            "dev.json: cannot be read as JSON (Expecting value: line 2 column 3",
-        ),
+        ((b'{"data":\n [,]}', {}), "dev.json: cannot be read as JSON (Expecting value: line 2"),
         ((b"[" * 200_000 + b"]" * 200_000, {}), "dev.json: cannot be read as JSON ("),
         ((b"\xff", {}), "dev.json: cannot be read as JSON ("),
         ((gzip.compress(b"{}" * 5000)[:30], {}), "dev.json.gz: cannot be read ("),
         ((b'{"rows": []}', {}), "dev.json: has no 'data' that is a list; "),
         ((BROKEN, {}), "dev.json: data[0].paragraphs[0].qas[0]: 'question' has half a "),
         ((b'{"data": []}', {}), "dev.json: holds no question"),
+        ((("v2.0", CAT, CLAIMED), {}), "q2: 'is_impossible' is true, but it has an answer"),
+        ((("1.1", CAT, CLAIMED), {}), "q2: 'is_impossible' is true, but it has an answer"),
+        ((("v2.0", CAT, DENIED), {}), "qas[1], question q2: 'is_impossible' is false, but"),
+        ((("v2.0", CAT, {}), {}), "dev.json: question q2 has no 'answers', unlike others; in"),
+        ((("1.1", CAT, {"answers": []}), {}), "dev.json: question q2 has no answer, unlike SQuAD"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, given, message):
     assert message in refused(capsys, *write_score(tmp_path, *given))
-
-
-@pytest.mark.parametrize("read", [read_squad, partial(read_by_id, value_type=str)])
-def test_a_missing_file_is_shown_with_its_path(tmp_path, read):
-    path = tmp_path / "missing.json.gz"
-    with pytest.raises(UserError) as refusal:
-        read(path)
-    assert str(refusal.value).startswith(f"{path}: cannot be read (")
-
-
-CLAIMED, DENIED = {**CAT, "is_impossible": True}, {"answers": [], "is_impossible": False}
-
-
-@pytest.mark.parametrize(
-    ("version", "entry", "message"),
-    [
-        ("v2.0", CLAIMED, "question q2: 'is_impossible' is true, but it has an answer"),
-        ("1.1", CLAIMED, "question q2: 'is_impossible' is true, but it has an answer"),
-        ("v2.0", DENIED, "question q2: 'is_impossible' is false, but it has no answer; corr"),
-        ("v2.0", {}, "question q2 has no 'answers', unlike others; in SQuAD 2.0, write an"),
-        ("1.1", {"answers": []}, "question q2 has no answer, unlike SQuAD 1.1; leave it out, or"),
-    ],
-)
-def test_a_file_that_contradicts_itself_is_refused_by_the_question(
-    tmp_path, capsys, version, entry, message
-):
-    shown = refused(capsys, *write_score(tmp_path, (version, CAT, entry), {}))
-    assert f"{tmp_path}/dev.json: " in shown
-    assert message in shown
 
 
 @pytest.mark.parametrize(
