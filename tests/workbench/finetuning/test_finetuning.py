@@ -47,7 +47,6 @@ def changed(*settings: str) -> list[str]:
 RATE = ["--learning-rates", "3e-3"]
 QUICK = changed("dataset.num_workers=0", "lr_scheduler.warmup_updates=2", "common.log_interval=5")
 LONG = [*QUICK, *changed("optimization.max_epoch=8")]  # of 3 updates
-SHORT = [*QUICK, *changed("optimization.max_epoch=1")]
 
 
 @made_once
@@ -231,7 +230,8 @@ def test_what_stops_a_training_is_shown_in_one_line(tmp_path, capsys):
 
 
 def test_glue_hands_the_users_own_package_on(tmp_path):
-    given = arguments("m4m", *RATE, *SHORT, "--out", tmp_path, spec=OWN)
+    short = [*QUICK, *changed("optimization.max_epoch=1")]
+    given = arguments("m4m", *RATE, *short, "--out", tmp_path, spec=OWN)
     posenc(*given, "--user-dir", own_encodings())
     assert record.read(tmp_path / "results.json").spec == OWN
     assert (tmp_path / "submission" / "CoLA.tsv").is_file()
@@ -273,31 +273,23 @@ QUESTIONS = {
 }
 
 
-def data_words(folder):
-    raw = folder / "people.json"
-    words = ["preprocess", "squad", "--train", raw, "--valid", raw, "--out", folder / "bin"]
-    return [*words, "--max-length", 48, "--stride", 16, "--max-question", 16, *bpe_options(folder)]
-
-
 @made_once
 def people():
-    """Return a raw file, the data made of it, and a pre-trained model (untrained, but whole)."""
+    """Return a raw file, the data made of it (once), and a pre-trained model (untrained, whole)."""
     folder = new_directory()
-    write_squad(folder / "people.json", QUESTIONS, "v2.0")
+    raw = write_squad(folder / "people.json", QUESTIONS, "v2.0")
     asked = [question["question"] for questions in QUESTIONS.values() for question in questions]
     write_bpe(folder, [*QUESTIONS, *asked], merges=400)
-    said = posenc(*data_words(folder)).out
+    words = ["preprocess", "squad", "--train", raw, "--valid", raw, "--out", folder / "bin"]
+    words += ["--max-length", 48, "--stride", 16, "--max-question", 16, *bpe_options(folder)]
+    said = posenc(*words).out
     assert "0 questions left out, 0 answers moved, 0 answers in no window" in said
+    assert "exists already, made from the same inputs" in posenc(*words).err
     sizes = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128}
     sizes |= {"max_positions": 48, "tokens_per_sample": 48}
     model = checkpoint("masked_lm", M4, folder, attention_directions="lr", **sizes)
     model.path.rename(folder / "pretrained.pt")
     return folder
-
-
-def test_data_that_are_there_are_not_made_again(capsys):
-    _, said = call(capsys, *data_words(people()))
-    assert "exists already, made from the same inputs with the same" in said
 
 
 EPOCHS = 30

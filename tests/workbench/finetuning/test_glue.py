@@ -153,16 +153,14 @@ def test_fairseqs_own_task_reads_the_texts_and_labels_of_every_file(tmp_path, na
     start("glue", *common, tmp_path / "bin")
     assert capsys.readouterr().err.startswith(f"{tmp_path}/bin/{name} exists already")
     data = find_training_data(tmp_path / "bin", task)
-    settings = GlueTaskConfig(data=str(data.path), max_positions=data.longest, max_update=1, seed=1)
+    given = {"data": str(data.path), "seed": 1}
+    settings = GlueTaskConfig(**given, max_positions=data.longest, max_update=1)
     theirs = SentencePredictionConfig(
-        data=str(data.path),
+        **given,
         num_classes=len(task.classes) or 1,
         init_token=0,
         separator_token=2,
-        no_shuffle=True,
         regression_target=task.regression,
-        classification_head_name="head",
-        seed=1,
     )
     readers = [SentencePredictionTask.setup_task(theirs), GlueTask.setup_task(settings)]
     processor = SentencePieceProcessor(model_file=str(pieces))
@@ -243,12 +241,11 @@ def test_the_published_files_have_their_published_counts(name):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("seed", range(5))
-def test_classification_equals_scikit_learn(classes, seed):
-    generator = torch.Generator().manual_seed(seed)
-    labels, guessed = torch.randint(classes, (2, 50), generator=generator)
-    found = torch.where(torch.rand(50, generator=generator) < 0.6, labels, guessed)
-    if not seed:
+@pytest.mark.parametrize("one_class", [False, True])
+def test_classification_equals_scikit_learn(classes, one_class):
+    labels, guessed = torch.randint(classes, (2, 50))
+    found = torch.where(torch.rand(50) < 0.6, labels, guessed)
+    if one_class:
         found = torch.zeros(50)  # a model of one class alone has no correlation and no F1
     counts = metrics.confusion(found, labels, classes)
     assert counts.tolist() == theirs.confusion_matrix(labels, found).tolist()
@@ -403,9 +400,7 @@ FACTS = {"name": "mine", "checkpoint": "x.pt", "unfinished": "QQP, seed 2"}
         ("decbert", "mean of the seeds", "30.00 | 60.00 | 63.00 | 51.00 |"),
     ],
 )
-def test_the_report_has_the_papers_statistic_of_the_rate_with_the_best_mean(
-    protocol, statistic, figures
-):
+def test_the_report_has_the_papers_statistic_of_the_best_rate(protocol, statistic, figures):
     record = report.build_record([*RTE, *MNLI], "m4m", {**FACTS, "protocol": protocol})
     lines = report.format_report(record).splitlines()
     columns = lines.index(f"| {statistic} | MNLI-m | MNLI-mm | RTE | average |")

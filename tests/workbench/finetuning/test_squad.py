@@ -54,6 +54,7 @@ def test_the_tokens_of_words_have_their_characters_and_no_others(tmp_path, optio
     encoder = PieceEncoder(pieces, pieces.build_dictionary())
     for text in TEXTS:
         tokens = encoder.tokens(text)
+        assert (tokens.starts < tokens.ends).all()  # of ½, too, which becomes several
         words = [word.span() for word in re.finditer(r"\S+", text)]
         for (start, _), (_, end) in combinations_with_replacement(words, 2):
             first, last = tokens.covering(start, end)
@@ -128,7 +129,7 @@ def test_limits_that_lose_tokens_are_refused():
         SquadDataBin(Path("bin"), "1.1", Limits(), 1).check_lengths(64, "a model")
     Limits(*map(int, re.findall(r"--\S+ (\d+)", str(short.value)))).check()
     for limits, wrong in (
-        (Limits(10, 1, 10), "--max-question 10: give 1 to 5, as --max-length 10 leaves 6 tokens"),
+        (Limits(10, 1, 6), "--max-question 6: give 1 to 5, as --max-length 10 leaves 6 tokens"),
         (Limits(5, 1, 1), "--max-length 5: give 6 or more"),
     ):
         with pytest.raises(UserError, match=wrong):
@@ -163,9 +164,8 @@ def test_targets_point_at_the_answer_and_what_is_lost_is_counted(tmp_path):
     questions = [Question(x, x, context, tuple(answers)) for x, answers in asked.items()]
     encoder, dictionary = read_bpe(write_bpe(tmp_path, [context, *asked], merges=5))
     maker = squad_windows.WindowMaker(encoder, dictionary, Limits(80, 20, 12))
-    counts = squad_windows.write_split(
-        Squad(Path("x.json"), "2.0", questions), maker, tmp_path / "train"
-    )
+    squad = Squad(Path("x.json"), "2.0", questions)
+    counts = squad_windows.write_split(squad, maker, tmp_path / "train")
     stored = data_utils.load_indexed_dataset(str(tmp_path / "train"), dictionary)
     spans = np.load(tmp_path / "train.spans.npy")
     found = [
@@ -251,9 +251,8 @@ def test_the_loss_is_the_cross_entropy_of_both_ends_and_ranks_add_up():
 def test_best_spans_are_the_best_of_all(seed):
     rng = np.random.default_rng(seed)
     context = np.arange(rng.integers(1, 90))
-    for window in squad_windows.make_windows(
-        np.arange(3), context, Limits(50, 17, 3), Dictionary()
-    ):
+    limits = Limits(50, 17, 3)
+    for window in squad_windows.make_windows(np.arange(3), context, limits, Dictionary()):
         start, end = rng.normal(size=(2, len(window.tokens)))
         size, at = len(window.has_max_context), window.offset
         sums = {
