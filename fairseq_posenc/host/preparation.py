@@ -28,7 +28,7 @@ from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import checks
 from fairseq_posenc.host.explanations import FITTING_TASKS, trained
-from fairseq_posenc.transformer.options import read_task_options
+from fairseq_posenc.transformer.options import read_task_options, refuse_unknown_settings
 
 _CROSS_ENTROPIES = ("cross_entropy", "label_smoothed_cross_entropy")
 _UNFIT_LOSSES = {LanguageModelingTask: ("masked_lm",), MaskedLMTask: _CROSS_ENTROPIES}
@@ -54,9 +54,7 @@ class CheckedModel(PositionCheckpoints):
         checks.check_precision(cfg.common)
         reads_targets = cfg.generation.score_reference or cfg.generation.prefix_size
         if reads_targets and getattr(cfg.task, "left_pad_target", False):
-            raise UserError(
-                "--left-pad-target: fairseq would read padding as targets; leave it out"
-            )
+            raise UserError("--left-pad-target: padding would be read as targets; leave it out")
         if window := cfg.eval_lm.context_window:
             block = cfg.task.tokens_per_sample + max(window, 0)  # fairseq has subtracted it
             if not 0 < window < block:
@@ -116,6 +114,9 @@ def _find_settings(*sections: Any) -> Any:
 
 def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     """Check the options of a training run, lock its folder, and prepare to resume it."""
+    is_ours = type(model).__module__.startswith("fairseq_posenc.")  # others may add settings
+    if is_ours and isinstance(settings.model, DictConfig):  # hydra's, in which `+` adds any name
+        refuse_unknown_settings(settings.model)
     checks.use_gpu_for_bf16(settings.common)
     checks.check_precision(settings.common, getattr(settings.model, "quant_noise_pq", 0))
     for function in filter(None, (checkpoint_utils.save_checkpoint, _find_counter())):
@@ -130,9 +131,8 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
         )
     checks.refuse_wrong_checkpoints(settings.checkpoint, settings.task, settings.criterion)
     if type(task) in _UNFIT_LOSSES:  # not a user's own, which may build other batches
-        # fairseq would fail in the first batch, or count tokens that are not masked.
-        criterion = getattr(settings.criterion, "_name", settings.criterion)  # or a name alone
-        if criterion in _UNFIT_LOSSES[type(task)]:
+        # fairseq would fail in the first batch, or count unmasked tokens. A name may stand alone.
+        if getattr(settings.criterion, "_name", settings.criterion) in _UNFIT_LOSSES[type(task)]:
             raise UserError(f"the model, the task or the criterion does not fit: {FITTING_TASKS}")
         block, batch = settings.task.tokens_per_sample, settings.dataset.max_tokens
         if settings.task.sample_break_mode != "eos" and batch and block > batch:

@@ -102,7 +102,7 @@ def list_settings(name: str | None) -> set[str]:
     parser = ArgumentParser()
     ARCH_MODEL_REGISTRY[name].add_args(parser)
     gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
-    known = {"_name", *vars(parser.parse_args([]))}
+    known = {"_name", "decoder_input_dim", *vars(parser.parse_args([]))}  # set by architectures
     return known if "position_encoding" in known else set()
 
 
