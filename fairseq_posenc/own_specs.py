@@ -38,7 +38,7 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
     """
     layers = split_spec(spec)
     count = max(num_layers, len(layers))  # a spec of too many layers keeps them, and is refused
-    # A layer without positions has the item `none`, which `parse` ignores beside others.
+    # A layer without positions has the item `none`, which is not one beside others.
     own_layers = [own.select_layers([index]).items for index in range(count)]
     expanded = []
     for index, own_items in enumerate(own_layers):
@@ -58,8 +58,8 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
                     f"{shortened(item)}: the model's positions there have no option {unknown!r}; "
                     f"{suggest(unknown, known)}they are {shortened(str(own))}"
                 )
-            items += [_change_options(own_item, changes) for own_item in own_items]
-        expanded.append("+".join(items))
+            items += [_change_options(x, changes) for x in own_items if x.name != "none"]
+        expanded.append("+".join(items) or "none")
     written = join_layers(expanded)
     try:
         return parse(written)

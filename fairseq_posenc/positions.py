@@ -96,8 +96,8 @@ class Positions(NamedTuple):
             [0, 1, 2, 2]])
 
     Attributes:
-        ids: ``(B, S)``, each token's position among the real tokens of its row, from 0; or
-            ``(1, S)`` without padding. Padding has the position of the real token before it, or 0.
+        ids: ``(B or 1, S)``, each token's position among the real tokens of its row, from 0, and
+            for padding that of the real token before it, or 0; or what a caller gave instead.
         padding: True for padding, ``(B, S)``; None if no token is.
         ends: True for tokens that end a sentence, as ``</s>``, ``(B, S)``.
         tgt_len: T, the number of queries; they are the last T tokens.
@@ -105,8 +105,8 @@ class Positions(NamedTuple):
             before it is one cause; documents and ids that a caller gives are others.
         longest: the largest position plus 1, or an upper bound on it; 0 if not known.
         first: result of :meth:`is_first`, if it was computed before; else None.
-        document_starts: ``(B, S)``, the number of real tokens before each token's document, if a
-            row has several documents; ``ids`` are then counted in the document.
+        document_starts: ``(B, S)``, the number of real tokens before each token's document, if
+            documents were looked for; ``ids`` are then counted in the document.
         drawn: random numbers that tables and rotations use instead of ``ids``; None for ``ids``.
             Like the ids, they ascend if the tokens are counted.
         counted: whether ``ids`` count the tokens; ids that a caller gives may repeat.

@@ -31,8 +31,8 @@ def make_constant(
 
 def to_fixed(x: Tensor) -> Tensor:
     """Round float32 numbers to int64, in units of 2^-32, so that their sums are exact."""
-    # The limit keeps sums of 21,000 numbers within int64, and changes no weight: a softmax gives a
-    # score that is lower by 1e5 the weight 0.
+    # The limit keeps sums of 21,000 numbers within int64, and changes no weight: a softmax gives
+    # weight 0 to a score that is lower by 1e5.
     return (x.clamp(-1e5, 1e5) * 2.0**_FIXED_BITS).round().long()
 
 
@@ -48,7 +48,7 @@ def split_fixed(fixed: Tensor) -> Tensor:
 
 
 def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
-    """Add up ``(B, G, T)`` from token to token; each sum has two parts, ``(B, G, T, 2)``.
+    """Add up ``(batch, heads, T)`` over T tokens; sums have two parts, ``(batch, heads, T, 2)``.
 
     A score contains the difference of two large sums. Float32 would round them, and decoding would
     differ from a full pass. So float32 numbers are added up as integers, and split by
@@ -56,7 +56,7 @@ def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
 
     Args:
         x: numbers, float32 or float64.
-        before: the last result of earlier tokens, ``(B, G, 1, 2)``, to add; no gradient in float32.
+        before: the last sum of earlier tokens, ``(batch, heads, 1, 2)``; no gradient in float32.
     """
     sums = x.cumsum(-1)
     if x.dtype == torch.float64:

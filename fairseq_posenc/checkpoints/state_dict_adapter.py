@@ -20,7 +20,7 @@ from fairseq_posenc.specs import parse
 
 logger = logging.getLogger(__name__)
 STOCK_SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
-STOCK_SPEC = "sinusoidal(layout=fairseq)"  # of fairseq's own models, which have one of these keys
+STOCK_SPEC = "sinusoidal(layout=fairseq)"  # of fairseq's models that have one of these keys
 STOCK_TABLE = "embed_positions.weight"  # learned positions in fairseq's models
 LEARNED_TABLE = "embed_positions.encodings.learned.table.weight"  # and in ours
 # Copies of weights, which encoder layers of fairseq 0.12.2 have for its fast path.
@@ -46,7 +46,7 @@ class PositionCheckpoints(nn.Module):
     optimizer_source: Path | None = None  # checkpoint whose optimizer's state is loaded, too
 
     def set_num_updates(self, num_updates: int) -> None:
-        """Keep the number of updates, which fairseq's trainer gives before each update."""
+        """Keep the number of updates, which fairseq gives at loading and before each batch."""
         self.num_updates = num_updates
         super().set_num_updates(num_updates)  # type: ignore[misc]
 

@@ -28,7 +28,7 @@ class T5(Encoding):
     Equation:
         e_ij = q_i.k_j / sqrt(c d) + b_r, where r is the bucket of j - i, b_r is trained for each
         head, half of the buckets hold one distance each, the other half ranges that grow
-        logarithmically up to max_distance. Encoders give half of the buckets to each direction,
+        exponentially up to max_distance. Encoders give half of the buckets to each direction,
         decoders all to the past.
     Shapes:
         table ``(axes * H, buckets)``, one for all layers.

@@ -21,7 +21,7 @@ from fairseq_posenc.specs import Spec, parse
 # Field of a configuration with the length that it was trained at, if `write_length` wrote another.
 TRAINED_LENGTH_FIELD = "position_encoding_trained_length"
 _LENGTH_FIELDS = ("max_position_embeddings", "max_target_positions", "n_positions")
-Config = Any  # a `PreTrainedConfig`
+Config = Any  # a `PretrainedConfig`
 
 
 def read_positions(model: Any) -> str:

@@ -71,9 +71,9 @@ def refuse_wrong_checkpoints(checkpoint: Any, *sections: Any) -> None:
         raise UserError(f"--best-checkpoint-metric {metric} is computed only with {flag}")
 
 
-def refuse_long_blocks(task: Any, block: int, max_positions: int) -> None:
+def refuse_long_blocks(options: Any, block: int, max_positions: int) -> None:
     """Refuse blocks that fairseq would silently leave out: the model reads fewer tokens."""
-    if task.sample_break_mode != "eos" and block > max_positions:
+    if options.sample_break_mode != "eos" and block > max_positions:
         raise UserError(
             f"--tokens-per-sample {block}: blocks are longer than the {max_positions:,} tokens "
             f"that the model reads, and would be left out; give --tokens-per-sample "

@@ -53,8 +53,8 @@ class LayerPositions(StackLayer):
         simple = (NumbersByDistance, NumbersByPair, Reset, ScaleFactor)
         if widens or not all(isinstance(term, simple) for term in terms):
             raise UserError(
-                f"{spec}: its scores are more than a rotated dot product, a factor and a bias for "
-                "each distance: use SelfAttention"
+                f"{spec}: its scores are more than a rotated dot product, a factor and a bias: "
+                "use SelfAttention"
             )
         self.scale = terms.scale(dims.head_dim)
         self.encodings = build_layer(spec, dims, layer)

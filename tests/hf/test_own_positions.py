@@ -180,6 +180,7 @@ OWN = [
     ("own(size=16)", "rope+window(size=8)", 8, "rope+window(size=16)"),
     ("own+t5", "learned", 4, "learned+t5"),
     ("own+alibi,own", "none", 4, "alibi,none"),
+    ("own+learned", "rope,none", 4, "learned+rope,none"),
     ("2*own", "rope,none", 3, "rope,none"),
     ("own,none,own", "rope", 3, "rope,none"),
     ("own,none,own", "rope", 5, "rope,none,rope"),
@@ -189,9 +190,7 @@ OWN = [
 
 
 @pytest.mark.parametrize(("spec", "theirs", "layers", "expanded"), OWN)
-def test_own_stands_for_the_positions_of_a_model(
-    spec: str, theirs: str, layers: int, expanded: str
-) -> None:
+def test_own_means_the_positions_of_a_model(spec, theirs, layers, expanded):
     assert str(expand_own(spec, parse(theirs), layers)) == expanded
 
 

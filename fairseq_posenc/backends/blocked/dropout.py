@@ -3,8 +3,8 @@
 Every query of a head draws two seeds of 32 bits, q and r, and every key draws one seed k. The hash
 ``(((q ^ k) * MURMUR_MULTIPLIER) ^ r) * XXHASH_MULTIPLIER`` decides whether the weight of a pair is
 dropped. Without r, it would depend on ``q ^ k`` alone, and two queries whose seeds q differ in few
-bits would drop related keys. The backward pass computes the hash again, instead of storing a number
-for each pair. torch's own generator takes about ten times as long on a CPU.
+bits would drop related keys. A block that the backward pass computes again drops the same weights,
+by the same seeds. torch's own generator takes about ten times as long on a CPU.
 
 Shapes: a block has k sentences, h heads, M queries and W keys; D head size.
 """

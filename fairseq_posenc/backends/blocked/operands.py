@@ -1,4 +1,4 @@
-"""Lays out the tensors of a call as blocks use them, all of one dtype.
+"""Lays out the tensors of a call as blocks use them, in float32 at least.
 
 Queries are stored in reverse, so that distances grow with their index. B batch, H heads, T queries,
 S keys, R distances, G tables (H, or 1 for all heads), U distinct rows of a table, D head size, W
@@ -19,15 +19,15 @@ from fairseq_posenc.precision import at_least_fp32
 class Operands(NamedTuple):
     """The tensors of a call, or those of a block.
 
-    Each field says its axes. A block takes its part of B, H, T, S (keys) and R (distances), and all
-    of the others. Keys beyond the ends of tables are far: then b are a block's keys far before its
-    queries, a those far after them, n the near ones, and r their distances.
+    Each field says its axes. A block takes its part of B, H, T, S (keys), R (distances) and small
+    letters. Keys beyond the ends of tables are far: b are a block's keys far before its queries,
+    a those far after them, n the near ones, and r their distances.
 
     A score begins as a sum, gain q.k + q.Q + k.K, or as a product, gain q.k q.Q k.K: q is the
     query, k the key, and Q and K are the rows of ``query_rows`` and ``key_rows`` for the pair.
     """
 
-    query: Annotated[Tensor, "BHTD"]  # scaled
+    query: Annotated[Tensor, "BHTD"]  # scaled, if they are in a sum
     key: Annotated[Tensor, "BHnD"]
     value: Annotated[Tensor, "BHSD"]
     # The keys once more, for far pairs (`Block.far`), which share Q, and K: the first row of each

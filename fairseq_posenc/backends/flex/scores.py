@@ -70,7 +70,7 @@ def build_score_mod(
         src_len: S.
         device: of the terms.
         mask: leaves out rows of hidden distances; its cache keeps indices for all layers.
-        query: ``(B, H, T, D)``, padded to the kernel's length; None if no term has a table.
+        query: ``(B, H, T, D)``, padded to the kernel's length; None if no term has rows.
         key: ``(B, H, S, D)``, padded in the same way.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
     """
@@ -105,7 +105,7 @@ def build_score_mod(
         mark_batch_dynamic(products)
         return [_Numbers(products, rows, isinstance(term, RowsByDistance) and term.of == "key")]
 
-    # FlexAttention scales the scores, so summands must be scaled as well, and factors must not.
+    # FlexAttention scales q.k, so products that are added must be scaled, and factors must not.
     scale = 1.0 if query is None or terms.product else terms.scale(query.size(-1))
     products = tabulate(terms.rows("query"), query, scale) + tabulate(terms.rows("key"), key, scale)
     factors, summands = tabulate(terms.gain), tabulate(terms.bias)

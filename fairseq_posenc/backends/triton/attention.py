@@ -148,7 +148,7 @@ class Attention(torch.autograd.Function):
         square = tile._replace(queries=block, keys=block)  # for the kernels of `stored`
 
         grad_query = torch.empty_like(problem.query)
-        # The backward kernel writes them, and `tokens_kernel` adds the key table's term.
+        # The backward kernel writes the other two; `tokens_kernel` adds the key table's term.
         is_added = problem.key_table is not None
         grad_key = torch.empty_like(problem.key, dtype=torch.float32 if is_added else None)
         grad_value = torch.empty_like(problem.value)

@@ -1,7 +1,7 @@
 """Computes GLUE's metrics, in percent, for the criterion and the official scores.
 
 An undefined metric, such as the correlation with a constant, is 0, as in scikit-learn's Matthews
-correlation; with NaN, fairseq would keep that checkpoint as the best.
+correlation; with NaN, fairseq would forget the best value so far.
 """
 
 import math

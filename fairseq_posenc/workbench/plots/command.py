@@ -139,7 +139,7 @@ def run_inspect(args: argparse.Namespace) -> None:
     models = [read_attention(path, args.data, args.text, args.target) for path in args.checkpoint]
     page = render_page(models, own_command())
     write_whole(args.out, page)
-    say(f"wrote {args.out}, {len(page) / 1e6:.2f} MB")
+    say(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.2f} MB")
 
 
 def read_attention(path: Path, data: Path | None, text: str, target: str | None) -> TextAttention:

@@ -175,4 +175,4 @@ def quantize(values: Tensor, visible: Tensor) -> Quantized:
     first = (low / step).round().long()
     last = (high / step).round().long()
     codes = (codes - first + 1).masked_fill(~visible, 0)  # 0 is left for hidden keys
-    return Quantized(codes, *(limit[..., 0, 0].tolist() for limit in (step, first, last)))
+    return Quantized(codes, *(x[..., 0, 0].tolist() for x in (step, first, last)))

@@ -40,7 +40,7 @@ class Result(NamedTuple):
     encoding: str  # its positions; `-` if they are not known
     figures: Figures
     path: str  # file or folder of the results
-    fingerprint: str = ""  # hash of a training run's settings, except the seed, and its updates
+    fingerprint: str = ""  # hash of a training run's updates and settings, except the seed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -42,7 +42,7 @@ def run_main(program: Callable[[], int | None]) -> int:
 
 
 def _flush_output() -> None:
-    """Flush standard output here, because Python's exit would hide that the disk is full.
+    """Flush standard output here: Python's exit would report a full disk in its own words.
 
     Raises:
         OSError: the disk is full, or the reader has gone.

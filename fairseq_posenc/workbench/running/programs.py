@@ -70,7 +70,7 @@ def run_logged(
     on_line: Callable[[str], None] | None = None,
     environment: Environment | None = None,
 ) -> None:
-    """Run a command, which ends if this process dies; append it and its output to a log file.
+    """Run a command, which on Linux dies with this process; append it and its output to a log file.
 
     Without ``on_line``, the program itself writes to the file, so no line is lost at a kill.
 

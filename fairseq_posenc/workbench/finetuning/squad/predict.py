@@ -30,8 +30,8 @@ class Prediction(NamedTuple):
     """The prediction for a question."""
 
     id: str  # id of the question
-    answer: str  # the best text of the context; empty if the context is empty
-    null_odds: float  # score of no answer minus that of the answer; 0 if the context is empty
+    answer: str  # the best text of the context; empty if it has none
+    null_odds: float  # score of no answer minus that of the answer; 0 without an answer
 
 
 class Span(NamedTuple):
