@@ -70,15 +70,11 @@ def data() -> Path:
 @made_once
 def pretrained(spec: str) -> Path:
     """Return the checkpoint of a masked LM, trained for a moment."""
-    folder = new_directory() / "tiny"
-    user_dir = own_encodings() if spec == OWN else USER_DIR
-    run(
-        *("fairseq-train", data() / "text", "--user-dir", user_dir, "--task", "masked_lm"),
-        *("--criterion", "masked_lm", *TINY, "--position-encoding", spec),
-        *("--tokens-per-sample", 40, "--sample-break-mode", "none"),
-        *(*TRAINING, "--max-update", 2, "--save-dir", folder, "--no-epoch-checkpoints"),
-    )
-    return folder / "checkpoint_last.pt"
+    places: dict[str, Any] = {"data": data() / "text", "save_dir": new_directory() / "tiny"}
+    places["user_dir"] = own_encodings() if spec == OWN else USER_DIR
+    options = [*TINY, "--max-positions", 40, "--tokens-per-sample", 40, "--max-update", 2]
+    made = commands.train("masked_lm", *options, "--position-encoding", spec, **places)
+    return made.save_dir / "checkpoint_last.pt"
 
 
 def arguments(protocol: str, *more: Any, tasks: str = "CoLA", spec: str = SPEC) -> list[str]:

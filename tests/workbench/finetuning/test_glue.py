@@ -28,7 +28,7 @@ from fairseq_posenc.workbench.finetuning.glue import report
 from fairseq_posenc.workbench.finetuning.glue.runs import CONFIGS
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
 from glue import find_file, read_examples, truncate_lengths
-from tests.helpers.glue_files import train_pieces, write_task
+from tests.helpers.glue_files import HEADERS, train_pieces, write_task
 from tests.helpers.preprocess import DATA, start
 
 SIZES = {"train": 9, "valid": 5, "test": 4, "valid1": 3, "test1": 6, "test2": 7}
@@ -147,6 +147,8 @@ def test_the_longer_sentence_is_cut_first():
 def test_fairseqs_own_task_reads_the_texts_and_labels_of_every_file(tmp_path, name, pieces, capsys):
     task = TASKS[name]
     written = write_task(tmp_path / "raw", name, SIZES)
+    columns = HEADERS[name][0].split(",")  # the first sentence is the first in the file
+    assert task.sentences == tuple(column for column in columns if column in task.sentences)
     common = [tmp_path / "raw", "--sentencepiece-model", pieces, "--tasks", name, "--out"]
     start("glue", *common, tmp_path / "bin")
     capsys.readouterr()

@@ -301,6 +301,7 @@ def test_a_model_and_fairseqs_own_are_built_again_from_a_checkpoint(arch, option
     pretrained = read_pretrained(write_release(args, model.state_dict()))
     assert str(pretrained.spec) == pretrained.roberta_section["position_encoding"] == spec
     assert pretrained.roberta_section.get("attention_directions", "") == directions
+    assert pretrained.roberta_section["_name"].startswith("roberta_")  # ours, not "roberta"
     assert (pretrained.max_positions, pretrained.dictionary.size) == (24, 24)
     rebuilt = make_model("masked_lm", **pretrained.roberta_section)
     rebuilt.load_state_dict(torch.load(pretrained.path)["model"], strict=True)
