@@ -72,7 +72,7 @@ def parse_stop_update(message: str) -> int:
 def explain_failure(error: BaseException) -> str | None:
     """Explain an error of a command, or its first known cause."""
     if isinstance(error, KeyboardInterrupt):
-        return "stopped; the same command continues from its last checkpoint, if it has written one"
+        return "stopped; the same command, without --restore-file, continues from its checkpoint"
     return next(filter(None, map(_explain, chain(error))), None)
 
 
