@@ -241,7 +241,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27415, 27500),
+    "fairseq_posenc": (27412, 27500),
     "fairseq_posenc/encodings": (3638, 3800),
     "fairseq_posenc/backends": (3404, 3600),
     "fairseq_posenc/backends/triton": (1194, 1200),
@@ -251,11 +251,11 @@ LINES = {
     "fairseq_posenc/models": (476, 520),
     "fairseq_posenc/tasks": (803, 820),
     "fairseq_posenc/checkpoints": (781, 800),
-    "fairseq_posenc/host": (684, 700),
-    "fairseq_posenc/hf": (2697, 2700),
-    "fairseq_posenc/workbench": (8922, 10000),
+    "fairseq_posenc/host": (683, 700),
+    "fairseq_posenc/hf": (2696, 2700),
+    "fairseq_posenc/workbench": (8921, 10000),
     "fairseq_posenc/tokens": (774, 800),
-    "fairseq_posenc/workbench/running": (669, 700),
+    "fairseq_posenc/workbench/running": (668, 700),
     "fairseq_posenc/workbench/loading": (497, 520),
     "fairseq_posenc/workbench/hf": (243, 260),
     "fairseq_posenc/workbench/results": (479, 500),
@@ -269,7 +269,7 @@ LINES = {
     "preprocess": (2583, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2998, 3600),
-    "tests": (30127, 32000),
+    "tests": (30126, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -57,7 +57,7 @@ def read_decay(cache: Cache | None, layer: int, earlier: int) -> Decay | None:
         return None
     layers = [] if cache is None else cache.layers[layer:]
     if not layers or layers[0].get_seq_length() != earlier:
-        raise UserError(f"the cache lacks forget gates of its {earlier} tokens: take an empty one")
+        raise UserError(f"the cache lacks gates of {earlier} tokens: make it after set_positions")
     return Decay(torch.cat([layers[0].keys, layers[0].values], -1))  # [B, H, S - T, 2]
 
 

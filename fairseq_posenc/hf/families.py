@@ -72,7 +72,7 @@ class Family:
         layers = {name: f"{name}.{self.layers}".lstrip(".") for name in self.stacks}
         stacks = [Stack(self, parts[name]) for name, path in layers.items() if path in parts]
         if not stacks:
-            raise UserError(f"{type(model).__name__} is a part of a model: take the whole model")
+            raise UserError(f"{type(model).__name__} is a part: set the positions of its model")
         return stacks
 
     def first_id(self, config: PretrainedConfig) -> int:

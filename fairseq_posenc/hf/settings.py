@@ -11,8 +11,7 @@ from fairseq_posenc.errors import UserError, shortened
 POSITIONS = "positions"
 OUR_ATTENTION = "fairseq_posenc"  # name of our attention function in transformers
 POSITION_STATE = "position_state"  # argument of layers and attention: the state of a pass
-# Fields of a configuration whose positions were set.
-SPEC_FIELD = "position_encoding"
+SPEC_FIELD = "position_encoding"  # of configurations whose positions were set
 SPEC_FIELDS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
 LENGTH_FIELD = "position_encoding_max_positions"
 _STOCK_FIELDS = ("rope_parameters", "sliding_window")  # which state positions without a spec
@@ -30,7 +29,7 @@ class PositionSettings(NamedTuple):
 
     def check(self, stated: dict[str, Any]) -> None:
         """Refuse values of other types, such as True for a number, and changed stock fields."""
-        _refuse_changes(stated, self.replaced or {})
+        _refuse_change(_FIELDS["replaced"], stated, self.replaced or {})
         for name in ("spec", "decoder_spec", "directions"):
             text = getattr(self, name)
             if not isinstance(text, str) and not (text is None and name == "decoder_spec"):
@@ -49,7 +48,9 @@ class PositionSettings(NamedTuple):
 
     def write(self, config: PretrainedConfig) -> None:
         """Write them to a configuration, without those that have their defaults."""
-        replaced = {name: x for name, x in vars(config).items() if name in _STOCK_FIELDS}
+        # Qwen's classes drop the size of windows on loading, if none are used.
+        names = _STOCK_FIELDS[: 2 if getattr(config, "use_sliding_window", True) else 1]
+        replaced = {name: x for name, x in vars(config).items() if name in names}
         for name, value in self._replace(replaced=copy.deepcopy(replaced))._asdict().items():
             if value not in (None, ""):
                 setattr(config, _FIELDS[name], value)
@@ -57,13 +58,13 @@ class PositionSettings(NamedTuple):
                 delattr(config, _FIELDS[name])
 
 
-def _refuse_changes(stated: dict[str, Any], replaced: dict[str, Any]) -> None:
-    """Refuse fields whose values are not those in ``replaced``: they would have no effect."""
-    for name, value in replaced.items():
-        if isinstance(value, dict) and isinstance(stated.get(name), dict):
-            _refuse_changes(stated[name], value)  # a later transformers may add keys
-        elif stated.get(name) != value:
-            raise UserError(f"{name} was changed, but {SPEC_FIELD} is read: call set_positions")
+def _refuse_change(name: str, now: Any, then: Any) -> None:
+    """Refuse a field with another value than when the spec was set: it would have no effect."""
+    if isinstance(now, dict) and isinstance(then, dict):
+        for key, value in then.items():  # a later version of transformers may add keys
+            _refuse_change(key, now.get(key), value)
+    elif now != then:
+        raise UserError(f"{name} was {then!r}: restore it, as only set_positions has an effect")
 
 
 _FIELDS = {  # fields of a configuration, by those of `PositionSettings`

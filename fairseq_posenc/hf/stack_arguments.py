@@ -199,9 +199,7 @@ class StackArguments:
         # A number, as callers of this method refuse static caches before.
         past, mask = self.cached, self._read_mask()
         if boundary_id is not None and (self.inputs.dim() == 3 or past):
-            raise UserError(
-                "boundary_id: input_ids show the ends of sentences: pass all (use_cache=False)"
-            )
+            raise UserError("boundary_id is found in input_ids: pass them all, use_cache=False")
         positions = Positions.from_padding(mask.eq(0), tgt_len=self.inputs.size(1))
         differs: list[Tensor] = []  # bools `()`: whether counting gives other positions
         if past and (earlier := getattr(self.cache, UNCOUNTED, None)) is not None:

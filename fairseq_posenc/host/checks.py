@@ -20,7 +20,7 @@ from fairseq_posenc.transformer.options import read_task_options
 _HALF_PRECISIONS = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
 _BETTER_LOW = {"loss", "nll_loss", "ppl"}  # metrics of validation
 _BETTER_HIGH = {"accuracy", "bleu", "f1", "acc_and_f1", "mcc", "pearson", "spearman"}
-_OPTIONS = {"accuracy": "report_accuracy", "bleu": "eval_bleu"}  # that let fairseq compute them
+_OPTIONS = {"accuracy": "report_accuracy", "bleu": "eval_bleu"}  # by the metrics that they add
 
 
 def check_precision(common: Any, noise: float = 0) -> None:
@@ -54,7 +54,7 @@ def use_gpu_for_bf16(options: Any) -> None:
 
 
 def refuse_wrong_checkpoints(checkpoint: Any, *sections: Any) -> None:
-    """Refuse to keep the worst checkpoint, or none; options of ``sections`` add metrics."""
+    """Refuse to keep the worst checkpoint or none, and metrics whose option ``sections`` lack."""
     if checkpoint.write_checkpoints_asynchronously:
         raise UserError("--write-checkpoints-asynchronously: no checkpoint_last.pt to resume from")
     metric = checkpoint.best_checkpoint_metric
@@ -153,9 +153,7 @@ def check_document_ends(spec: Spec, task: Any) -> None:
         return
     settings = read_task_options(task)
     if isinstance(task, MaskedLMTask) and not settings.include_target_tokens:
-        raise UserError(
-            "documents: a masked </s> would not end its document; add --include-target-tokens"
-        )
+        raise UserError("documents: a masked </s> would end none; add --include-target-tokens")
     train = Path(utils.split_paths(settings.data or "")[0]) / "train"
     # By default fairseq maps the text into memory, and does not read it.
     lines = data_utils.load_indexed_dataset(str(train), task.source_dictionary)

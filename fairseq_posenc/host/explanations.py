@@ -72,7 +72,7 @@ def parse_stop_update(message: str) -> int:
 def explain_failure(error: BaseException) -> str | None:
     """Explain an error of a command, or its first known cause."""
     if isinstance(error, KeyboardInterrupt):
-        return "stopped; the same command, without --restore-file, continues from its checkpoint"
+        return "stopped; the command, without --restore-file, continues from its checkpoint, if any"
     return next(filter(None, map(_explain, chain(error))), None)
 
 
@@ -99,12 +99,13 @@ def _explain(error: BaseException) -> str | None:
     # A setting that caused hydra's error explains more: `chain` yields it next.
     if isinstance(error, HydraException) and not isinstance(error.__cause__, SettingError):
         return shortened(" ".join(re.split("Config search path|See https", str(error))[0].split()))
-    raised_in = [x.name for x in traceback.extract_tb(error.__traceback__)[-1:]]  # or empty
-    if isinstance(error, IndexError) and raised_in == ["batch_by_size"]:
+    frames = traceback.extract_tb(error.__traceback__)[-1:]  # the last one, or none
+    raised_in = [f"{Path(x.filename).stem}.{x.name}" for x in frames]
+    if isinstance(error, IndexError) and raised_in == ["data_utils.batch_by_size"]:
         return _ADVICE["The dataset is empty"]
-    if isinstance(error, KeyError) and raised_in == ["validate"]:
+    if isinstance(error, KeyError) and raised_in == ["train.validate"]:
         return f"validation gives no metric {error}: correct --best-checkpoint-metric"
-    if isinstance(error, KeyError) and raised_in == ["build_x"]:  # of fairseq.registry
+    if isinstance(error, KeyError) and raised_in == ["registry.build_x"]:
         known = [name for part in REGISTRIES.values() for name in part["registry"]]
         return f"fairseq has no {error}: {suggest(str(error.args[0]), known)}correct this name"
     if not isinstance(error, FileNotFoundError | NotADirectoryError) or not error.filename:

@@ -213,8 +213,8 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     if state := state or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
         logger.warning(f"{state}: the training is finished, and nothing was changed")
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
-        if isinstance(settings.task, Namespace) and isinstance(settings.criterion, Namespace):
-            sys.exit()  # not a run of hydra; `settings` is a copy, see `_find_settings`
+        if {type(settings.task), type(settings.criterion)} == {Namespace} and _find_counter():
+            sys.exit()  # of fairseq-train; `settings` is a copy, see `_find_settings`
 
 
 def describe_end(path: Path, updates: int, settings: DictConfig) -> str:

@@ -64,7 +64,7 @@ def end_loading() -> None:
             with thread._queue.mutex:
                 thread._queue.maxsize = sys.maxsize  # it waits for no reader
                 thread._queue.not_full.notify()
-            thread.join(60)  # seconds
+            thread.join(10)  # seconds
 
 
 def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:

@@ -83,9 +83,7 @@ STATED: list[tuple[str, dict[str, Any], str, int]] = [
 
 
 @pytest.mark.parametrize(("kind", "settings", "spec", "length"), STATED)
-def test_positions_of_a_configuration(
-    kind: str, settings: dict[str, Any], spec: str, length: int
-) -> None:
+def test_positions_of_a_configuration(kind, settings, spec, length):
     config = make_config(kind, **settings)
     assert read_positions(config) == spec
     assert own_positions.count_positions(config) == length

@@ -199,9 +199,7 @@ def test_the_names_in_a_file_are_those_of_the_model(kind: str, tmp_path: Path) -
     assert added.removesuffix(SUFFIXED.removeprefix(QUERIES)) in names
 
 
-def test_a_changed_default_changes_no_saved_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_default_changes_no_saved_model(tmp_path, monkeypatch):
     model, inputs = make_model(spec="t5+window"), make_inputs(MODELS["llama"], length=40)
     model.save_pretrained(tmp_path)
     monkeypatch.setitem(Window.__init__.__kwdefaults__ or {}, "size", 3)
@@ -220,7 +218,8 @@ UNFIT: dict[str, tuple[Any, str]] = {  # a change of settings or weights, and wh
     "another spec without weights": ({SPEC: "learned+m4m+window"}, rf"{OTHER}m4m\+window"),
     "no spec": ({SPEC: None}, "config.json: position_encoding must be a spec, not None"),
     "no length": ({ROOM: "64"}, "max_positions must be a whole number of at least 1, not '64'"),
-    "rotations": ({"rope_parameters": {"rope_theta": 9}}, "rope_theta was changed"),
+    "rotations": ({"rope_parameters": {"rope_theta": 9}}, "rope_theta was 10000.0: restore"),
+    "no rotations": ({f"{SPEC}_replaced": [1]}, r"_replaced was \[1\]: restore"),
     "an unknown encoding": ({SPEC: "owl"}, "unknown position encoding 'owl'"),
     "an unknown model": ({TYPE: "lama"}, "config.json: transformers has no type 'lama'"),
     "a longer table": ({ROOM: 99}, "the weights have other shapes of .*table.weight"),
@@ -241,6 +240,14 @@ def test_a_folder_that_does_not_fit_is_refused_in_a_line(problem: str, tmp_path:
     with pytest.raises(UserError, match=message) as error:
         AutoModelForCausalLM.from_pretrained(tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [transformers.Qwen2Config, transformers.Qwen2MoeConfig])
+def test_a_qwen_that_forgets_the_size_of_its_windows_is_loaded(kind: type, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_key_value_heads": 32}
+    config = kind(**sizes, use_sliding_window=True, max_window_layers=0)
+    set_positions(AutoModelForCausalLM.from_config(config), "rope").save_pretrained(tmp_path)
+    assert read_positions(AutoModelForCausalLM.from_pretrained(tmp_path)) == "rope"
 
 
 def test_a_distributed_checkpoint_which_has_no_record_is_refused(tmp_path: Path) -> None:

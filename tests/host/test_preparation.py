@@ -204,7 +204,7 @@ def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys):
         startup.report(type(error), error, error.__traceback__)
     assert capsys.readouterr().err == "fairseq-posenc: error: the mistake\n"
     startup.report(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert "stopped; the same command, without --restore-file, continues" in capsys.readouterr().err
+    assert "stopped; the command, without --restore-file, continues" in capsys.readouterr().err
 
 
 def test_fairseq_does_not_log_what_it_raises(caplog, monkeypatch):

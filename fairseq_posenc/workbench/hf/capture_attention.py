@@ -58,8 +58,8 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
 
     # Our code attends (not `is_native`) and rotates (not `is_rotated`) even where the model's does
     # otherwise: only so does our attention function get queries and keys before their rotation.
-    flags: dict[type, str] = {HFStackPositions: "is_native", AttentionPositions: "is_rotated"}
-    changes = [(x, flags[type(x)], False) for x in model.modules() if type(x) in flags]
+    flags = ((HFStackPositions, "is_native"), (AttentionPositions, "is_rotated"))
+    changes = [(x, y, False) for x in model.modules() for kind, y in flags if isinstance(x, kind)]
     usual = model(**inputs, use_cache=False)[0]  # the output, to compare with below
     before = model.config._attn_implementation
     try:

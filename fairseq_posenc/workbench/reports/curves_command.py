@@ -49,11 +49,10 @@ _STAGES_NOTE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    add = parser.add_argument
     text = "a log of fairseq-train, in any --log-format; commas join seeds of one model"
-    add("logs", nargs="+", metavar="NAME=LOG[,LOG...]", help=text)
+    parser.add_argument("logs", nargs="+", metavar="NAME=LOG[,LOG...]", help=text)
     text = "part of the training to draw, as in 0:16000 or 80000: (default: all of it)"
-    add("--updates", type=_parse_updates, default=":", metavar="FIRST:LAST", help=text)
+    parser.add_argument("--updates", type=_parse_span, default=":", metavar="FIRST:LAST", help=text)
     add_out(parser, "curves")
 
 
@@ -181,7 +180,7 @@ def _read_log(name: str, log: Path) -> Curve:
     raise UserError(f"{name}: {log} has no validation; fairseq-train logs one per epoch")
 
 
-def _parse_updates(text: str) -> tuple[float, float]:
+def _parse_span(text: str) -> tuple[float, float]:
     """Parse the first and the last update to draw."""
     if match := re.fullmatch(r"(\d*):(\d*)", text):
         first, last = float(match[1] or 0), float(match[2] or "inf")

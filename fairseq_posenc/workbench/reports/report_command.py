@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> None:
     for path in args.results:
         if not (found := list(_find_results(path))):
             raise UserError(f"{path}: no results of glue, squad predict, bleu or training yet")
-        results |= {(x.table, Path(x.path).resolve(), x.model): x for x in found}
+        for x in found:
+            results.setdefault((x.table, Path(x.path).resolve(), x.fingerprint or x.model), x)
     rows = results.values()
     print(json.dumps([x._asdict() for x in rows], indent=1) if args.json else format_report(rows))
 
@@ -148,7 +149,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
     shared = flatten(container) | {"seed": None, "updates": updates}  # without --save-dir
     fingerprint = hashlib.sha256(str(sorted(shared.items())).encode()).hexdigest()[:8]
-    yield Result(title, folder.resolve().name, encoding, figures, str(folder), fingerprint)
+    yield Result(title, folder.name, encoding, figures, str(folder), fingerprint)
 
 
 def format_report(results: Iterable[Result]) -> str:

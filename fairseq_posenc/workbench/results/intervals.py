@@ -45,14 +45,14 @@ class Interval(NamedTuple):
         return f"{self.mean:,.{digits}f}{bounds}"
 
 
-def interval(values: Iterable[float]) -> Interval:
-    """Compute the mean of some values with its interval."""
+def interval(values: Iterable[float], least: float = 0.0) -> Interval:
+    """Compute the mean of some values, whose deviation is at ``least`` this, with its interval."""
     sample = list(values)
     mean = statistics.fmean(sample)
     if len(sample) < LEAST_SEEDS or not math.isfinite(mean):
         return Interval(mean, -math.inf, math.inf)
     factor = float(stdtrit(len(sample) - 1, (1 + LEVEL) / 2))  # of Student's t distribution
-    reach = factor * statistics.stdev(sample) / math.sqrt(len(sample))
+    reach = factor * max(statistics.stdev(sample), least) / math.sqrt(len(sample))
     return Interval(mean, mean - reach, mean + reach)
 
 
@@ -93,7 +93,7 @@ def compare(first: Values, other: Values) -> PairedDifference:
         deviation = max(statistics.stdev(changes), _ROUNDING)
         statistic = statistics.fmean(changes) * math.sqrt(len(changes)) / deviation
         p_value = 2 * float(stdtr(len(changes) - 1, -abs(statistic)))  # both tails
-    return PairedDifference(len(changes), interval(changes or [math.nan]), p_value)
+    return PairedDifference(len(changes), interval(changes or [math.nan], _ROUNDING), p_value)
 
 
 def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:

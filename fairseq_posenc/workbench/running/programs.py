@@ -115,13 +115,12 @@ def run_logged(
 
 
 def _end_program(process: subprocess.Popen[str]) -> None:
-    """End a program and what it started, its process group: with SIGTERM, at last with SIGKILL."""
-    with suppress(ProcessLookupError):  # none of the group is left
-        os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_SECONDS_TO_END)
-        os.killpg(process.pid, signal.SIGKILL)  # also without the program: others may live on
-        process.wait()
+    """End a running program and its process group: with SIGTERM, after a while with SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:  # else another process may have its number
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(_SECONDS_TO_END)
 
 
 def _describe_failure(name: str, status: int, log: Path) -> str:

@@ -259,14 +259,6 @@ class TestPrograms:
         with pytest.raises(ProcessLookupError):
             os.kill(seen[0], 0)
 
-    def test_what_a_program_started_ends_with_it(self, tmp_path, monkeypatch, lock):
-        child = tmp_path / "child"
-        text = f"(trap '' TERM; exec sleep 600) & echo $! > {child}; exit 3"
-        self.script(tmp_path, monkeypatch, text)
-        with pytest.raises(UserError, match="exit status 3"):
-            programs.run_logged(["fairseq-try"], tmp_path / "log", lock)
-        wait_until(lambda: not is_running(int(child.read_text())))
-
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone ends orphans")
     def test_a_program_ends_with_a_run_that_was_killed(self, tmp_path):
         made = tmp_path / "made"

@@ -15,7 +15,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.options import refuse_unknown_settings
 from fairseq_posenc.workbench.finetuning.recipes import compose_file
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
-from fairseq_posenc.workbench.training import LoadPlugin, count_steps, name_data
+from fairseq_posenc.workbench.training import LoadPlugin, count_steps, name_data, share_batch
 from tests.helpers.commands import pairs, script, sentences
 from tests.helpers.products import WHOLE
 from tests.helpers.programs import SERVER
@@ -89,6 +89,8 @@ def test_a_batch_that_cannot_be_shared_out_is_refused():
     for size, gpus in ((16, 3), (512, 1)):
         with pytest.raises(UserError, match="an update of 256 cannot be made of batches"):
             count_steps(256, size, gpus)
+    with pytest.raises(UserError, match="256 sequences cannot be divided among 3 GPUs"):
+        share_batch(256, 16, 3)
 
 
 def test_shards_are_named_by_their_folder():
