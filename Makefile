@@ -20,7 +20,7 @@ demo: install ## compare five position encodings with three seeds each; the resu
 	$(BIN)/fairseq-posenc compare --out demo $(ARGS)
 
 test: install ## all tests, of products a choice
-	@echo "all tests: 7 to 9 minutes on two idle cores, with 6 GB of memory and 3 GB of room for temporary files"
+	@echo "all tests: 5 to 9 minutes on two idle cores, with 6 GB of memory and 3 GB of room for temporary files"
 	@echo "(removed at the end); the fast ones alone: make test-unit. Chromium and Slurm are used where they are installed."
 	$(PYTEST) $(ARGS)
 
