@@ -101,12 +101,12 @@ def test_gpt2_bpe_of_random_unicode_is_fairseqs(seed, roberta):
     text = make_text(seed) + "".join(chr(generator.randrange(0xD800)) for _ in range(1000))
     lines = [line.strip() for line in formats.split_lines(text)]
     tokens, sizes = encoder.encode(lines)
-    theirs = [[str(n) for n in encoder._words._fairseq.encode(line)] for line in lines]
+    theirs = [[str(n) for n in encoder._words._encoder.encode(line)] for line in lines]
     expected = [[*map(dictionary.index, line), dictionary.eos()] for line in theirs]
     assert sizes.tolist() == [len(line) for line in expected]
     assert tokens.tolist() == [number for line in expected for number in line]
     for whole in (text, "ordinary, with\nline ends  "):  # with offsets: a text as it stands
-        numbers = [dictionary.index(str(n)) for n in encoder._words._fairseq.encode(whole)]
+        numbers = [dictionary.index(str(n)) for n in encoder._words._encoder.encode(whole)]
         assert encoder.tokens(whole).ids.tolist() == numbers
 
 
@@ -116,7 +116,7 @@ def test_gpt2_bpe_of_long_runs_is_fairseqs(unit, roberta):
     encoder, dictionary = roberta
     line = f"x{unit * 5000}x"
     tokens, _ = encoder.encode([line, "and more"])
-    theirs = encoder._words._fairseq.encode(line)
+    theirs = encoder._words._encoder.encode(line)
     assert tokens[: len(theirs)].tolist() == [dictionary.index(str(n)) for n in theirs]
 
 
