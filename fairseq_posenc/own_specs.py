@@ -38,7 +38,7 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
     """
     layers = split_spec(spec)
     count = max(num_layers, len(layers))  # a spec of too many layers keeps them, and is refused
-    # A layer without positions has the item `none`, which is not one beside others.
+    # A layer without positions has the item `none`, which is left out beside others.
     own_layers = [own.select_layers([index]).items for index in range(count)]
     expanded = []
     for index, own_items in enumerate(own_layers):

@@ -54,12 +54,12 @@ def set_positions(
     Args:
         model: a model of a supported family, with any head.
         spec: encodings, such as ``alibi``, or ``3*own+window(size=512),none``: three layers have a
-            window, the fourth none. ``own`` keeps the layer's.
+            window, the fourth none. ``own`` keeps the layer's positions.
         max_positions: length of the longest sequence, and number of rows of a table by position;
             by default the model's.
         extend: how a trained table by position (``learned``, ``tupe``) becomes longer: ``copy``
-            repeats its rows from the first, ``interpolate`` stretches it. By default
-            further rows are untrained, and a warning says so.
+            repeats its rows from the first, ``interpolate`` stretches it. By default further rows
+            are untrained, and a warning says so.
         decoder_spec: encodings of the decoder of an encoder-decoder; by default those of the
             encoder.
         directions: what the first layers of an encoder see, as in ``lr,rl`` (DecBERT): ``lr`` up to

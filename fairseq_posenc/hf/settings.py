@@ -49,8 +49,8 @@ class PositionSettings(NamedTuple):
     def write(self, config: PretrainedConfig) -> None:
         """Write them to a configuration, without those that have their defaults."""
         # Qwen's classes drop the size of windows on loading, if none are used.
-        names = _STOCK_FIELDS[: 2 if getattr(config, "use_sliding_window", True) else 1]
-        replaced = {name: x for name, x in vars(config).items() if name in names}
+        dropped = "" if getattr(config, "use_sliding_window", True) else "sliding_window"
+        replaced = {x: y for x, y in vars(config).items() if x in _STOCK_FIELDS and x != dropped}
         for name, value in self._replace(replaced=copy.deepcopy(replaced))._asdict().items():
             if value not in (None, ""):
                 setattr(config, _FIELDS[name], value)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
 
-CALLED_BY_ITSELF = "a part of a model was called by itself: positions need a call of the whole one"
+CALLED_BY_ITSELF = "a part of a model was called by itself: call the model as a whole"
 # After the name of a model or an attention:
 OWN_CODE = "computes attention by code of its own, which takes no other positions than rotations"
 

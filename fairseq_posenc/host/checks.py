@@ -65,8 +65,8 @@ def refuse_wrong_checkpoints(checkpoint: Any, *sections: Any) -> None:
             f"--best-checkpoint-metric {metric} would keep the checkpoint with the {kept} {metric} "
             f"as the best: {change} --maximize-best-checkpoint-metric"
         )
-    option = _OPTIONS.get(metric, "")
-    if any(getattr(section, option, None) is False for section in sections):
+    option = _OPTIONS.get(metric)
+    if option and any(getattr(section, option, None) is False for section in sections):
         flag = f"--{option.replace('_', '-')}"
         raise UserError(f"--best-checkpoint-metric {metric} is computed only with {flag}")
 

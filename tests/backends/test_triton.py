@@ -23,7 +23,7 @@ from tests.helpers.triton_kernels import DEVICE, import_kernels, interpret
 (attention,) = import_kernels("attention")
 
 H, D = 2, 8
-FORMS = {  # products of three would reach 250 unscaled: their rounding alone, 6e-5 of gradients
+FORMS = {  # products have a scale: without, rounding alone changes gradients by 6e-5
     "plain": {},
     "bias": {"bias": H},
     "gain": {"gain": 1},

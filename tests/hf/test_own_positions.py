@@ -117,9 +117,7 @@ SCALINGS: list[tuple[dict[str, Any], int]] = [
 
 @pytest.mark.parametrize("part", [1.0, 0.5])
 @pytest.mark.parametrize(("scaling", "length"), SCALINGS)
-def test_scaled_rotations_are_those_of_transformers(
-    scaling: dict[str, Any], length: int, part: float
-) -> None:
+def test_scaled_rotations_are_those_of_transformers(scaling, length, part):
     """A GPT-NeoX rotates a part of each head, a Llama all of it; both have four pairs here."""
     settings: dict[str, Any] = {"rope_scaling": dict(scaling), "max_position_embeddings": 64}
     if part < 1 and "partial_rotary_factor" not in scaling:

@@ -66,13 +66,13 @@ def shell(line, **variables):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("stream", "number"), [("stdout", 1), ("stderr", 2)])
-def test_a_program_whose_reader_has_gone_ends_without_a_word(stream, number):
+@pytest.mark.parametrize(("stream", "number", "said"), [("stdout", 1, "end\n"), ("stderr", 2, "")])
+def test_a_program_whose_reader_has_gone_ends_without_a_word_of_it(stream, number, said):
     code = f"""
-import sys
+import atexit, sys; atexit.register(print, "end", file=sys.stderr)
 from fairseq_posenc.workbench.running.exit_codes import run_main
 sys.exit(run_main(lambda: print("of no use to head", file=sys.{stream})))"""
-    assert shell(f"exec 3> >(true); wait $!; python -c '{code}' {number}>&3") == (141, "")
+    assert shell(f"exec 3> >(true); wait $!; python -c '{code}' {number}>&3") == (141, said)
 
 
 def test_an_output_that_cannot_be_written_is_a_line():

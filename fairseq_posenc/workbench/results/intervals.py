@@ -46,7 +46,7 @@ class Interval(NamedTuple):
 
 
 def interval(values: Iterable[float], least: float = 0.0) -> Interval:
-    """Compute the mean of some values, whose deviation is at ``least`` this, with its interval."""
+    """Compute the mean of some values and its interval, with ``least`` as the least deviation."""
     sample = list(values)
     mean = statistics.fmean(sample)
     if len(sample) < LEAST_SEEDS or not math.isfinite(mean):

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from typing import TextIO
 
 from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.error_messages import choose_exit_code
@@ -27,9 +29,10 @@ def run_main(program: Callable[[], int | None]) -> int:
             _interrupt_on_kill()
             return program() or 0
         finally:
-            _flush_output()
+            _flush(sys.stdout)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the exit flushes what could not be said
+        with suppress(OSError):  # its reader may have gone, too
+            _flush(sys.stderr)
         return _NO_READER
     except KeyboardInterrupt:
         line, code = "stopped; the same command continues, or starts again", STOPPED
@@ -41,24 +44,21 @@ def run_main(program: Callable[[], int | None]) -> int:
     return code
 
 
-def _flush_output() -> None:
-    """Flush standard output here: Python's exit would report a full disk in its own words.
+def _flush(stream: TextIO) -> None:
+    """Flush an output here: Python's exit would report a full disk in its own words.
 
     Raises:
         OSError: the disk is full, or the reader has gone.
     """
     try:
-        print(end="", flush=True)  # does nothing without a standard output
+        print(end="", file=stream, flush=True)  # does nothing without a standard output
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # the exit flushes too
         raise
 
 
 def _interrupt_on_kill() -> None:
-    """Raise KeyboardInterrupt on ``kill`` and on a closed terminal too, so that cleanup runs.
-
-    Signals that are ignored stay ignored, as under ``nohup``.
-    """
+    """Raise KeyboardInterrupt on ``kill`` and on a closed terminal too, so that cleanup runs."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
+        if signal.getsignal(number) is signal.SIG_DFL:  # ignored ones stay so, as under `nohup`
             signal.signal(number, signal.default_int_handler)

@@ -86,6 +86,7 @@ def test_differences_of_0_001_bits_may_be_rounding_and_few_have_no_p(changes, p_
     one, other = dict(enumerate(changes)), dict.fromkeys(range(len(changes)), 0)
     found = intervals.compare(exponents(one), exponents(other))
     assert found.p_value == pytest.approx(p_value, rel=0.01, nan_ok=True)
+    assert (found.p_value <= 0.05) != (found.interval.low <= 0 <= found.interval.high)
 
 
 def test_nearly_equal_differences_warn_of_nothing(recwarn):
