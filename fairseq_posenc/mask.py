@@ -23,6 +23,13 @@ class PassCache:
     """Holds values as attributes: accelerate would copy a dictionary for each layer."""
 
 
+class NeededKeys(NamedTuple):
+    """The keys that a cache must hold for later tokens; a first key may be among the last ones."""
+
+    last: int | None  # number of last keys; None for all
+    first: Tensor | None = None  # indices in `Mask.first_keys`, int64 `(n,)` on the CPU
+
+
 class Mask(NamedTuple):
     """Which keys a query may see. The T queries are the last T of the S tokens.
 
@@ -228,7 +235,7 @@ class Mask(NamedTuple):
             values[name] = {key: compute()}
         return cast(_T, values[name][key])
 
-    def needed_keys(self, queries: int = 0) -> tuple[int | None, Tensor | None]:
+    def needed_keys(self, queries: int = 0) -> NeededKeys:
         """Find the keys that a cache must hold for the next tokens of a causal model.
 
         With ``window(size=4,first=1)`` these are the last 3 keys and key 0. A compiled graph cannot
@@ -237,10 +244,6 @@ class Mask(NamedTuple):
         Args:
             queries: the number of new tokens, whose keys the cache does not hold yet; they are the
                 last ones in ``first_keys`` and ``segments``.
-
-        Returns:
-            The number of last keys, None for all; and the indices of the first keys, int64
-            ``(n,)`` on the CPU, some of which may be among the last; None for none.
         """
         if self.prefill:  # the next tokens are generated, and have no window
             return Mask(segments=self.segments, longest_segment=self.longest_segment).needed_keys()
@@ -248,9 +251,9 @@ class Mask(NamedTuple):
         # Less a query's own key, which is new; but at least 1, so that no cache is without keys.
         last = max(min(sizes) - 1, 1) if sizes else None
         if self.first_keys is None or last is None:
-            return last, None
+            return NeededKeys(last)
         if torch.compiler.is_compiling():
-            return None, None
+            return NeededKeys(last=None)
         held = self.first_keys.size(1) - queries
         is_first = self.first_keys[:, :held]  # [B or 1, held]
         if self.segments is not None:
@@ -258,7 +261,7 @@ class Mask(NamedTuple):
             open_segments = self.segments[:, -max(queries, 1) :]  # [B or 1, queries or 1]
             is_open = self.segments[:, :held, None].eq(open_segments[:, None])
             is_first = is_first & is_open.any(2)
-        return last, is_first.any(0).nonzero()[:, 0].cpu()
+        return NeededKeys(last, is_first.any(0).nonzero()[:, 0].cpu())
 
     def __and__(self, other: Mask) -> Mask:
         """Combine the limits of two encodings: a key is visible if both allow it.

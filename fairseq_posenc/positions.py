@@ -17,14 +17,9 @@ from fairseq_posenc.errors import UserError
 
 
 def subtract_ids(ids: Tensor, tgt_len: int) -> Tensor:
-    """Subtract the ids of the queries, the last T, from those of the keys.
+    """Subtract the ids of the queries, the last T = ``tgt_len``, from those of the keys.
 
-    Args:
-        ids: ``(B or 1, S)``, or on several axes ``(B or 1, S, axes)``.
-        tgt_len: T.
-
-    Returns:
-        ``(B or 1, T, S)``, or ``(B or 1, T, S, axes)``.
+    Ids ``(B or 1, S)`` give ``(B or 1, T, S)``; on several axes, both have one more dimension.
     """
     return ids[:, None] - ids[:, ids.size(1) - tgt_len :, None]
 
@@ -128,13 +123,9 @@ class Positions(NamedTuple):
 
     @classmethod
     def from_tokens(cls, tokens: Tensor, padding_idx: int, eos_idx: int, tgt_len: int) -> Positions:
-        """Number the real tokens of ``tokens``, ``(B, S)``.
+        """Number the real tokens of ``tokens``, ``(B, S)``, with padding on either side.
 
-        Args:
-            tokens: with padding on either side.
-            padding_idx: symbol of padding.
-            eos_idx: symbol that ends a sentence.
-            tgt_len: T.
+        ``padding_idx`` is the symbol of padding, ``eos_idx`` the one that ends a sentence.
         """
         padding, ends = tokens.eq(padding_idx), tokens.eq(eos_idx)
         return cls.from_padding(padding, tgt_len)._replace(ends=ends)

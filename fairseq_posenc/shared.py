@@ -15,7 +15,7 @@ from torch import Tensor
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, find_first
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.mask import NO_MASK, Mask, PassCache
+from fairseq_posenc.mask import NO_MASK, Mask, NeededKeys, PassCache
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.torch_modes import is_reentrant_recomputation
@@ -55,15 +55,15 @@ class Shared(NamedTuple):
             return Terms.combine(x.combined_terms(self.positions) for x in self.encodings)
         return self.terms
 
-    def needed_keys(self) -> tuple[int | None, Tensor | None]:
-        """Find how many last keys and which first ones later queries need: ``Mask.needed_keys``."""
+    def needed_keys(self) -> NeededKeys:
+        """Find the keys that caches must hold for later queries, once for all layers."""
         return self.mask.cached("needed", self.mask.cache_deps, self.mask.needed_keys)
 
     def rotation_of_last(self, count: int) -> Rotation | None:
         """Select the rotation of the last ``count`` tokens: T, or all if keys are cached unrotated.
 
         A trained one is computed again by reentrant checkpointing, as in :meth:`layer_terms`; not a
-        fixed one, as later passes may have changed the frequencies (``dynamic``).
+        fixed one, whose frequencies a later pass may have changed (``rope(scaling=dynamic:F)``).
         """
         positions = self.positions
         if count != positions.tgt_len:  # computed by the first layer that needs it
@@ -93,7 +93,7 @@ def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, 
     rotations = {name: x.rotation(positions.query_ids) for name, x in named.items()}
     limits = {name: x.mask(positions) for name, x in named.items()}
     states = []
-    for names in encodings.kinds:
+    for names in encodings.kinds:  # the names of the encodings that a kind of layer uses
         by_padding = Mask(key_padding=positions.padding, cache=PassCache())
         shared = Shared(
             positions,

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.reference import attend as attend_by_reference
 from fairseq_posenc.modules.layer_positions import PositionEncoding
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import compute_shared
@@ -42,13 +41,13 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
 
     (shared,) = compute_shared(encoding.shared, here)  # of the only kind of layers
     mask = shared.mask.with_direction(encoding.direction)
-    rotated = encoding.rotate_tokens(query, key, shared)
+    rotated_query, rotated_key = encoding.rotate_tokens(query, key, shared)
     moved = here._replace(ids=here.ids + 5)  # below the 2 * LENGTH positions of the encoding
     later = shared._replace(positions=moved, rotation=encoding.shared.rotation(moved.ids))
-    plain, products, shifted = (
-        q.double() @ k.double().mT
-        for q, k in ((query, key), rotated, encoding.rotate_tokens(query, key, later))
-    )
+    later_query, later_key = encoding.rotate_tokens(query, key, later)
+    plain = query.double() @ key.double().mT
+    products = rotated_query.double() @ rotated_key.double().mT
+    shifted = later_query.double() @ later_key.double().mT
     rotates = any(item.encoding.acts_on == "rotation" for item in encoding.spec.items)
     does_nothing = rotates and (products - plain).abs().max() < LEAST_CHANGE
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
@@ -56,10 +55,10 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     # All terms, with a row for each distance. `_split` replaces the projections of a layer.
     of_input = encoding.encodings.input_terms(inputs, here)
     terms = (encoding.collect_terms(shared) | of_input).expanded().projected(_split)
-    query, key, exact_value = map(_to_float64, (*rotated, value))
-    exact_call = AttentionCall(query, key, exact_value, terms.map(_to_float64), mask)
-    expected, _ = attend_by_reference(exact_call)
-    call = AttentionCall(*rotated, value, encoding.compute_terms(shared) | of_input, mask)
+    tokens = rotated_query.double(), rotated_key.double(), value.double()
+    expected, _ = BACKENDS["reference"].attend(AttentionCall(*tokens, terms.map(_to_float64), mask))
+    terms = encoding.compute_terms(shared) | of_input  # as in a model
+    call = AttentionCall(rotated_query, rotated_key, value, terms, mask)
     for name in backends:
         if not BACKENDS[name].refuses(call):  # a reason, or empty
             attended, _ = BACKENDS[name].attend(call)

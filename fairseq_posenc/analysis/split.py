@@ -21,7 +21,8 @@ from fairseq_posenc.mask import NO_MASK, Mask
 # Names of terms that add to the scores or multiply them. `states` belong to a `state_table`, a
 # `reset` (other rows for the first token) to any table. Specs refuse gains beside a product.
 _TABLES = ("query_table", "key_table")
-_OTHERS = ("gain", "channel_gain", "bias", "pair_bias", "state_table", "decay", "counted_table")
+_BIASES = ("bias", "pair_bias")
+_PARTS = (*_TABLES, *_BIASES, "gain", "channel_gain", "state_table", "decay", "counted_table")
 
 
 class Split(NamedTuple):
@@ -94,17 +95,17 @@ def split(
     terms = terms.map(lambda x: x.double() if x.is_floating_point() else x)
     summands = [replace(x, multiplies=False) if isinstance(x, RowsByDistance) else x for x in terms]
 
-    def compute(*chosen: str) -> Tensor:
-        chosen = (*chosen, "scale_factor", "reset", "states")
-        return reference.scores(query, key, Terms([x for x in summands if x.name in chosen]), mask)
+    def compute(q: Tensor, k: Tensor, *names: str) -> Tensor:
+        chosen = (*names, "scale_factor", "reset", "states")
+        return reference.scores(q, k, Terms([x for x in summands if x.name in chosen]), mask)
 
-    content = compute()  # without any term
+    content = compute(query, key)  # without any term
     if rotation is not None:
         query, key = rotation.rotate_queries(query), (key_rotation or rotation).rotate_keys(key)
-    rotated = compute()
-    added = {x.name: compute(x.name) - rotated for x in terms if x.name in _TABLES + _OTHERS}
+    rotated = compute(query, key)
+    added = {x.name: compute(query, key, x.name) - rotated for x in terms if x.name in _PARTS}
     # Terms of states are added after a product, so scores minus `position` stay a product.
-    biases = ("bias", "pair_bias", "state_table") if terms.product else ("bias", "pair_bias")
+    biases = (*_BIASES, "state_table") if terms.product else _BIASES
     position = sum((added.pop(name) for name in biases if name in added), torch.zeros_like(content))
     both = reference.scores(query, key, terms, mask) - content - position
     details = added if rotation is None else {**added, "rotation": rotated - content}

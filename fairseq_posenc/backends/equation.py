@@ -43,7 +43,7 @@ def score(
         gain: a factor of the content.
         scale: a factor of content and rows together.
         count_positions: computes q_i.a_p from the scaled content (:func:`attend_counted`).
-        biases: all that is added after scaling: bias_r, bias_ij, decays, products with states.
+        biases: all that is added after scaling: bias_r, bias_ij, and other numbers of pairs.
         temperature: tau_i, a factor of all scores of a query, ``(B, H, M, 1)``.
         softcap: C, which turns e into C * tanh(e / C).
         add: adds its second argument to the first, perhaps in place: a block then needs no copy.
@@ -85,16 +85,11 @@ def attend_counted(query: Tensor, table: Tensor, content: Tensor, hidden: Tensor
 def subtract_sums(query_sums: Tensor, key_sums: Tensor) -> Tensor:
     """Subtract a sum of each key from one of each query, c_i - c_j (forgetting attention).
 
-    Args:
-        query_sums: ``(B, H, M, parts)``, parts that add up to c.
-        key_sums: ``(B, H, W, parts)``.
+    Sums are given in parts that add up to c, ``(B, H, M, parts)`` and ``(B, H, W, parts)``.
     """
     # Part by part: added up, large sums would lose their small differences.
-    differences = (
-        query_sums[..., part, None] - key_sums[..., None, :, part]
-        for part in range(query_sums.size(-1))
-    )
-    return reduce(operator.add, differences)
+    parts = zip(query_sums.unbind(-1), key_sums.unbind(-1))
+    return reduce(operator.add, (c_i[..., None] - c_j[..., None, :] for c_i, c_j in parts))
 
 
 def softmax(

@@ -115,7 +115,7 @@ def attend(call: AttentionCall, requested: str = "auto") -> tuple[Tensor, Tensor
 def _choose_fastest(call: AttentionCall) -> tuple[str, str]:
     order, reason = _rank(call)
     reasons = [reason]
-    for name in order.split():
+    for name in order:
         if name == "blocked" and torch.compiler.is_compiling():
             continue  # torch.compile cannot trace its hand-written passes
         why_not = BACKENDS[name].unavailable() or BACKENDS[name].refuses(call)
@@ -125,14 +125,14 @@ def _choose_fastest(call: AttentionCall) -> tuple[str, str]:
     raise AssertionError("the reference backend serves everything")
 
 
-def _rank(call: AttentionCall) -> tuple[str, str]:
-    """Rank backends, separated by spaces, the fastest first; say why that is the fastest."""
+def _rank(call: AttentionCall) -> tuple[list[str], str]:
+    """List backends, the fastest first, and say why that is the fastest."""
     terms, tgt_len, src_len = call.terms, call.query.size(2), call.key.size(2)
     is_padded = call.mask.key_padding is not None
     plain = terms.is_biased_dot_product  # no gain, cap or sink, and no vectors by distance
     tables = Terms([x for x in terms if isinstance(x, (ByDistance, NumbersByPair))])
-    blocks = "blocked sdpa reference"
-    fused = "sdpa reference" if plain else "reference"  # sdpa refuses others
+    blocks = ["blocked", "sdpa", "reference"]
+    fused = ["sdpa", "reference"] if plain else ["reference"]  # sdpa refuses others
     if is_exporting():  # so the length cannot decide
         return fused, "a graph for all lengths"
     if call.query.device.type != "cpu":
@@ -140,13 +140,13 @@ def _rank(call: AttentionCall) -> tuple[str, str]:
             return fused, "a plain dot product"
         if tgt_len == 1:
             return fused, "a single query"
-        others = "reference blocked" if src_len <= SHORT_ON_GPU else "blocked reference"
-        return f"sdpa {others}", "not triton, not flex: no benchmark shows them faster"
+        others = ["blocked", "reference"] if src_len > SHORT_ON_GPU else ["reference", "blocked"]
+        return ["sdpa", *others], "not triton, not flex: no benchmark shows them faster"
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tables.tensors().values())
     cases = [  # condition, backends and reason; the first that holds counts
         (tgt_len == 1, fused, "a single query"),
         (src_len < SHORT, fused, f"fewer than {SHORT} keys"),
-        (not plain, "blocked reference", "more than a dot product and a bias"),
+        (not plain, ["blocked", "reference"], "more than a dot product and a bias"),
         (call.mask.limits, blocks, "hidden keys are left out"),  # by windows or segments
         (call.dropout > 0, blocks, "torch's attention is slow to drop weights"),
         (not tables, fused, "a plain dot product"),

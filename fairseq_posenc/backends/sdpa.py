@@ -60,12 +60,12 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     query, key, value, terms, mask, dropout, _ = call
     tgt_len, src_len, device = query.size(2), key.size(2), query.device
     scale = terms.scale(query.size(-1))
-    decay, _ = call.decay()  # the second is None: `refuses` accepts only one
+    decay, _ = call.decay()  # [B or 1, H, S, parts]; no second one: `refuses` accepts only one
     if decay is not None:
         query, key, value = (at_least_fp32(x) for x in (query, key, value))
         query, key, value = _append_decay(query * scale, key, value, decay)
         scale = 1.0
-    if (temperature := call.temperature()) is not None:
+    if (temperature := call.temperature()) is not None:  # [B or 1, G, T]
         query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
     is_exact = _has_bias(terms) or decay is not None  # autocast would round a bias again
     if is_exact:
@@ -77,7 +77,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     causal = is_torch_causal and bool(tgt_len == src_len)
     bias = None
     if not causal:
-        total = sum_biases(terms, tgt_len, src_len, mask)
+        total = sum_biases(terms, tgt_len, src_len, mask)  # [B or 1, G, T, S], or None
         # Layers of a forward pass share the result, as long as all that it depends on is the same.
         deps = (total, *mask.cache_deps, tgt_len, src_len, device, query.dtype)
         bias = mask.cached("sdpa", deps, lambda: _build_bias(total, query, mask, src_len))

@@ -4,13 +4,18 @@
 B batch, H heads, T tokens, D head size, W coordinates that are rotated.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.precision import at_least_fp32
+
+# How a model of transformers lays out the cosines of a head's pairs: `half`, each once; `pairs`,
+# each twice in a row; `doubled`, all of them, then all again. With `pairs` and `doubled_pairs` (in
+# the layout of `doubled`) it rotates neighbouring coordinates, with others the halves of a head.
+CosineForm = Literal["half", "pairs", "doubled", "doubled_pairs"]
 
 
 class Rotation(Protocol):
@@ -69,23 +74,17 @@ class PairRotation(NamedTuple):
         rotated = self._rotate(key)
         return rotated if self.decay is None else _clamp_as(rotated / self.decay, key)
 
-    def has_cosines(self, form: str, width: int) -> bool:
+    def has_cosines(self, form: CosineForm, width: int) -> bool:
         """Check whether :meth:`cosines` of a form and width can express it: never with a decay."""
-        pairs_halves = "pairs" not in form  # a head's first half with its second, not neighbours
+        rotates_halves = form in ("half", "doubled")
         pairs = width if form == "half" else width // 2  # only `half` has a cosine of a pair once
-        return self.decay is None and self.half == pairs_halves and self.phases.size(-1) == pairs
+        return self.decay is None and self.half == rotates_halves and self.phases.size(-1) == pairs
 
-    def cosines(self, form: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Compute cosines and sines as models of transformers take them, ``(B or 1, T, width)``.
-
-        Args:
-            form: ``half``: those of each pair once; ``pairs``: each of them twice; ``doubled``, and
-                in models that rotate neighbours ``doubled_pairs``: all of them twice.
-            dtype: of the result.
-        """
+    def cosines(self, form: CosineForm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Compute cosines and sines as models of transformers take them, ``(B or 1, T, width)``."""
         # The parts are taken first, as ONNX cannot select from complex numbers.
         parts = [part[:, 0].to(dtype) for part in (self.phases.real, self.phases.imag)]
-        if form.startswith("doubled"):
+        if form in ("doubled", "doubled_pairs"):
             parts = [torch.cat([part, part], -1) for part in parts]
         elif form == "pairs":
             parts = [part.repeat_interleave(2, -1) for part in parts]

@@ -167,9 +167,10 @@ class Terms(tuple[Term, ...]):
     def projected(self, project: ProjectRows) -> Terms:
         """Project the rows of ``layer``, by a layer, to rows of queries and of keys."""
         rows = self.rows("layer")
-        if rows is None:
-            return self
-        as_queries, as_keys = project(rows.table[0])
+        return self if rows is None else self.with_projected(rows, *project(rows.table[0]))
+
+    def with_projected(self, rows: RowsByDistance, as_queries: Tensor, as_keys: Tensor) -> Terms:
+        """Replace rows of ``layer`` by what a layer projects them to, both ``(H, R, D)``."""
         for_queries = RowsByDistance(as_keys, rows.runs, of="query")  # Q of q_i.Q_r
         for_keys = RowsByDistance(as_queries, rows.runs, of="key")
         return Terms([x for x in self if x is not rows]) | Terms([for_queries, for_keys])

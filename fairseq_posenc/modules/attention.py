@@ -137,7 +137,7 @@ class SelfAttention(_LayerAttention):
             tokens = positions.src_len
             kept = append_to_kept(cache.kept, key, value, tokens)
             call = use_kept(call, kept, tokens)
-            cache.kept = kept.select(*state.needed_keys(), tokens)  # for later steps
+            cache.kept = kept.select(state.needed_keys(), tokens)  # for later steps
             cache.tokens, cache.decay = tokens, decay
             if not positions.counted:  # the caller gave position_ids
                 # A later step joins its ids to these; a row for each beam, for `Cache.reorder`.

@@ -17,6 +17,7 @@ from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import Decay
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import NeededKeys
 from fairseq_posenc.shared import Shared
 
 
@@ -40,9 +41,9 @@ class Kept(NamedTuple):
             return self.places
         return torch.arange(tokens - self.key.size(2), tokens)
 
-    def select(self, last: int | None, first: Tensor | None, tokens: int) -> "Kept":
-        """Select the ``last`` keys of S tokens (None: all), and those at the places ``first``."""
-        count = self.key.size(2)
+    def select(self, needed: NeededKeys, tokens: int) -> "Kept":
+        """Select the keys that later tokens need; ``tokens`` is S."""
+        count, last, first = self.key.size(2), needed.last, needed.first
         if last is None or (self.places is None and count <= last):
             return self  # all kept keys are needed
         if first is None and self.places is None:  # of the last K, the last ones are needed

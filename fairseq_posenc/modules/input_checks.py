@@ -45,25 +45,24 @@ def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: 
         return
     if cache.ids is not None and positions.counted:  # no caller gave this call's positions
         raise UserError("the tokens in the cache had position_ids: give those of the new ones")
-    held = (*kept.key.shape[:3], kept.value.size(3))  # batch, heads, keys, width; keys may be wider
-    # Of the keys in the cache, the new queries need the `last` ones (a number, None for all), such
-    # as those of a window, and those at the places `first`.
-    last, first = shared.mask.needed_keys(queries=positions.tgt_len)
-    needed_length = tokens if last is None else min(tokens, last)
-    if first is not None:
-        if lacking := int((~torch.isin(first, kept.list_places(tokens))).sum()):
+    # New queries need the last keys, such as those of a window, and first ones that it never hides.
+    needed = shared.mask.needed_keys(queries=positions.tgt_len)
+    length = tokens if needed.last is None else min(tokens, needed.last)
+    if needed.first is not None:
+        if lacking := int((~torch.isin(needed.first, kept.list_places(tokens))).sum()):
             raise UserError(
                 f"the cache lacks {lacking} of the first keys that these positions need: give "
                 "each layer its own cache"
             )
         # It may hold other first keys, of beams that are gone.
-        needed_length = max(needed_length, held[2])
-    needed = (positions.batch_size, heads, needed_length, head_dim)
-    if held != needed:
+        length = max(length, kept.key.size(2))
+    held = (*kept.key.shape[:3], kept.value.size(3))  # batch, heads, keys, width; keys may be wider
+    expected = (positions.batch_size, heads, length, head_dim)
+    if held != expected:
         describe = "a batch size of {} and {} heads with {} keys of width {}".format
         raise UserError(
             f"the cache has {describe(*held)}, but this layer and the positions need "
-            f"{describe(*needed)}: give each layer its own cache"
+            f"{describe(*expected)}: give each layer its own cache"
         )
 
 

@@ -134,7 +134,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         if incremental_state is not None:
             kept = append_to_kept(_read_kept(buffer), k, v, positions.src_len)
             call = use_kept(call, kept, positions.src_len)
-            needed = kept.select(*shared.needed_keys(), positions.src_len)  # in later steps
+            needed = kept.select(shared.needed_keys(), positions.src_len)  # in later steps
             if (places := needed.places) is not None:  # a row for each of B, see `_read_kept`
                 places = places.to(query.device).expand(query.size(1), -1)
             buffer = {

@@ -103,7 +103,7 @@ def test_slabs_have_every_sequence_once_within_their_memory(monkeypatch):
     for size in (10**9, 200_000, 20_000, 1):
         monkeypatch.setattr(attention, "MAX_BYTES", size)
         seen = torch.zeros(3 * H)
-        for slab in attention.split_slabs(problem, attention.INTERPRETED, kinds=2):
+        for slab in attention.split_slabs(problem, attention.INTERPRETED, per_pair=2):
             seen[slab.sequence : slab.sequence + slab.sequences] += 1
             assert 4 * 2 * slab.sequences * slab.queries * slab.keys <= size or slab.sequences == 1
         assert seen.eq(1).all()

@@ -1,8 +1,8 @@
 """Computes blocks of a call, each as a plain function that autograd differentiates.
 
-The function of a block is :mod:`~fairseq_posenc.backends.equation`, in place where that is right.
-Graphs of blocks are kept for the backward pass, or built again there. Queries are in reverse: query
-i and key j have the block's lowest distance + i + j. A reset replaces the numbers of first tokens.
+It is :mod:`~fairseq_posenc.backends.equation`, in place, or on a copy if checkpointing may keep the
+tensor. Graphs of blocks are kept for the backward pass, or built again there. Queries are reversed:
+query i and key j have the lowest distance + i + j. A reset replaces the numbers of first tokens.
 
 Shapes: k sentences and h heads of a block, M queries, W keys, D head size.
 """
@@ -52,13 +52,14 @@ class Computation:
             if self.mask is not None and with_hidden and place != (block.sentences, block.queries):
                 place = block.sentences, block.queries  # the next blocks differ in heads alone
                 of_sentences = self.mask.select_sentences(block.sentences)
-                hidden = of_sentences.hides(*block.list_places(self.src_len, device))[:, None]
+                query_at, key_at = block.list_places(self.src_len, device)  # indices of tokens
+                hidden = of_sentences.hides(query_at, key_at)[:, None]
             yield block, hidden
 
     def attend(
         self, call: Operands, block: Block, hidden: Tensor | None, sums: Tensor | None = None
     ) -> tuple[Operands, Tensor]:
-        """Compute the sums of values of a block, ``(k, h, M, D)``, not divided by the keep rate.
+        """Compute the sums of values of a block, ``(k, h, M, D)``; callers divide by 1 - dropout.
 
         Args:
             call: the tensors of the call.
@@ -109,7 +110,7 @@ class Computation:
         more = (0, before.size(3) - x.key.size(3))  # far keys have k.K as column D: queries have 1
         parts = [before, F.pad(x.key, more) if more[1] else x.key, after]
         keys = torch.cat(parts, 2).mT
-        address = keys.data_ptr()
+        address = keys.data_ptr()  # by which the hooks know it
         with saved_tensors_hooks(  # `keys` is not saved, but joined again as (k * h, D, W)
             lambda saved: None if saved.data_ptr() == address else saved,
             lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
@@ -140,7 +141,7 @@ class Computation:
 
         def combine() -> Tensor:
             qk = copy_if_kept(x.query @ x.key.mT) if content is None else content
-            gain = None if x.gain is None else _view_numbers(x, x.gain, x.gain_reset)
+            gain = None if x.gain_rows is None else _view_numbers(x, x.gain_rows, x.gain_reset)
             return equation.score(qk, look_up(), product=self.product, gain=gain, add=Tensor.add_)
 
         if not self.product:
@@ -151,7 +152,7 @@ class Computation:
 
     def _list_biases(self, x: Operands, block: Block) -> list[Tensor]:
         """List what is added to the scaled scores."""
-        biases = [] if x.bias is None else [_view_numbers(x, x.bias, x.bias_reset)]
+        biases = [] if x.bias_rows is None else [_view_numbers(x, x.bias_rows, x.bias_reset)]
         if x.pair_bias is not None:
             biases.append(x.pair_bias)
         if x.state_rows is not None and x.states is not None:

@@ -55,7 +55,7 @@ class Block:
 
     @cached_property
     def _places(self) -> dict[str, slice]:
-        """The places by the letters of :meth:`select`."""
+        """The places by the letters of :meth:`select`; the distances are i' + j (see above)."""
         first, last = self.queries.start, self.queries.stop - 1
         begin, end = self.keys.start, self.keys.stop
         low, high = begin + self.far[0], end - self.far[1]  # of near keys
@@ -103,12 +103,7 @@ def split(call: AttentionCall) -> list[Block]:
             queries = slice(start, min(start + size, tgt_len))
             of_block = slice(tgt_len - queries.stop, tgt_len - start)  # counted from the first
             keys = slice(min(ranges[0][of_block]), max(ranges[1][of_block]) + 1)
-            far = (0, 0)
-            if near is not None:  # the distance of key j from query i' is i' + j - (S - 1)
-                low = near[0] + src_len - queries.stop  # the first key that is near for any query
-                high = near[1] + src_len - 1 - queries.start  # the first one that is far for all
-                low = min(max(low, keys.start), keys.stop - 1)  # at least one key is near
-                far = low - keys.start, keys.stop - max(min(high, keys.stop), low + 1)
+            far = (0, 0) if near is None else _count_far(near, queries, keys, src_len)
             places.append((queries, keys, far))
         widest = max(keys.stop - keys.start for _, keys, _ in places)
         # How many heads fit into a block, of all of its sentences together.
@@ -119,6 +114,15 @@ def split(call: AttentionCall) -> list[Block]:
             for h in range(0, heads, fitting):
                 blocks.append(Block(of_sentences, slice(h, min(h + fitting, heads)), *place))
     return blocks
+
+
+def _count_far(near: tuple[int, int], queries: slice, keys: slice, src_len: int) -> tuple[int, int]:
+    """Count a block's far keys (:attr:`Block.far`), given the result of :func:`_find_near`."""
+    # The distance of key j from query i' is i' + j - (S - 1).
+    low = near[0] + src_len - queries.stop  # the first key that is near for any query
+    high = near[1] + src_len - 1 - queries.start  # the first one that is far for all
+    low = min(max(low, keys.start), keys.stop - 1)  # at least one key is near
+    return low - keys.start, keys.stop - max(min(high, keys.stop), low + 1)
 
 
 def _choose_queries(ranges: Ranges, mask: Mask, has_far: bool) -> int:

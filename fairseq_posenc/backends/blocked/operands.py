@@ -5,7 +5,7 @@ S keys, R distances, G tables (H, or 1 for all heads), U distinct rows of a tabl
 width of a state.
 """
 
-from typing import Annotated, NamedTuple, get_type_hints
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from fairseq_posenc.precision import at_least_fp32
 class Operands(NamedTuple):
     """The tensors of a call, or those of a block.
 
-    Each field says its axes. A block takes its part of B, H, T, S (keys), R (distances) and small
-    letters. Keys beyond the ends of tables are far: b are a block's keys far before its queries,
-    a those far after them, n the near ones, and r their distances.
+    Each field says its axes, of which any may be 1 for all. A block takes its part of B, H, T, S
+    (keys), R (distances) and small letters. Keys beyond the ends of tables are far: b are a block's
+    keys far before its queries, a those far after them, n the near ones, r their distances.
 
     A score begins as a sum, gain q.k + q.Q + k.K, or as a product, gain q.k q.Q k.K: q is the
     query, k the key, and Q and K are the rows of ``query_rows`` and ``key_rows`` for the pair.
@@ -41,8 +41,8 @@ class Operands(NamedTuple):
     key_index: Annotated[Tensor | None, "r"]
     state_rows: Annotated[Tensor | None, "HRW"]
     value_rows: Annotated[Tensor | None, "HRD"]
-    gain: Annotated[Tensor | None, "HR"]
-    bias: Annotated[Tensor | None, "HR"]
+    gain_rows: Annotated[Tensor | None, "HR"]  # a number for each distance
+    bias_rows: Annotated[Tensor | None, "HR"]
     # Of a reset: True for the first token, and for its pairs two rows of each table, with the
     # token as the query, and as the key.
     first_query: Annotated[Tensor | None, "BHTS"]  # (B or 1, 1, T, 1)
@@ -52,7 +52,7 @@ class Operands(NamedTuple):
     gain_reset: Annotated[Tensor | None, "H2"]
     bias_reset: Annotated[Tensor | None, "H2"]
     pair_bias: Annotated[Tensor | None, "BHTS"]
-    states: Annotated[Tensor | None, "BHTW"]
+    states: Annotated[Tensor | None, "BHTW"]  # of queries, multiplied by `state_rows`
     temperature: Annotated[Tensor | None, "BHT1"]
     sink: Annotated[Tensor | None, "BH11"]
     query_decay: Annotated[Tensor | None, "BHTN"]  # the queries' decay, N numbers to add up
@@ -63,7 +63,7 @@ class Operands(NamedTuple):
     key_seeds: Annotated[Tensor | None, "BHS"]
 
 
-AXES = [x.__metadata__[0] for x in get_type_hints(Operands, include_extras=True).values()]
+AXES = [x.__metadata__[0] for x in Operands.__annotations__.values()]  # of each field, in order
 
 
 def lay_out(call: AttentionCall, has_far: tuple[bool, bool]) -> Operands:
@@ -80,18 +80,18 @@ def lay_out(call: AttentionCall, has_far: tuple[bool, bool]) -> Operands:
     found["query"], found["key"], found["value"] = query, key, value
     distances = torch.arange(tgt_len + src_len - 1, device=device) - (src_len - 1)
     tables: dict[str, ByDistance | None] = {"gain": terms.gain, "bias": terms.bias}
-    tables |= {f"{of}_rows": terms.rows(of) for of in ("query", "key", "state", "value")}
+    tables |= {of: terms.rows(of) for of in ("query", "key", "state", "value")}
     for name, term in tables.items():
         if term is None:
             continue
         rows = at_least_fp32(term.table)
         rows = rows * scale if term is scaled else rows
         if terms.first is not None:  # a reset: the last two rows; never of states or values
-            rows, found[f"{name.removesuffix('_rows')}_reset"] = rows[:, :-2], rows[:, -2:]
-        if term.runs is not None:
-            found[name.replace("rows", "index")] = term.runs.find(distances)
-        found[name] = rows.contiguous()
-    if any(has_far):  # whether any block has keys far before its queries, and any far after them
+            rows, found[f"{name}_reset"] = rows[:, :-2], rows[:, -2:]
+        if term.runs is not None:  # only of queries and of keys
+            found[f"{name}_index"] = term.runs.find(distances)
+        found[f"{name}_rows"] = rows.contiguous()
+    if any(has_far):  # has_far: whether a block has keys far before its queries, or far after them
         of_query, of_key = found["query_rows"], found["key_rows"]
         for name, row, is_far in zip(("before_key", "after_key"), (0, -1), has_far):
             keys = key if is_far else key[:, :, :0]

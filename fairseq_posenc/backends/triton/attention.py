@@ -94,10 +94,10 @@ class Tiles(NamedTuple):
     """
 
     content: Tensor  # of queries times keys
-    query_term: Tensor | None  # None if it equals the content's
-    key_term: Tensor | None  # `(sequences, keys, queries)`
-    gain: Tensor | None
-    bias: Tensor | None  # None if it equals the content's
+    query_term: Tensor | None = None  # None also if it equals the content's
+    key_term: Tensor | None = None  # `(sequences, keys, queries)`
+    gain: Tensor | None = None
+    bias: Tensor | None = None  # None also if it equals the content's
 
 
 class Side(NamedTuple):
@@ -142,7 +142,7 @@ class Attention(torch.autograd.Function):
         # gradient, so that they cancel out if a query sees a single key.
         grad = grad.type_as(problem.query).contiguous()
         delta = (grad * attended).sum(-1) / problem.kept_factor  # times 1 - dropout rate
-        two_numbers = torch.stack((shifts, delta), -1).view(torch.int64)  # a query's, as one
+        two_numbers = torch.stack((shifts, delta), -1).view(torch.int64)  # both in one load
         tile = choose_tile(problem, backward=True)
         block = min(tile.queries, tile.keys)
         square = tile._replace(queries=block, keys=block)  # for the kernels of `stored`
@@ -162,26 +162,26 @@ class Attention(torch.autograd.Function):
         # In a plain sum, the gradients of the query term and of the bias equal that of the score,
         # which is stored anyway. PRODUCT: content and terms are multiplied.
         plain_sum = not problem.PRODUCT and problem.gain is None
-        has_query_term, has_key_term = (x is not None for x in problem.tables[:2])
-        learns_gain, learns_bias = (x is not None for x in trained[2:])  # after queries' and keys'
-        is_stored = [True, has_query_term and not plain_sum, has_key_term, learns_gain]
-        is_stored.append(learns_bias and not plain_sum)  # now in the order of `Tiles`
-        slabs = split_slabs(problem, tile, sum(is_stored))
-        _, sequences, *lengths = slabs[0]  # the largest slab's; lengths are queries and keys
-        memory = iter(problem.query.new_empty(sum(is_stored), sequences * math.prod(lengths)))
-        tiles = Tiles(*(next(memory) if needed else None for needed in is_stored))  # type: ignore[arg-type]
-        sizes = [2 * sequences * count * problem.CLIPPED.value for count in lengths]  # 2 ends, or 0
-        query_ends, key_ends = shifts.new_empty(sum(sizes)).split(sizes)
+        of_queries, of_keys, of_gain, of_bias = zip(problem.tables, table_grads)  # both may be None
+        stored = ["content"] + (["key_term"] if problem.key_table is not None else [])
+        stored += ["query_term"] if problem.query_table is not None and not plain_sum else []
+        stored += ["gain"] if of_gain[1] is not None else []  # if it is trained
+        stored += ["bias"] if of_bias[1] is not None and not plain_sum else []
+        slabs = split_slabs(problem, tile, len(stored))
+        _, sequences, queries, keys = slabs[0]  # the largest slab: its memory serves all
+        memory = problem.query.new_empty(len(stored), sequences * queries * keys)
+        tiles = Tiles(**dict(zip(stored, memory)))  # the others are None
+        query_ends = shifts.new_empty(2 * sequences * queries if problem.CLIPPED else 0)
+        key_ends = shifts.new_empty(2 * sequences * keys if problem.CLIPPED else 0)
         by_query, by_key = tl.constexpr(1), tl.constexpr(-1)
         query_term = tiles.content if tiles.query_term is None else tiles.query_term
         bias = tiles.content if tiles.bias is None else tiles.bias
-        tables = list(zip(problem.tables, table_grads))  # of queries, of keys, gain, bias
         factor = problem.scale * problem.kept_factor
-        sides = [
-            Side(*tables[0], problem.query, grad_query, query_term, query_ends, factor, by_query),
-            Side(*tables[1], problem.key, grad_key, tiles.key_term, key_ends, factor, by_key),
-            Side(*tables[2], None, None, tiles.gain, None, factor, by_query),
-            Side(*tables[3], None, None, bias, None, problem.kept_factor, by_query),  # not scaled
+        sides = [  # each begins with a table and its gradient
+            Side(*of_queries, problem.query, grad_query, query_term, query_ends, factor, by_query),
+            Side(*of_keys, problem.key, grad_key, tiles.key_term, key_ends, factor, by_key),
+            Side(*of_gain, None, None, tiles.gain, None, factor, by_query),
+            Side(*of_bias, None, None, bias, None, problem.kept_factor, by_query),  # not scaled
         ]
 
         blocks = triton.cdiv(problem.tgt_len, block)
@@ -210,12 +210,12 @@ def launch(kernel: Any, programs: int, problem: Problem, tile: Tile, *arguments:
         kernel[(programs,)](problem, build_options(problem, tile), *arguments, **options)
 
 
-def split_slabs(problem: Problem, tile: Tile, kinds: int) -> list[Slab]:
-    """List the slabs of a problem, the largest first; ``kinds``: stored numbers for each pair."""
+def split_slabs(problem: Problem, tile: Tile, per_pair: int) -> list[Slab]:
+    """List a problem's slabs, the largest first; ``per_pair``: numbers stored for each pair."""
     rows = triton.cdiv(problem.tgt_len, tile.queries) * tile.queries
     columns = triton.cdiv(problem.src_len, tile.keys) * tile.keys
     sequences = problem.query.size(0) * problem.heads
-    most = max(1, MAX_BYTES // (kinds * rows * columns * problem.query.element_size()))
+    most = max(1, MAX_BYTES // (per_pair * rows * columns * problem.query.element_size()))
     step = math.ceil(sequences / math.ceil(sequences / most))  # equal slabs
     starts = range(0, sequences, step)
     return [Slab(start, min(step, sequences - start), rows, columns) for start in starts]

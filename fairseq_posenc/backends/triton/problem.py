@@ -1,7 +1,6 @@
 """The arguments of the kernels: a call of attention as tensors, sizes and strides.
 
-Of this package only this module reads :mod:`~fairseq_posenc.encodings.term`. A kernel reads the
-fields of these NamedTuples by name, and is compiled without those that are None.
+A kernel reads fields of these NamedTuples by name, and is compiled without those that are None.
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table. A distance is the index of a key minus the index of a query, both from 0.
@@ -117,7 +116,7 @@ def read_call(call: AttentionCall) -> Problem:
     shared = of_queries is not None and of_keys is not None and of_queries.table is of_keys.table
     shared = shared and of_queries.runs is of_keys.runs  # type: ignore[union-attr]
     key_table = query_table if shared else _read_vectors(of_keys, tgt_len, src_len, query.dtype)
-    lows = [table.low for table in (query_table, key_table) if table]
+    lows = [table.low for table in (query_table, key_table) if table]  # distances of first rows
     highs = [table.low + table.last for table in (query_table, key_table) if table]
     clipped = any(low > 1 - tgt_len for low in lows) or any(high < src_len - 1 for high in highs)
     seeds = None

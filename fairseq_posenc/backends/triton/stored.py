@@ -15,10 +15,11 @@ before the table's and one for the columns after them. Only clipped tables have 
 - ``slab``: the ``sequences`` from ``sequence`` on; ``queries`` and ``keys``, their padded lengths.
 - ``side``: a ``table``, its ``tiles`` and ``ends``, the SIGN of these, and the ``factor`` of their
   sums; ``tokens``, the queries or keys that its rows are multiplied by (None for numbers); and
-  the gradients to write, ``table_grad`` and ``token_grad``.
-- ``tiles``, ``ends``: those of one sequence; a block of them has N rows and N columns.
+  the gradients to write, ``table_grad`` ``(chunks, H, last + 1, D or nothing)`` and ``token_grad``.
+- ``tiles``, ``ends``: those of one sequence; a block of them has N rows and N columns. ``stride``:
+  columns of a row of tiles. Sequence: index of a sentence and a head, ``batch * heads + head``.
 - ``table``: ``low``, the distance of its first row, and ``last``, the index of its last one.
-- ``problem``, ``opt``: see :mod:`~fairseq_posenc.backends.triton.tiles`; N: rows of a block.
+- ``problem``, ``opt``: the call's tensors and sizes, constants; T queries, S keys, W: D, padded.
 """
 
 import triton
@@ -144,21 +145,22 @@ def tokens_kernel(problem, opt, slab, content, queries, keys):
 def add_to_table(problem, opt, slab, side, chunks, program):
     """Add to the gradient of N rows of a table, for one head and one chunk of the batch.
 
-    ``program`` counts the programs of this table, by chunk, head and N rows.
+    ``program`` counts this table's programs, by chunk (every ``chunks``-th sentence), head and row.
     """
     last = side.table.last
     group, step = split_program(program, last + 1, opt.N)
     chunk, head = group // problem.heads, group % problem.heads
-    offset = find_offset(side) + step
+    offset = find_offset(side) + step  # of the block's first table row, in row 0 of the tiles
     tokens = problem.tgt_len if side.SIGN > 0 else problem.src_len
     others = problem.src_len if side.SIGN > 0 else problem.tgt_len
     rows, stride = (slab.queries, slab.keys) if side.SIGN > 0 else (slab.keys, slab.queries)
-    first_row = tl.maximum(-offset - 2 * (opt.N - 1), 0) // opt.N * opt.N  # before: columns below 0
+    # Row r needs the columns from r + offset to r + offset + N - 1: blocks without any are skipped.
+    first_row = tl.maximum(-offset - 2 * (opt.N - 1), 0) // opt.N * opt.N
     end_row = tl.minimum(tokens, others - offset)
     column = step + tl.arange(0, opt.N)  # from the first of the table's columns
     by_vector = tl.zeros((opt.N, opt.W), tl.float32)
     by_number = tl.zeros((opt.N,), tl.float32)
-    # The slab's first sequence of this head and chunk; then all others.
+    # The slab's first sequence of this head and chunk; the next one lies `chunks` sentences later.
     first = (head - slab.sequence % problem.heads + problem.heads) % problem.heads
     first += chunk * problem.heads
     for sequence_in_slab in range(first, slab.sequences, chunks * problem.heads):
@@ -166,8 +168,7 @@ def add_to_table(problem, opt, slab, side, chunks, program):
         at = tl.cast(sequence_in_slab, tl.int64) * slab.queries * slab.keys
         token = tl.cast(sequence, tl.int64) * tokens * problem.width
         for row in range(first_row, end_row, opt.N):
-            batch = sequence // problem.heads
-            start, end = find_columns(problem, opt, batch, row, side.SIGN)
+            start, end = find_columns(problem, opt, sequence // problem.heads, row, side.SIGN)
             tile = load_tile(opt, side.tiles + at, stride, row, row + offset, start, end, SKEW=1)
             if side.tokens is None:  # a table of numbers
                 by_number += tl.sum(tile.to(tl.float32), 0)
