@@ -139,7 +139,7 @@ class Mask(NamedTuple):
         return self._map(lambda x: x.narrow(1, count, x.size(1) - count))
 
     def select_keys(self, places: Tensor) -> Mask:
-        """Keep the keys at ``places``, of which the last T are the queries'.
+        """Keep the keys at ``places``, int64 ``(K,)``, of which the last T are the queries'.
 
         The window hid the others anyway; it now counts distances among the keys that are left.
         """
@@ -230,6 +230,7 @@ class Mask(NamedTuple):
         # save the same tensors when it runs again, so it computes what has a gradient itself.
         if torch.compiler.is_compiling() or self.cache is None or (records and is_saving_hooked()):
             return compute()
+        # With gradients enabled, a value that was computed without a graph does not serve.
         key, values = (learns, *deps), vars(self.cache)
         if key not in values.get(name, {}):
             values[name] = {key: compute()}
@@ -270,7 +271,8 @@ class Mask(NamedTuple):
         """
         segments = other.segments if self.segments is None else self.segments
         if self.segments is not None and other.segments is not None:
-            segments = self.segments * (other.segments.amax() + 1) + other.segments  # of each pair
+            # One number for each pair of their segments.
+            segments = self.segments * (other.segments.amax() + 1) + other.segments
         return self._replace(
             window=_smaller(self.window, other.window),
             segments=segments,

@@ -156,9 +156,8 @@ class Encoding(nn.Module):
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend a parameter of a checkpoint to this module's distances, if it has fewer.
 
-        Args:
-            name: the name of the parameter in this module, such as ``table.weight``.
-            weight: the loaded parameter, with as many dimensions as the module's.
+        ``name`` is that of the parameter in this module, such as ``table.weight``; ``weight``, the
+        loaded one, has as many dimensions as the module's.
         """
         return weight
 
@@ -288,7 +287,7 @@ class Encodings(nn.ModuleDict):
             return Decay(*(sum_exactly(side, before=None) for side in sides))
         sums = [
             torch.cat([before, sum_exactly(side, before=before[:, :, -1:])], 2)  # [B, H, S, 2]
-            for side, before in zip(sides, past.tensors().values(), strict=True)
+            for side, before in zip(sides, past.tensors().values(), strict=True)  # earlier, later
         ]
         return Decay(*sums)
 
@@ -297,10 +296,11 @@ class Encodings(nn.ModuleDict):
 
         ``x`` is ``(B, S, C)``, or ``(B, T, C)`` if ``past`` has the decay of the other tokens.
         """
-        states = find_first(encoding.states(positions.queries(x)) for encoding in self.as_list())
+        x_of_queries = positions.queries(x)  # [B, T, C]
+        states = find_first(encoding.states(x_of_queries) for encoding in self.as_list())
         decay = self.decay(x, positions.padding, past)
-        terms = [decay, None if states is None else States(states)]
-        return Terms([term for term in terms if term is not None])
+        terms = [] if states is None else [States(states)]
+        return Terms(terms if decay is None else [decay, *terms])
 
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call (see :meth:`Encoding.number`)."""

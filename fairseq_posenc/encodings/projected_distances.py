@@ -93,8 +93,8 @@ class DebertaV2(Encoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Compute the normalised rows for each layer to project, ``(1, R, C)``."""
         index, runs = self.bucket_rule.select(positions)  # rows `(R,)`, and the distances of each
-        norm = self.norm_weight, self.norm_bias, 1e-7  # epsilon as in DebertaV2
-        normed = F.layer_norm(self.table, self.table.shape[1:], *norm)
+        width = self.table.shape[1:]
+        normed = F.layer_norm(self.table, width, self.norm_weight, self.norm_bias, eps=1e-7)
         return [RowsByDistance(normed[None, index], runs, of="layer")]
 
     def compute_constants(self) -> None:
@@ -114,7 +114,7 @@ class DebertaV2(Encoding):
             return exact + math.ceil(share * (exact - 1))
 
         starts = find_starts(find_bucket, last=self.buckets)  # of j - i: the earliest keys first
-        # All buckets but the first have a start: -farthest to farthest. Bucket b of i - j has row
+        # One bucket more than starts: of i - j from farthest to -farthest. Bucket b has the row
         # buckets + b; as in DebertaV2's table, the last row, 2 * buckets - 1, serves two buckets.
         farthest = len(starts) // 2
         rows = (self.buckets + bucket for bucket in range(farthest, -farthest - 1, -1))

@@ -134,7 +134,7 @@ def find_starts(
         last: the last bucket.
         both_sides: whether later keys have such buckets, too; otherwise they count as distance 0.
     """
-    firsts = [bisect_left(range(_FARTHEST), x, key=find_bucket) for x in range(1, last + 1)]
-    firsts = [distance for distance in firsts if distance < _FARTHEST]  # those reached
-    earlier = tuple(1 - distance for distance in reversed(firsts))  # a bucket ends at -distance
-    return (*earlier, *firsts) if both_sides else earlier
+    begins = [bisect_left(range(_FARTHEST), x, key=find_bucket) for x in range(1, last + 1)]
+    begins = [x for x in begins if x < _FARTHEST]  # first distances of the buckets that are reached
+    earlier = tuple(1 - x for x in reversed(begins))  # before the query, a bucket ends at -x
+    return (*earlier, *begins) if both_sides else earlier

@@ -100,6 +100,7 @@ class ByDistance(Term):
 
     def without_first_keys(self, count: int) -> Self:
         """Leave out the ``count`` lowest distances, and the rows that no other distance has."""
+        # The number of rows to leave out, and the runs of the others.
         dropped, runs = (count, None) if self.runs is None else self.runs.without_first(count)
         table = self.table.narrow(1, dropped, self.table.size(1) - dropped)
         return replace(self, table=table, runs=runs)

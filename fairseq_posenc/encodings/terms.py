@@ -90,20 +90,19 @@ class Terms(tuple[Term, ...]):
 
     def rows(self, of: RowsOf) -> RowsByDistance | None:
         """Find the rows with this value of :attr:`RowsByDistance.of`, or None."""
-        rows = (term for term in self if isinstance(term, RowsByDistance))
-        return next((term for term in rows if term.of == of), None)
+        return next((x for x in self if isinstance(x, RowsByDistance) and x.of == of), None)
 
     @property
     def bias(self) -> NumbersByDistance | None:
         """The numbers by distance that are added, or None."""
-        numbers = (term for term in self if isinstance(term, NumbersByDistance))
-        return next((term for term in numbers if not term.multiplies), None)
+        numbers = (x for x in self if isinstance(x, NumbersByDistance))
+        return next((x for x in numbers if not x.multiplies), None)
 
     @property
     def gain(self) -> NumbersByDistance | None:
         """The numbers by distance that multiply q_i.k_j, or None."""
-        numbers = (term for term in self if isinstance(term, NumbersByDistance))
-        return next((term for term in numbers if term.multiplies), None)
+        numbers = (x for x in self if isinstance(x, NumbersByDistance))
+        return next((x for x in numbers if x.multiplies), None)
 
     @property
     def first(self) -> Tensor | None:

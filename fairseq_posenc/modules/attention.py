@@ -122,6 +122,7 @@ class SelfAttention(_LayerAttention):
         positions = state.positions
         input_checks.check_layer_input(x, positions, cache, self.dims.embed_dim)
         input_checks.check_self_cache(cache, state, self.num_key_value_heads, self.head_dim)
+        # Of earlier steps: sums of forget gates, and rows of a table that this layer has projected.
         past_decay, rows = (None, None) if cache is None else (cache.decay, cache.rows)
         of_input = self.encodings.input_terms(x, positions, past_decay)
         decay = of_input.find(Decay)  # of forget gates, for the cache
@@ -218,7 +219,9 @@ class CrossAttention(_LayerAttention):
             )
         if source is not None:
             input_checks.check_embeddings("source", source, self.k_proj.in_features)
-            kept = Kept(*map(self.split_heads, (self.k_proj(source), self.v_proj(source))))
+            kept = Kept(
+                self.split_heads(self.k_proj(source)), self.split_heads(self.v_proj(source))
+            )
         assert kept is not None, "there is a source or a cache"
         batch, _, src_len, _ = kept.key.shape
         if x.size(0) != batch:

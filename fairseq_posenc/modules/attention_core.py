@@ -82,13 +82,9 @@ class Kept(NamedTuple):
 
 
 def append_to_kept(past: Kept | None, key: Tensor, value: Tensor, tokens: int) -> Kept:
-    """Append keys and values of new tokens, ``(B, H, T, D)``, to those that a cache keeps.
+    """Append rotated keys and values of new tokens, ``(B, H, T, D)``, to those that a cache keeps.
 
-    Args:
-        past: what the cache keeps; None in the first step, and without a cache.
-        key: rotated keys of the new tokens.
-        value: their values.
-        tokens: S, the number of all tokens.
+    ``past`` is None in the first step, and without a cache; ``tokens`` is S, of all tokens.
     """
     if past is None:
         return Kept(key, value)

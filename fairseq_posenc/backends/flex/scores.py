@@ -136,7 +136,7 @@ def build_score_mod(
 
 def _find_visible_distances(tgt_len: int, src_len: int, mask: Mask) -> tuple[int, int]:
     """Find the lowest and the highest distance that a mask leaves visible."""
-    reach = mask.reach
+    reach = mask.reach  # to the farthest visible key; None for no limit
     if reach is None or mask.first_keys is not None:  # first keys are seen from any distance
         reach = src_len
     lowest = 0 if mask.direction == "rl" else max(-reach, 1 - src_len)
