@@ -39,11 +39,11 @@ class StockFamily(NamedTuple):
 
     family: str  # fairseq's: `masked_lm`, `causal_lm` or `translation`
     classes: Mapping[str, str]  # for each head of a fairseq model, the class that has it
-    computes: Mapping[str, bool | str]  # options of fairseq -> their only values in the class
+    fixed_options: Mapping[str, bool | str]  # options of fairseq -> their only values in the class
     # fairseq's name of a part -> its name in the class; `*` is the number of a layer. The first
     # name that fits is used, and parts of a part keep their names.
     parts: Mapping[str, str]
-    options: Mapping[str, str]  # option of fairseq -> field of config.json with the same value
+    config_fields: Mapping[str, str]  # option of fairseq -> field of config.json with its value
     # Spec of the positions that the class itself computes as fairseq does; empty where it has
     # others, or counts padding as tokens.
     own_positions: str = ""
@@ -55,7 +55,7 @@ class StockFamily(NamedTuple):
 
         Args:
             weights: fairseq's weights by name.
-            model: of one of the classes, with our positions, or its own (``parts`` has the table).
+            model: of one of the classes, with our positions; or its own, if ``parts`` names them.
             path: the model that is converted, for messages.
 
         Raises:
@@ -130,7 +130,7 @@ def _define_roberta(prefix: str, base: str, *, pre_norm: bool) -> StockFamily:
             "classes": f"{prefix}ForSequenceClassification",
             "spans": f"{prefix}ForQuestionAnswering",
         },
-        computes={
+        fixed_options={
             "encoder_normalize_before": pre_norm,
             "layernorm_embedding": True,
             "activation_fn": "gelu",  # fixed in the class's head; fairseq's follows the option
@@ -154,7 +154,7 @@ def _define_roberta(prefix: str, base: str, *, pre_norm: bool) -> StockFamily:
             "classification_heads.sentence_classification_head": "classifier",
             "span_head.scores": "qa_outputs",
         },
-        options=_name_bert_options("encoder"),
+        config_fields=_name_bert_options("encoder"),
         own_positions="learned",
     )
 
@@ -185,13 +185,13 @@ def _define_translation(
     return StockFamily(
         family="translation",
         classes={"translation": name},
-        computes={
+        fixed_options={
             "encoder_normalize_before": pre_norm,
             "decoder_normalize_before": pre_norm,
             "layernorm_embedding": embedding_norm,
         },
         parts=parts,
-        options=options,
+        config_fields=options,
         own_positions=own_positions,
     )
 
@@ -200,13 +200,13 @@ ROBERTA = _define_roberta("Roberta", "roberta", pre_norm=False)
 BIOGPT = StockFamily(
     family="causal_lm",
     classes={"causal_lm": "BioGptForCausalLM"},
-    computes={"decoder_normalize_before": True, "layernorm_embedding": False},
+    fixed_options={"decoder_normalize_before": True, "layernorm_embedding": False},
     parts={
         **_name_positions("decoder", "biogpt", "biogpt.layers.*.self_attn"),
         "decoder.output_projection": "output_projection",
         "decoder": "biogpt",  # ported from fairseq, too
     },
-    options={
+    config_fields={
         **_name_bert_options("decoder"),
         "activation_dropout": "activation_dropout",
         "decoder_layerdrop": "layerdrop",

@@ -21,6 +21,7 @@ from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.workbench.convert import comparison, tokenizer
 from fairseq_posenc.workbench.convert.card import format_serving_usage, write_card
 from fairseq_posenc.workbench.convert.stock_classes import refuse_unsupported_parts
@@ -142,12 +143,9 @@ def build_specification(trained: OpenModel, vocabularies: list[list[str]], dtype
 def _build_stack(trained: OpenModel, stack: Any) -> Any:
     """Build an encoder or a decoder with its weights and positions."""
     dims: Dims = stack.dims
-    length = dims.max_positions
-    tokens = torch.full((1, length), comparison.SPECIAL_SYMBOLS)  # any symbol that is not padding
-    states = stack.compute_states(tokens)  # by `kind`: layers of a kind have the same encodings
-    attentions = [layer.self_attn for layer in stack.layers]
-    # What each layer adds to the scores, in tables with a row for every distance.
-    terms = [x.compute_terms(states[x.kind]).expanded() for x in attentions]
+    is_translation = trained.head == "translation"
+    # ALiBi's is the only bias of causal LMs (`FOR_CAUSAL_LMS`), and CTranslate2 computes it itself.
+    has_alibi = not is_translation and any(item.name == "alibi" for item in stack.spec.items)
     style = {
         "num_heads": dims.num_heads,
         "pre_norm": stack.layers[0].normalize_before,
@@ -155,43 +153,46 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
         "activation": _ACTIVATIONS[stack.cfg.activation_fn],
         "layernorm_embedding": stack.layernorm_embedding is not None,
     }
-    # Without a table of vectors at the input, CTranslate2 would add sinusoids.
-    vectors = torch.zeros(length, dims.embed_dim)  # nothing is added
-    if stack.embed_positions is not None:
-        (encoding,) = stack.embed_positions.encodings.as_list()  # specs with two are refused
-        vectors = encoding.embed(states[0].positions)[0]  # [T, C]; all kinds have these positions
-    copied = copy.deepcopy(stack)  # quantization changes weights in place
-    table = F.pad(vectors, (0, 0, 1, 0))  # the converter drops padding's row, the first
-    copied.embed_positions = nn.Embedding.from_pretrained(table, padding_idx=0)
     if dims.causal:
-        style["with_encoder_attention"] = trained.head == "translation"
+        style["with_encoder_attention"] = is_translation
         spec: Any = transformer_spec.TransformerDecoderSpec(len(stack.layers), **style)
-        if trained.head != "translation" and any(x.bias is not None for x in terms):
-            # Terms have at most one bias; a causal LM's is ALiBi's, which CTranslate2 computes.
-            spec.alibi = True
-            terms = [Terms([x for x in of_layer if x is not of_layer.bias]) for of_layer in terms]
+        spec.alibi = has_alibi
     else:
         spec = transformer_spec.TransformerEncoderSpec(len(stack.layers), **style)
-    for layer_spec, attention, layer_terms in zip(spec.layer, attentions, terms):
-        encodings = stack.encodings.select(attention.kind).as_list()
-        layer_spec.self_attention = _build_attention(encodings, layer_terms, dims)
+    tokens = torch.full((1, dims.max_positions), comparison.SPECIAL_SYMBOLS)  # any but padding
+    # What a forward pass computes once for all layers with the same encodings, by their `kind`.
+    states: tuple[Shared, ...] = stack.compute_states(tokens)
+    for layer_spec, layer in zip(spec.layer, stack.layers):
+        shared = states[layer.self_attn.kind]
+        rope = next((x for x in shared.encodings if isinstance(x, Rope)), None)
+        terms = layer.self_attn.compute_terms(shared).expanded()  # with a row for every distance
+        bias = None if terms.bias is None or has_alibi else terms.bias.table
+        layer_spec.self_attention = _build_attention(rope, terms, bias, dims)
+    # Without a table of vectors at the input, CTranslate2 would add sinusoids.
+    vectors = torch.zeros(dims.max_positions, dims.embed_dim)  # [T, C]
+    if stack.embed_positions is not None:
+        (encoding,) = stack.embed_positions.encodings.as_list()  # specs with two are refused
+        vectors = encoding.embed(states[0].positions)[0]  # all kinds of layers have these
+    table = F.pad(vectors, (0, 0, 1, 0))  # the converter drops padding's row, the first
+    copied = copy.deepcopy(stack)  # quantization changes weights in place
+    copied.embed_positions = nn.Embedding.from_pretrained(table, padding_idx=0)
     if dims.causal:  # CTranslate2's converter for fairseq copies all weights but the positions'
-        converter.set_transformer_decoder(spec, copied, trained.head == "translation")
+        converter.set_transformer_decoder(spec, copied, is_translation)
     else:
         converter.set_transformer_encoder(spec, copied)
     return spec
 
 
-def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
+def _build_attention(rope: Rope | None, terms: Terms, bias: Tensor | None, dims: Dims) -> Any:
     """Build the specification of a layer's self-attention, with only its positions set.
 
     Args:
-        encodings: those that the layer shares with others, such as rope.
+        rope: the layer's rotation.
         terms: the layer's terms, in tables with a row for each distance, in ascending order.
+        bias: table of the bias among them; None if there is none, or CTranslate2 computes it.
         dims: sizes of the stack.
     """
-    rope = next((encoding for encoding in encodings if isinstance(encoding, Rope)), None)
-    rows = (terms.rows("query"), terms.rows("value"))  # which queries multiply; added to values
+    rows = (terms.rows("query"), terms.rows("value"))  # added to keys that queries see; to values
     # Both (1, distances, head_dim); with rows for each head, the comparison finds a difference.
     keys, values = (None if x is None else x.table for x in rows)
     if keys is None and values is not None:
@@ -207,7 +208,7 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
     spec = attention_spec.MultiHeadAttentionSpec(
         self_attention=True,
         relative_position=keys is not None,
-        relative_attention_bias=terms.bias is not None,
+        relative_attention_bias=bias is not None,
         **rotary,
     )
     spec.queries_scale = terms.scale(dims.head_dim)
@@ -219,8 +220,8 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
     if keys is not None:
         spec.relative_position_keys = keys[0].numpy()
         spec.relative_position_values = model_spec.OPTIONAL if values is None else values[0].numpy()
-    if terms.bias is not None:
-        _set_bias(spec, terms.bias.table, dims)
+    if bias is not None:
+        _set_bias(spec, bias, dims)
     return spec
 
 

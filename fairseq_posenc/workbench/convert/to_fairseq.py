@@ -20,7 +20,7 @@ from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert import stock_classes
 from fairseq_posenc.workbench.convert.comparison import compare_with_transformers, refuse_difference
-from fairseq_posenc.workbench.convert.stock_classes import EPSILON, StockFamily
+from fairseq_posenc.workbench.convert.stock_classes import EPSILON, TOKEN_TYPES, StockFamily
 from fairseq_posenc.workbench.hf.folders import load_model
 from fairseq_posenc.workbench.loading import checkpoints, open_model
 
@@ -118,8 +118,8 @@ def _list_options(config: PretrainedConfig, stock: StockFamily) -> dict[str, Any
         "position_encoding": positions.spec,  # it overrides the architecture's
         "position_encoding_decoder": positions.decoder_spec,
         "attention_directions": positions.directions,
-        **stock.computes,  # options that have a fixed value in the class
-        **{fairseq_name: getattr(config, name) for fairseq_name, name in stock.options.items()},
+        **stock.fixed_options,
+        **{option: getattr(config, field) for option, field in stock.config_fields.items()},
         **dict.fromkeys(lengths, positions.max_positions),
         "no_scale_embedding": not getattr(config, "scale_embedding", False),
     }
@@ -178,8 +178,7 @@ def _fold_token_types(model: PreTrainedModel, stock: StockFamily) -> None:
     Every token has type 0, and fairseq has no types. The model computes the same as before.
     """
     parameters = dict(model.named_parameters())
-    end = stock_classes.TOKEN_TYPES
-    types = next((x for name, x in parameters.items() if name.endswith(end)), None)
+    types = next((x for name, x in parameters.items() if name.endswith(TOKEN_TYPES)), None)
     if types is not None and types[0].any():
         tables = ("embed_positions.encodings.learned.table", "embed_tokens")
         names = [stock.find_name(f"{_STACK}.{table}.weight") for table in tables]

@@ -78,10 +78,10 @@ def find_stock_family(trained: OpenModel) -> StockFamily:
     """Find the classes of transformers that compute a model; refuse a model that has none."""
     stock_classes.refuse_unsupported_parts(trained, "transformers")
     candidates = [stock for stock in stock_classes.STOCK_FAMILIES if stock.family == trained.family]
-    for stock in candidates:  # which differ in the values of the same options, `computes`
-        if all(_read_option(trained, option) == value for option, value in stock.computes.items()):
+    for stock in candidates:  # all of a family fix the same options
+        if all(_read_option(trained, x) == value for x, value in stock.fixed_options.items()):
             return stock
-    values = ", ".join(f"{x}={_read_option(trained, x)}" for x in candidates[0].computes)
+    values = ", ".join(f"{x}={_read_option(trained, x)}" for x in candidates[0].fixed_options)
     raise UserError(f"{trained.path}: no class of transformers has a {trained.title} with {values}")
 
 
@@ -177,7 +177,7 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily, is_plain: bool) 
     """List the fields of the stock class's configuration (config.json)."""
     stacks = [*trained.stacks.values()]  # one, or the encoder and the decoder
     fields: dict[str, Any] = {}
-    for option, field in stock.options.items():  # fairseq's option, the field with its value
+    for option, field in stock.config_fields.items():  # with the same value
         value = _read_option(trained, option)
         if option == "activation_fn":
             value = stock_classes.ACTIVATIONS.get(value, value)

@@ -35,37 +35,37 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **named: Any
     ) -> tuple[Tensor, Tensor | None]:
-        positions = getattr(module, POSITIONS, None)  # None in attention to the encoder's output
-        if positions is not None or module not in encoder:  # leaves out a stock encoder (Whisper's)
+        # `set_positions` gives each self-attention this submodule; Whisper's encoder is left as is.
+        positions: AttentionPositions | None = getattr(module, POSITIONS, None)
+        if positions is not None or module not in encoder:
             # [B, H, T, D], before any scaling; scores are divided by the root of `factor` * D.
             queries, factor = plain_queries(module, query, named.get("scaling"))
-            if positions is None:
-                terms = Terms([ScaleFactor(factor)])
-                call, rotation = AttentionCall(queries, key, value, terms), None
+            if positions is None:  # attention to the encoder's output
+                stack, cross, rotation = "decoder", True, None
+                call = AttentionCall(queries, key, value, Terms([ScaleFactor(factor)]))
             else:
+                stack, cross = "decoder" if positions.dims.causal else "encoder", False
                 state = named[POSITION_STATE]  # the `LayerState` that our layers pass on
                 call = positions.prepare_call(module, queries, key, value, state, factor)
-                rotation = positions.rotation(state.shared, query.size(2))  # of T tokens, or None
+                rotation = positions.rotation(state.shared, query.size(2))  # of all T tokens
             _, weights = reference.attend(call._replace(need_weights=True))
             assert weights is not None
-            stack = "decoder" if positions is None or positions.dims.causal else "encoder"
-            cross = positions is None
-            layer = len([x for x in captured if (x.stack, x.cross) == (stack, cross)])  # so far
+            layer = len([x for x in captured if (x.stack, x.cross) == (stack, cross)])  # before it
             keys = key.repeat_interleave(query.size(1) // key.size(1), 1)  # one for each query head
-            parts = split(queries, keys, call.terms, rotation, mask=call.mask)
+            parts = split(queries, keys, call.terms, rotation, mask=call.mask)  # of the scores
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
         return attend_with_positions(module, query, key, value, *mask, **named)
 
     # Our code attends (not `is_native`) and rotates (not `is_rotated`) even where the model's does
     # otherwise: only so does our attention function get queries and keys before their rotation.
-    flags = ((HFStackPositions, "is_native"), (AttentionPositions, "is_rotated"))
-    changes = [(x, y, False) for x in model.modules() for kind, y in flags if isinstance(x, kind)]
-    usual = model(**inputs, use_cache=False)[0]  # the output, to compare with below
+    flags = {HFStackPositions: "is_native", AttentionPositions: "is_rotated"}  # class -> attribute
+    changes = [(x, flags[type(x)], False) for x in model.modules() if type(x) in flags]
+    usual = model(**inputs, use_cache=False)[0]  # logits or states, to compare with below
     before = model.config._attn_implementation
     try:
         AttentionInterface.register(OUR_ATTENTION, attend)  # for all models, until the end
         model.set_attn_implementation(OUR_ATTENTION)
-        with with_attributes(changes):  # restores them at the end
+        with with_attributes(changes):  # (module, attribute, value); restores them at the end
             repeated = model(**inputs, use_cache=False)[0]
     finally:
         AttentionInterface.register(OUR_ATTENTION, attend_with_positions)
