@@ -94,13 +94,13 @@ class TrainedDictionary(NamedTuple):
     checkpoint: Path
     size: int | None  # number of symbols; None without token embeddings
     fingerprint: str | None  # hash of its symbols; None in checkpoints of fairseq
-    file: Path | None  # the file that training read, which may be gone; None if unknown
+    trained_file: Path | None  # what training read, which may be gone; None if unknown
 
     def check(self, file: Path, dictionary: Dictionary, advice: str) -> None:
         """Refuse a dictionary that differs from the one used in training.
 
         Args:
-            file: file of the dictionary.
+            file: file of the dictionary to check.
             dictionary: its content.
             advice: ends the message.
         """
@@ -111,8 +111,8 @@ class TrainedDictionary(NamedTuple):
                 f"{self.checkpoint} has {self.size:,}; {advice}"
             )
         trained = self.fingerprint  # else that of the file, if it still exists
-        if trained is None and self.file and self.file.is_file():
-            trained = fingerprint(load_dictionary(self.file, mask=has_mask))
+        if trained is None and self.trained_file and self.trained_file.is_file():
+            trained = fingerprint(load_dictionary(self.trained_file, mask=has_mask))
         if trained is not None and trained != fingerprint(dictionary):
             raise UserError(
                 f"{file} has other symbols, or in another order, than the dictionary that "
@@ -177,7 +177,7 @@ def open_task(path: Path, state: State, data: Path | None = None) -> OpenTask:
     # `files` has the source's first. If it is alone, `zip` leaves out the target's dictionary: the
     # same one, or one of labels.
     dictionaries = dict(zip(files, (task.source_dictionary, task.target_dictionary)))
-    prefixes = ("encoder.", "decoder.") if len(files) > 1 else ("",)
+    prefixes = ("encoder.", "decoder.") if len(files) > 1 else ("",)  # of names of weights
     advice = "--data must have the dictionary that the model was trained with"
     for name, prefix in zip(files, prefixes):
         trained = read_trained_dictionary(state["model"], path, trained_folder / name, prefix)
@@ -201,7 +201,7 @@ def read_trained_dictionary(
     size = next((weights[x].size(0) for x in names if x.endswith("embed_tokens.weight")), None)
     known = None
     for name in filter(is_identity, names):  # the tensor in which our stacks keep their settings
-        known = Identity.from_tensor(weights[name]).weight_settings.dictionary  # fingerprint
+        known = Identity.from_tensor(weights[name]).weight_settings.dictionary  # a fingerprint
     return TrainedDictionary(path, size, known, file)
 
 

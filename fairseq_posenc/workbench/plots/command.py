@@ -87,9 +87,9 @@ def _find_subject(args: argparse.Namespace) -> Subject:
         sizes = args.embed_dim or 256, args.heads or 4, 128  # width, heads, positions to draw
         subject = build_subject(args.encoding, *sizes, causal=args.decoder)
         _choose_stack("--encoding", [subject.stack], args.stack)
-    layers = _choose_numbers(args.layer, len(subject.layers), "layer", subject.title)
-    heads = _choose_numbers(args.head, len(subject.heads), "head", subject.title)
-    return replace(subject, layers=layers, heads=heads)
+    layers = _choose_numbers(args.layer, len(subject.shown_layers), "layer", subject.title)
+    heads = _choose_numbers(args.head, len(subject.shown_heads), "head", subject.title)
+    return replace(subject, shown_layers=layers, shown_heads=heads)
 
 
 def _draw_attention(args: argparse.Namespace) -> Any:

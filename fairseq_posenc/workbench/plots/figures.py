@@ -56,7 +56,7 @@ def label_axes(axes: Any, title: str, x: str, y: str = "") -> None:
 
 
 def draw_attention(
-    layers: Sequence[CapturedAttention],
+    attentions: Sequence[CapturedAttention],
     heads: Sequence[int],
     queries: Sequence[str],
     keys: Sequence[str],
@@ -67,7 +67,7 @@ def draw_attention(
     Tokens are written if they fit; pairs to which no head of the layer attends are grey.
 
     Args:
-        layers: attention to one sentence, ``(1, H, T, S)`` each.
+        attentions: those of the layers to show, to one sentence: ``(1, H, T, S)`` each.
         heads: indices of the heads to show.
         queries: text of the T tokens that attend.
         keys: text of the S tokens attended to.
@@ -77,19 +77,20 @@ def draw_attention(
 
     width = 0.8 * WIDTH / max(len(heads), 2)  # of a map; the rest is for texts and the colour bar
     height = width * min(max(len(queries) / len(keys), 0.5), 1.5)  # neither too flat nor too high
-    figure, panels = new_page(len(layers) * len(heads), title, len(heads), height + 0.9)  # + texts
+    count = len(attentions) * len(heads)
+    figure, panels = new_page(count, title, len(heads), height + 0.9)  # room for the texts
     colours = colormaps[UNSIGNED].with_extremes(bad=PALE)
-    limit = max(float(layer.weights[0, list(heads)].max()) for layer in layers) or 1.0  # above 0
-    for axes, (layer, head) in zip(panels, product(layers, heads)):
-        weights = layer.weights[0]  # [H, T, S]
+    limit = max(float(x.weights[0, list(heads)].max()) for x in attentions) or 1.0  # above 0
+    for axes, (attention, head) in zip(panels, product(attentions, heads)):
+        weights = attention.weights[0]  # [H, T, S]
         shown = weights[head].masked_fill(weights.eq(0).all(0), torch.nan)
         image = axes.imshow(shown.numpy(), cmap=colours, vmin=0.0, vmax=limit, aspect="auto")
         axes.spines[:].set_visible(False)
-        axes.set_title(f"{layer.layer + 1}.{head + 1}", fontsize=9)
+        axes.set_title(f"{attention.layer + 1}.{head + 1}", fontsize=9)
         axes.set(xticks=[], yticks=[])
         if head == heads[0] and len(queries) * _LINE_INCHES <= height:
             axes.set_yticks(range(len(queries)), queries, fontsize=7)
-        if layer is layers[-1] and len(keys) * _LINE_INCHES <= width:
+        if attention is attentions[-1] and len(keys) * _LINE_INCHES <= width:
             axes.set_xticks(range(len(keys)), keys, fontsize=7, rotation=90)
     figure.colorbar(image, ax=panels, shrink=0.85, label="attention (titles: layer.head)")
     return figure
@@ -187,16 +188,16 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
     visible = distances <= (0 if subject.dims.causal else distances[-1])  # [R]: no later keys
     if (pairs := terms.find(term_types.NumbersByPair)) is not None:
         bias = pairs.numbers[0]  # [H or 1, T, S]
-        queries, labels = torch.arange(bias.size(1)), ("query's position", "key's position")
-        titles = _title_heads(f"pair bias, {layer_name}", subject.heads if len(bias) > 1 else None)
+        queries = torch.arange(bias.size(1))
+        titles = _title_heads(f"pair bias, {layer_name}", subject.shown_heads, len(bias) > 1)
         for head, name in titles.items():
-            yield PlottedTable(name, bias[head], queries, *labels)
+            yield PlottedTable(name, bias[head], queries, "query's position", "key's position")
     by_distance = [term for term in terms if isinstance(term, term_types.ByDistance)]
     # Terms that share a table, as m4's do, differ only in their names.
-    for term, *others in group_by(by_distance, lambda term: id(term.table)).values():
-        names = " and ".join(x.name for x in (term, *others))
-        title = f"{names.replace('_', ' ')}, {layer_name}"
-        titles = _title_heads(title, subject.heads if term.per_head else None)
+    for sharing in group_by(by_distance, lambda term: id(term.table)).values():
+        term, both = sharing[0], " and ".join(term.name for term in sharing)
+        title = f"{both.replace('_', ' ')}, {layer_name}"
+        titles = _title_heads(title, subject.shown_heads, term.per_head)
         # Without a reset's last two rows (as in TUPE): [H or 1, R], or of vectors [H or 1, R, D].
         table = term.table[:, : len(distances)][:, visible]
         if isinstance(term, term_types.RowsByDistance):
@@ -205,16 +206,16 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
                 yield PlottedTable(name, values, rows, DISTANCE, CHANNEL)
         else:  # numbers: heads are columns
             values, rows = _merge_equal_ends(table[list(titles)].T, distances[visible])
-            heads = [str(head + 1) for head in titles] if term.per_head else ["all"]
-            yield PlottedTable(title, values, rows, DISTANCE, "head", heads)
+            names = [str(head + 1) for head in titles] if term.per_head else ["all"]
+            yield PlottedTable(title, values, rows, DISTANCE, "head", names)
     if (counted := terms.find(term_types.CountedRows)) is not None:  # of CoPE
         table, title = counted.rows.detach(), f"counted table, {layer_name}"
         yield PlottedTable(title, table, torch.arange(len(table)), "counted position", CHANNEL)
 
 
-def _title_heads(title: str, heads: Sequence[int] | None) -> dict[int, str]:
-    """Title the tables of heads, by index; None: all heads share the table with index 0."""
-    return {0: title} if heads is None else {x: f"{title}, head {x + 1}" for x in heads}
+def _title_heads(title: str, heads: Sequence[int], per_head: bool) -> dict[int, str]:
+    """Title the tables of heads, by index; or, if not ``per_head``, the only table, index 0."""
+    return {x: f"{title}, head {x + 1}" for x in heads} if per_head else {0: title}
 
 
 def _merge_equal_ends(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,12 +240,12 @@ def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
     Scores are those of equal random contents
     (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
     """
-    reach, heads = subject.limit_reach(reach), subject.heads
+    reach, heads = subject.limit_reach(reach), subject.shown_heads
     last = 0 if subject.dims.causal else reach  # a causal stack has no later keys
     shown = torch.arange(-reach, last + 1)  # distances
     scores, term_curves = [], []
     for layer, name in subject.named_layers.items():
-        equal = subject.encodings[layer].distance_curve(reach)[heads]  # [heads, 2 reach + 1]
+        equal = subject.by_layer[layer].distance_curve(reach)[heads]  # [heads, 2 reach + 1]
         scores.append(Curves(f"score of equal contents, {name}", shown, equal[:, : len(shown)]))
         distances, layer_terms = subject.compute_terms(layer)  # a table row for each, ascending
         for term in layer_terms:
@@ -256,7 +257,7 @@ def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
 
 def draw_scores(subject: Subject) -> Any:
     """Draw a panel for each of the curves by distance, with a line for each head."""
-    return draw_curves(compute_curves(subject), subject.heads, subject.title)
+    return draw_curves(compute_curves(subject), subject.shown_heads, subject.title)
 
 
 @torch.no_grad()
@@ -281,7 +282,7 @@ def draw_products(subject: Subject, reach: int = 48) -> Any:
     query, key = torch.randn(size, generator=generator) * dims.embed_dim**-0.5
     projections = {"input vectors": (identity, identity), "random projections": (query, key)}
     if subject.projections:
-        for layer in subject.layers:
+        for layer in subject.shown_layers:
             projections[f"projections of layer {layer + 1}"] = subject.projections[layer]
     distances = torch.arange(-reach, reach + 1)
     middle = len(vectors) // 2
@@ -290,10 +291,10 @@ def draw_products(subject: Subject, reach: int = 48) -> Any:
     for name, (query, key) in projections.items():
         keys = around @ key.transpose(1, 2)  # [H, R, D]
         products = torch.einsum("hd,hrd->hr", query @ vectors[middle], keys)  # [H, R]
-        shown = products if query is identity else products[subject.heads]
+        shown = products if query is identity else products[subject.shown_heads]
         curves.append(Curves(name, distances, shown))
     title = f"{subject.title}: products of input vectors at distance k"
-    return draw_curves(curves, subject.heads, title, x="distance k")
+    return draw_curves(curves, subject.shown_heads, title, x="distance k")
 
 
 @torch.no_grad()
@@ -308,7 +309,7 @@ def draw_decay(subject: Subject, reach: int = 256) -> Any:
         UserError: no layer has rope.
     """
     curves = []  # one for each spec of a layer
-    for spec, encodings in {str(layer.spec): layer.shared for layer in subject.encodings}.items():
+    for spec, encodings in {str(layer.spec): layer.shared for layer in subject.by_layer}.items():
         rotation = encodings.rotation(make_positions(reach + 1).ids)  # of positions 0 to reach
         if isinstance(rotation, PairRotation) and rotation.decay is None:  # not xpos
             phases = rotation.phases[0].to(torch.complex128)  # [1, R, d/2]

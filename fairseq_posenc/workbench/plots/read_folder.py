@@ -43,16 +43,15 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
     refuse_long_text(f"{folder}:", inputs["input_ids"].size(1), read_limit(model))
     tokens = {"encoder": inputs["input_ids"]}
     if has_two_stacks:
-        tokens["decoder"] = inputs["decoder_input_ids"] = _read_target(
-            folder, model, tokenizer, inputs, target
-        )
+        tokens["decoder"] = _read_target(folder, model, tokenizer, inputs, target)
+        inputs["decoder_input_ids"] = tokens["decoder"]
     labels = {stack: _label(tokenizer, ids[0].tolist()) for stack, ids in tokens.items()}
-    # The same positions, as modules of ours with room for the text: `capture_attention` needs them.
+    # `own` keeps the positions, but in modules of ours, which `capture_attention` reads.
     set_positions(model, "own", max(count_positions(model), *map(len, labels.values())))
     captured = capture_attention(model, inputs)
-    if not has_two_stacks:  # the only stack may be a decoder
-        labels = {captured[0].stack: labels["encoder"]}
-    specs: dict[str, str | None] = dict.fromkeys(labels, positions)  # the same
+    if not has_two_stacks and captured[0].stack == "decoder":  # of a causal LM, its only stack
+        labels = {"decoder": labels["encoder"]}
+    specs: dict[str, str | None] = dict.fromkeys(labels, positions)  # the same for both stacks
     sha256, family = _checksum_weights(folder), type(model).__name__
     return TextAttention(folder, sha256, family, specs, labels, captured)
 

@@ -23,9 +23,9 @@ from fairseq_posenc.specs import parse
 class Subject:
     """A stack, and the layers and heads of it that a picture shows; indices begin at 0."""
 
-    encodings: list[PositionEncoding]  # of every layer, including those that all layers share
-    layers: list[int]  # indices of the layers to show
-    heads: list[int]  # indices of the heads to show
+    by_layer: list[PositionEncoding]  # of every layer, also of layers that are not shown
+    shown_layers: list[int]
+    shown_heads: list[int]
     # weights of every layer's query and key projection, `(H, D, C)`; empty for an untrained spec
     projections: list[tuple[Tensor, Tensor]]
     checkpoint: Path | None = None  # where it is from; None for a model in memory and a spec
@@ -33,7 +33,7 @@ class Subject:
     @property
     def dims(self) -> Dims:
         """Sizes of the layers."""
-        return self.encodings[0].dims
+        return self.by_layer[0].dims
 
     @property
     def stack(self) -> str:
@@ -43,16 +43,16 @@ class Subject:
     @property
     def title(self) -> str:
         """The spec of the position encodings, and where they are from."""
-        spec = parse(",".join(str(layer.spec) for layer in self.encodings))  # as in 3*rope,none
+        spec = parse(",".join(str(layer.spec) for layer in self.by_layer))  # as in 3*rope,none
         return f"{spec} in {self.checkpoint}" if self.checkpoint else str(spec)
 
     @property
     def named_layers(self) -> dict[int, str]:
         """The names of the layers to show; only the first if all share their encodings."""
-        specs = {layer.spec for layer in self.encodings}
-        if len(specs) > 1 or self.encodings[0].encodings.as_list():  # or layers have their own
-            return {index: f"layer {index + 1}" for index in self.layers}
-        return {self.layers[0]: "all layers"}
+        specs = {layer.spec for layer in self.by_layer}
+        if len(specs) > 1 or self.by_layer[0].encodings.as_list():  # those of this layer alone
+            return {index: f"layer {index + 1}" for index in self.shown_layers}
+        return {self.shown_layers[0]: "all layers"}
 
     def limit_reach(self, reach: int) -> int:
         """Limit a distance so that the middle position has that many positions on each side."""
@@ -60,7 +60,7 @@ class Subject:
 
     def compute_input_vectors(self) -> Tensor | None:
         """Compute the vectors that are added at the input, ``(max_positions, C)``, or None."""
-        at_input = self.encodings[0].input
+        at_input = self.by_layer[0].input
         if at_input is None:
             return None
         (encoding,) = at_input.as_list()  # specs with two are refused
@@ -69,13 +69,13 @@ class Subject:
         return vectors[0]  # without the batch of one
 
     def compute_terms(self, layer: int) -> tuple[Tensor, Terms]:
-        """Compute all distances in ``max_positions`` tokens, ascending, and a layer's terms.
+        """Compute all distances in ``max_positions`` tokens, ``(R,)``, ascending; a layer's terms.
 
-        In the terms, each distance has its own row, even if some are equal. A reset (rows of their
-        own for pairs with the first token, as in TUPE) adds two rows at the end, which belong to
-        no distance.
+        Tables in the terms are ``(H or 1, R, ...)``: each distance has its own row, even if some
+        are equal. A reset (rows for pairs with the first token, as in TUPE) adds two rows at the
+        end, which belong to no distance.
         """
-        encoding = self.encodings[layer]
+        encoding = self.by_layer[layer]
         positions = make_positions(self.dims.max_positions)
         (shared,) = compute_shared(encoding.shared, positions)  # of the only layer
         terms = shared.terms | encoding.encodings.terms(positions)  # combined with its own

@@ -78,22 +78,22 @@ def find_stages(curve: Curve) -> LossStages | None:
     jump of the loss does not count as a dive.
     """
     segments = fit_segments(training_points(curve))
-    whole = sum(segment.rate * segment.updates for segment in segments)
+    total_fall = sum(segment.rate * segment.updates for segment in segments)
     for steepest in sorted(segments, key=lambda segment: segment.rate, reverse=True):
-        flat = steepest.rate / SLOPE_RATIO  # segments below this rate are flat
-        if flat <= 0:  # neither this segment nor any of the remaining ones falls
+        if steepest.rate <= 0:  # neither this segment nor any of the remaining ones falls
             break
-        groups = groupby(segments, key=lambda segment: segment.rate >= flat)
+        limit = steepest.rate / SLOPE_RATIO  # segments that fall more slowly are flat
+        groups = groupby(segments, key=lambda segment: segment.rate >= limit)
         parts = [list(group) for _, group in groups]  # alternately steep and flat
-        place = next(number for number, part in enumerate(parts) if steepest in part)
-        if place < 2:  # no plateau, or no start before it
+        index = next(number for number, part in enumerate(parts) if steepest in part)
+        if index < 2:  # no plateau, or no start before it
             continue
-        start = [segment for part in parts[: place - 1] for segment in part]  # all before
-        plateau, dive = parts[place - 1], parts[place]
+        start = [x for part in parts[: index - 1] for x in part]  # all segments before the plateau
+        plateau, dive = parts[index - 1], parts[index]
         is_start_steep = max(x.rate for x in start) >= SLOPE_RATIO * plateau[-1].rate
         sum_of_falls = sum(segment.rate * segment.updates for segment in dive)
-        fall = min(sum_of_falls, plateau[-1].loss - dive[-1].loss)
-        if is_start_steep and fall >= MIN_FALL * whole:
+        fall = min(sum_of_falls, plateau[-1].loss - dive[-1].loss)  # less after a jump upwards
+        if is_start_steep and fall >= MIN_FALL * total_fall:
             return LossStages(start[-1].end, plateau[-1].end, dive[-1].end)
     return None
 
@@ -130,10 +130,10 @@ def fit_segments(points: Sequence[tuple[int, float]]) -> Sequence[Segment]:
 def _find_best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
     """Find the indices that best cut points with noise 1 into segments, including both ends."""
     count = len(x)
-    # By n, for the first n points: sums, lowest cost of any cuts, where its last segment begins.
+    # The next three have an entry n for the first n points, for every n from 0.
     sums = np.pad(np.cumsum([x, y, x * x, x * y, y * y], axis=1), ((0, 0), (1, 0)))
-    lowest = np.array([0] + [np.inf] * count)  # infinite: too few points for segments
-    begin_of = [0] * (count + 1)
+    lowest = np.array([0] + [np.inf] * count)  # cost of the best cuts; infinite: too few points
+    begin_of = [0] * (count + 1)  # index of the first point in the last segment of these cuts
     for end in range(_MIN_LINES, count + 1):
         begins = np.arange(end - _MIN_LINES + 1)
         n = end - begins

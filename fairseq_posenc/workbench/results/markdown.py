@@ -32,9 +32,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
 
     Letters of ``align`` align columns left (``l``) or right (``r``); the last one is repeated.
     """
+    lines = [[BAR.sub(r"\|", printable(cell)) for cell in row] for row in (header, *rows)]
     rule = ["---:" if x == "r" else "---" for x in align.ljust(len(header), align[-1])]
-    head, *lines = ([BAR.sub(r"\|", printable(cell)) for cell in row] for row in (header, *rows))
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (lines[0], rule, *lines[1:]))
 
 
 def align_columns(rows: Sequence[Sequence[str]], left: int) -> str:

@@ -34,7 +34,7 @@ class TrainedSystem(NamedTuple):
     label: str  # name in messages: the system's, with the number if it has several
 
 
-class TranslationRequest(NamedTuple):
+class TranslationPlan(NamedTuple):
     """The source sentences of a test set, and how to translate them."""
 
     source: Path  # the file of the sentences
@@ -43,26 +43,26 @@ class TranslationRequest(NamedTuple):
     length_penalty: float
     dtype: torch.dtype  # precision of the model
 
-    def translate(self, training: TrainedSystem, task: OpenTask, out: Path) -> list[str]:
-        """Translate with a checkpoint and its task, unless a file in ``out`` has the result.
+    def translate(self, training: TrainedSystem, opened: OpenTask, out: Path) -> list[str]:
+        """Translate with a checkpoint, ``opened``, unless a file in ``out`` has the result.
 
         Raises:
             UserError: the file has translations by another model, of another text or by other
                 options.
         """
-        request: Request = {
+        request: Request = {  # all that the translations depend on
             "checkpoint": checksum(training.path),
-            "pieces": checksum(translator.require_pieces(task.data, task.task.cfg.source_lang)),
+            "pieces": checksum(translator.require_pieces(opened.data, opened.task.cfg.source_lang)),
             "source": checksum(self.source),
             "precision": str(self.dtype),
             "search": [self.beam, self.length_penalty],
             "version": __version__,
         }
         path = out / training.system / f"{training.number}.txt"  # for users; we read the .json
-        figures = read_result(path.with_suffix(".json"), request)  # None if it is not translated
+        figures = read_result(path.with_suffix(".json"), request)  # None if there are none yet
         if figures is None:
             say(f"{training.label}: {len(self.sentences):,} sentences")
-            model = translator.Translator.load(training.path, task.data, self.dtype)
+            model = translator.Translator.load(training.path, opened.data, self.dtype)
             translator.warn_of_long(self.sentences, model)
             found = model.translate(self.sentences, self.beam, length_penalty=self.length_penalty)
             figures = {"translations": [best.text for (best,) in found]}
@@ -97,11 +97,11 @@ def run(args: argparse.Namespace) -> None:
     trainings = parse_systems(args.systems)
     # All are opened first, so that mistakes show early. A generator: not all are in memory at once.
     states = (translator.load_translation(x.path, f"{x.label}:") for x in trainings)
-    opened = [open_task(x.path, state, args.data) for x, state in zip(trainings, states)]
-    languages = [(x.task.cfg.source_lang, x.task.cfg.target_lang) for x in opened]
+    tasks = [open_task(x.path, state, args.data) for x, state in zip(trainings, states)]
+    languages = [(x.task.cfg.source_lang, x.task.cfg.target_lang) for x in tasks]
     if len(set(languages)) > 1:
         raise UserError("the systems are for different languages; evaluate them separately")
-    source, target = (opened[0].data / f"{args.split}.raw.{language}" for language in languages[0])
+    source, target = (tasks[0].data / f"{args.split}.raw.{language}" for language in languages[0])
     source, target = args.source or source, args.reference or target
     split = f"--split {args.split}:"  # in messages
     sources = read_lines(source, "--source" if args.source else split)
@@ -110,11 +110,11 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(
             f"{source} has {len(sources)} sentences, but {target} has {len(references)}"
         )
-    request = TranslationRequest(source, sources, args.beam, args.lenpen, dtype)
+    plan = TranslationPlan(source, sources, args.beam, args.lenpen, dtype)
     with lock_folder(args.out):
-        translations = [request.translate(x, task, args.out) for x, task in zip(trainings, opened)]
+        translations = [plan.translate(x, task, args.out) for x, task in zip(trainings, tasks)]
         facts = {"subset": args.split, "reference": str(target), "sentences": len(references)}
-        record = _score(trainings, translations, request, references, facts)
+        record = _score(trainings, translations, plan, references, facts)
         report = scores.format_report(record)
         record.write(args.out / _FIGURES)
         write_whole(args.out / _REPORT, report)
@@ -124,8 +124,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _score(
     trainings: Sequence[TrainedSystem],
-    translations: Sequence[list[str]],
-    request: TranslationRequest,
+    translations: Sequence[list[str]],  # by each of them
+    plan: TranslationPlan,
     references: Sequence[str],
     facts: Row,
 ) -> Record:
@@ -137,7 +137,7 @@ def _score(
     for training, lines in zip(trainings, translations):
         systems.setdefault(training.system, []).append(lines)
         row = {"system": training.system, "training": training.number, "path": str(training.path)}
-        row |= {"beam": request.beam, "length_penalty": request.length_penalty}
+        row |= {"beam": plan.beam, "length_penalty": plan.length_penalty}
         # None in place of the references, which the metrics hold.
         row |= {name: metric.corpus_score(lines, None).score for name, metric in metrics.items()}
         rows.append(row)
@@ -146,7 +146,7 @@ def _score(
         "scores": rows,
         "means": scores.compute_means(rows),
         "differences": differences,
-        "lengths": scores.score_by_length(references, request.sentences, systems),
+        "lengths": scores.score_by_length(references, plan.sentences, systems),
     }
     signatures |= {f"test signature of {name}": text for name, text in test_signatures.items()}
     return Record("bleu", tables, {**facts, **signatures}, command=own_command())

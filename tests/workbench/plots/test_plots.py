@@ -70,7 +70,7 @@ class TestTables:
     def test_a_models_tables_are_shown(self):
         model = make_model("masked_lm", position_encoding="learned+shaw")
         stack, state = model.encoder.sentence_encoder, torch.get_rng_state()
-        found = tables_drawn(replace(collect_subjects(model)["encoder"], layers=[0, 2]))
+        found = tables_drawn(replace(collect_subjects(model)["encoder"], shown_layers=[0, 2]))
         assert torch.equal(torch.get_rng_state(), state)
         assert list(found) == ["at the input", "query table, layer 1", "query table, layer 3"]
         at_input = stack.embed_positions.encodings["learned"].table.weight
@@ -90,12 +90,12 @@ class TestTables:
         subject = spec_subject("m4(max_distance=3,reset=true)")
         (table,) = tables_drawn(subject).values()
         assert table.rows.tolist() == list(range(-3, 4))
-        assert_same(table.values, subject.encodings[0].encodings["m4"].table.weight[0])
+        assert_same(table.values, subject.by_layer[0].encodings["m4"].table.weight[0])
 
     def test_heads_have_tables_of_their_own(self):
-        subject = spec_subject("shaw(per_head=true)", heads=[1, 3])
+        subject = spec_subject("shaw(per_head=true)", shown_heads=[1, 3])
         found = figures.collect_tables(subject)
-        weight = subject.encodings[0].encodings["shaw"].table.weight
+        weight = subject.by_layer[0].encodings["shaw"].table.weight
         assert [table.title[-6:] for table in found] == ["head 2", "head 4"]
         for head, table in zip((1, 3), found):
             assert_same(table.values, weight[head])
@@ -151,7 +151,7 @@ class TestProducts:
     def test_they_are_those_of_the_vectors_and_of_a_models_projections(self):
         model = make_model("masked_lm", position_encoding="learned")
         stack = model.encoder.sentence_encoder
-        subject = replace(collect_subjects(model)["encoder"], layers=[1])
+        subject = replace(collect_subjects(model)["encoder"], shown_layers=[1])
         own, random, projected = panels(figures.draw_products(subject, reach=5))
         vectors = stack.embed_positions.encodings["learned"].table.weight.detach().double()
         around = range(12 - 5, 12 + 6)
@@ -194,17 +194,17 @@ class TestCurves:
         subject = spec_subject("m2+t5")
         _, bias, gain = figures.compute_curves(subject, reach=9)
         assert [bias.title, gain.title] == ["bias, layer 1", "gain, layer 1"]
-        assert_same(gain.values, subject.encodings[0].encodings["m2"].table.weight[:, 14:33])
+        assert_same(gain.values, subject.by_layer[0].encodings["m2"].table.weight[:, 14:33])
         assert bias.values.shape == (4, 19)
-        table = subject.encodings[0].shared["t5"].table
+        table = subject.by_layer[0].shared["t5"].table
         assert_same(bias.values[:, 9], table[:, 0])  # distance 0 has a bucket of its own
 
     def test_of_a_spec_scores_are_those_of_each_layer(self):
-        subject = spec_subject("rope,alibi", heads=[2])
+        subject = spec_subject("rope,alibi", shown_heads=[2])
         found = figures.compute_curves(subject, reach=9)
         titles = [f"score of equal contents, layer {number}" for number in (1, 2)]
         assert [each.title for each in found[:2]] == titles
-        for shown, layer in zip(found, subject.encodings):
+        for shown, layer in zip(found, subject.by_layer):
             assert_same(shown.values, layer.distance_curve(9)[[2]])
 
     @pytest.mark.parametrize("family", ARCHITECTURES)
@@ -212,7 +212,7 @@ class TestCurves:
         subject = collect_subjects(make_model(family, position_encoding="t5"))
         for stack in subject.values():
             before, *_ = figures.compute_curves(stack, reach=6)
-            table = next(stack.encodings[0].shared.parameters())
+            table = next(stack.by_layer[0].shared.parameters())
             table.data += 1
             after, *_ = figures.compute_curves(stack, reach=6)
             difference = after.values - before.values

@@ -118,7 +118,7 @@ def _score_model(
         stride = min(args.stride, length)
         request = {**shared, "stride": stride}
         path = args.out / named.name / f"length-{length}.json"
-        if (figures := read_result(path, request)) is None:
+        if (figures := read_result(path, request)) is None:  # not scored yet
             windows = list(
                 scoring.spread_windows(total, length, stride, longest, args.windows)
                 if args.windows
@@ -130,8 +130,8 @@ def _score_model(
                 score = scoring.score_windows(
                     model, text, windows, length, stride, args.max_tokens, shown.update
                 )
-            figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # "" if it was scored
-            say(f"{label}: {figure} ({score.seconds:.0f} s)")
+            outcome = score.refusal or f"perplexity {score.perplexity:,.2f}"  # "": not refused
+            say(f"{label}: {outcome} ({score.seconds:.0f} s)")
             # The windows of a whole text are not a sample: they have no interval.
             figures = {**score._asdict(), "windows": score.windows if args.windows else []}
             write_result(path, request, figures)

@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> None:
     planned = runs.plan_runs(request)
     if args.dry_run:
         for glue_run in planned:
-            updates = f"{glue_run.max_update:,} updates"
-            print(f"# {glue_run.label}: {updates}\n{shlex.join(glue_run.command)}")
+            print(f"# {glue_run.label}: {glue_run.max_update:,} updates")
+            print(shlex.join(glue_run.command))
         return
     with folders.lock_folder(out):
         modified = pretrained.path.stat().st_mtime_ns

@@ -87,9 +87,9 @@ def build_record(results: Sequence[GlueResult], spec: str, facts: Mapping[str, A
     """Build the record of all results; ``facts`` are about the model, whose spec is ``spec``."""
     figures: dict[str, list[Row]] = {"tasks": [], "runs": []}
     for group in group_by_task(results):
-        rates = group_by(group, lambda result: result.learning_rate).values()
-        # The learning rate with the best mean over its seeds.
-        selected = max(rates, key=lambda x: statistics.fmean(y.metrics[y.metric] for y in x))
+        by_rate = group_by(group, lambda result: result.learning_rate).values()
+        # The seeds of the learning rate with the best mean of the reported metric.
+        selected = max(by_rate, key=lambda x: statistics.fmean(y.metrics[y.metric] for y in x))
         best = find_best(group)
         for name in best.metrics:
             row = {"task": best.task, "metric": name, "reported": name == best.metric}

@@ -71,7 +71,7 @@ def evaluate(folder: Path) -> None:
     import_user_dir(Path(open_whole(path)["cfg"]["common"]["user_dir"]))  # the user's encodings
     opened = open_model(path, option="best checkpoint")  # as messages call it; evaluation mode
     model = opened.model.to(devices.choose_device())
-    data = open_glue_data(opened.data)  # with its task, and the splits that it has
+    data = open_glue_data(opened.data)  # its `task` is the definition of CoLA, MNLI, ...
     splits = data.task.valid_splits
     suffixes = ("_m", "_mm") if len(splits) > 1 else ("",)  # only MNLI has two sets
     figures: dict[str, float] = {}
@@ -95,9 +95,9 @@ def evaluate(folder: Path) -> None:
 def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
     """Predict a split; return outputs ``(N, C)`` and labels ``(N,)`` in the order of its file.
 
-    ``task`` returns the data sets that it loads. A test set has no labels: they are 0.
+    A test set has no labels: they are 0.
     """
-    dataset = task.load_dataset(split)
+    dataset = task.load_dataset(split)  # tasks of GLUE return what they load
     batches = task.get_batch_iterator(
         dataset, max_sentences=_BATCH_SIZE, max_positions=task.max_positions()
     ).next_epoch_itr(shuffle=False)
@@ -118,7 +118,8 @@ def measure(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
     """Compute all metrics of a task from outputs ``(N, C)`` and labels ``(N,)``."""
     if task.regression:
         return metrics.regression(outputs.view(-1), labels)
-    return metrics.classification(metrics.confusion(outputs.argmax(-1), labels, len(task.classes)))
+    counts = metrics.confusion(outputs.argmax(-1), labels, len(task.classes))  # by label, output
+    return metrics.classification(counts)
 
 
 def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> bool:

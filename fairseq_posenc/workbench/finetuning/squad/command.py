@@ -149,9 +149,8 @@ def _predict(args: argparse.Namespace) -> None:
         if squad.answered:  # test sets are not
             figures = evaluate(squad, answers, odds, threshold=0.0)
             # Named by the folder: the file is always checkpoint_last.pt.
-            facts = {"name": args.checkpoint.resolve().parent.name}
+            facts = {"name": args.checkpoint.resolve().parent.name, "squad": squad.version}
             facts |= {"checkpoint": str(args.checkpoint), "questions": str(squad.path)}
-            facts["squad"] = squad.version
             # Both versions have the names of SQuAD 2.0's figures.
             row = {name.replace("exact_match", "exact"): x for name, x in figures.items()}
             tables = {"scores": [{**row, "total": len(squad.questions)}]}
