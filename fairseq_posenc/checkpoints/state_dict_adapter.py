@@ -76,7 +76,7 @@ class PositionCheckpoints(nn.Module):
         _refuse_other_dictionary(state_dict, model_state)
         stacks = {name: x for name, x in self.named_modules() if isinstance(x, IdentifiedStack)}
         changes = _match_identities(stacks, state_dict, prefix)
-        # Both change the state dict, and say how. The first keeps the rows of tables that grow.
+        # Both change the state dict, and say how: tables by distance grow, misfits are replaced.
         extended_tables = extend_tables(self, state_dict, prefix)
         replaced_parameters = fit_positions(state_dict, model_state)
         changes += replaced_parameters

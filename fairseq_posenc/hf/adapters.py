@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fairseq_posenc.hf import record
 
-# Pattern of modules without adapters. A model that has none makes PEFT quote it, with our advice.
+# Pattern of modules without adapters: where no module fits it, PEFT quotes it, with our advice.
 _EXCLUDED = rf"(?#call fairseq_posenc.hf.set_positions first)(.*\.)?{record.POSITIONS}"
 
 

@@ -44,7 +44,7 @@ class LayerState:
     """What a layer's ``forward`` passes to our attention function, by way of the model's code."""
 
     shared: Shared  # the part of the pass's state for this kind of layer
-    inputs: Tensor  # of the layer, `(B, T, C)`: forget gates and states are computed from them
+    inputs: Tensor  # of the layer, `(B, T, C)`; `fox` computes gates from them, `inkling` states
     cache: Cache | None
     gates_layer: int  # the layer of a cache, after those of the model, that keeps forget gates
     need_weights: bool  # whether attention weights are requested
@@ -60,13 +60,12 @@ class AttentionPositions(AttentionCore, nn.Module):
     def __init__(self, positions: HFStackPositions, index: int, head_dim: int) -> None:
         super().__init__()
         self.dims = positions.dims._replace(own_head_dim=head_dim)
-        # The width of the cosines that the model's attention is called with; 0 for none.
+        # The width of the cosines that the model's attention is called with; 0 if it takes none.
         self.cosine_width = positions.cosine_widths[index]
         self.encodings = build_layer(positions.spec, positions.dims, index)
         self.spec, self.family = positions.spec, positions.family  # of all layers of the stack
         self.kind = self.spec.layer_kind(index)
-        first = dict(enumerate(positions.directions.split(",")))  # those of the first layers
-        self.direction = first.get(index) or ("lr" if self.dims.causal else "both")  # lr: causal
+        self.direction = positions.layer_directions[index]  # `both`, `lr` (causal) or `rl`
         self.is_rotated = positions.is_rotated[index]  # whether the model's own code rotates
         self.is_gated = self.kind in positions.gated_kinds  # its scores decay by forget gates
         self.backend = positions.backend
@@ -108,14 +107,14 @@ class AttentionPositions(AttentionCore, nn.Module):
             )
         shared = state.shared
         self._check_cache(shared, key.size(2))
-        positions = shared.positions
-        earlier = positions.src_len - query.size(2)
-        terms = self.collect_terms(shared)  # those of the layer and its stack
-        if terms.rows("layer") is not None:  # rows for the layer's own projections to project
+        positions = shared.positions  # of all S tokens
+        earlier = positions.src_len - query.size(2)  # number of tokens before the T new ones
+        terms = self.collect_terms(shared)  # what the layer and its stack add to the scores
+        if terms.rows("layer") is not None:  # as in DeBERTa: the layer's projections project rows
             project = partial(self.family.project_rows, attention, dims=self.dims)
             rows = caches.find_rows(state.cache, attention, earlier)
             terms = rows.project(terms, positions, project)
-        # The spec's factor, if it has one, times that of the model's own scale.
+        # c of the scale 1 / sqrt(c * D): the spec's, or 1, times that of the model's own scale.
         factor = (terms.find(ScaleFactor) or ScaleFactor(1.0)).factor
         terms = Terms([ScaleFactor(factor * scale_factor), *terms.without(ScaleFactor)])
         past = caches.read_decay(state.cache, state.gates_layer, earlier) if self.is_gated else None
@@ -125,10 +124,10 @@ class AttentionPositions(AttentionCore, nn.Module):
         query, key = self.rotate_tokens(query, key, shared)
         mask = shared.mask.with_direction(self.direction)
         call = AttentionCall(query, key, value, terms | of_input, mask, dropout, state.need_weights)
-        return use_kept(call, Kept(key, value), positions.src_len)  # without keys that it dropped
+        return use_kept(call, Kept(key, value), positions.src_len)  # of the keys that a cache has
 
     def rotation(self, shared: Shared, count: int) -> Rotation | None:
-        """Select the rotation that remains to be applied; None if the model's own code rotates."""
+        """Select the rotation of the last ``count`` tokens; None if the model's code rotates."""
         return None if self.is_rotated else super().rotation(shared, count)
 
     def _check_cache(self, shared: Shared, keys: int) -> None:
@@ -136,9 +135,10 @@ class AttentionPositions(AttentionCore, nn.Module):
         src_len, tgt_len = shared.positions.src_len, shared.positions.tgt_len
         if keys == src_len:  # also for graphs of any length, which the comparisons below would fix
             return
-        last, first = shared.needed_keys()  # number of last keys, None: all; first ones, None: none
+        needed, least = shared.needed_keys(), src_len
         # transformers' caches can drop all but the last keys, so not if the first are needed, too.
-        least = src_len if last is None or first is not None else min(src_len, last + tgt_len)
+        if needed.last is not None and needed.first is None:
+            least = min(src_len, needed.last + tgt_len)
         if not least <= keys <= src_len:
             raise UserError(
                 f"the cache has {keys} keys of {src_len} tokens, and this layer's positions need "

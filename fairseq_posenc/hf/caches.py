@@ -48,11 +48,7 @@ def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRow
 
 
 def read_decay(cache: Cache | None, layer: int, earlier: int) -> Decay | None:
-    """Read the decay of ``earlier`` tokens in its ``layer``; None for 0.
-
-    Raises:
-        UserError: the cache has none, or that of other tokens.
-    """
+    """Read the decay of ``earlier`` tokens in its ``layer``, None for 0; refuse other caches."""
     if not earlier:
         return None
     layers = [] if cache is None else cache.layers[layer:]

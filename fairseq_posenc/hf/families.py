@@ -100,15 +100,15 @@ class Family:
                     "adapter_names: these positions have rows that are projected once for all "
                     "texts of a batch: pass the texts of one adapter at a time"
                 )
-        query, *others = (projection(rows) for projection in projections)
-        if others:
-            key = others[0]
+        projected = [projection(rows) for projection in projections]
+        if len(projected) == 2:
+            query, key = projected
         # Only GPTBigCode's attention has `multi_query`: one key for all heads.
         elif "query_key_value" in self.projections or not getattr(attention, "multi_query", True):
-            query, key, _ = query.unflatten(-1, (dims.num_heads, 3, -1)).unbind(2)  # [R, H, D] each
-            query, key = query.flatten(1), key.flatten(1)
+            by_head = projected[0].unflatten(-1, (dims.num_heads, 3, -1))  # [R, H, 3, D]
+            query, key = by_head[:, :, 0].flatten(1), by_head[:, :, 1].flatten(1)
         else:  # all queries, then all keys, then as many values
-            query, keys_and_values = query.tensor_split([dims.heads_dim], -1)
+            query, keys_and_values = projected[0].tensor_split([dims.heads_dim], -1)
             key = keys_and_values.chunk(2, -1)[0]
         # A head's queries may be followed by a gate of its output. There are G heads of keys.
         query = query.unflatten(-1, (dims.num_heads, -1))[..., : dims.head_dim].transpose(0, 1)

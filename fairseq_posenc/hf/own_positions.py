@@ -77,8 +77,8 @@ def read_trained_length(model: Any) -> int:
     family = find_family(type(config)) or Family()
     if names := _find_length_fields(config):
         return int(getattr(config, names[0])) - family.first_id(config)  # rows before position 0
-    if family.bias:
-        return 512  # tokens of T5's pre-training
+    if family.bias:  # T5, whose configuration has no length
+        return 512  # tokens of its pre-training
     raise UserError(f"a model of type {shortened(str(config.model_type))!r} states no length")
 
 
@@ -102,7 +102,7 @@ def _read_configuration(config: Config) -> str:
     family = find_family(type(config))
     if family is None:
         raise UserError(explain_unservable(config) or "its positions are not known here")
-    if family.bias:
+    if family.bias:  # T5's table of distances
         distance = config.relative_attention_max_distance
         return f"t5(num_buckets={config.relative_attention_num_buckets},max_distance={distance})"
     if family.sinusoids == "fairseq" and config.pad_token_id != 1:
@@ -154,12 +154,13 @@ def _read_layers(config: Config, family: Family) -> list[str]:
             continue
         items = []
         if _is_rotated(config, family, index, layer_type):
-            # By type of layer in some models, else the same for all.
+            # A dictionary for each type of layer in some models, else one for all.
             rotation = dict(config.rope_parameters.get(layer_type, config.rope_parameters))
             if bases := getattr(config, "layer_rope_theta", None):
                 rotation["rope_theta"] = bases[index]
             reads_part = family.partial or rotation.get("rope_type") == "proportional"
             part = rotation.get("partial_rotary_factor", 1.0) if reads_part else 1.0
+            # A part of the widest heads, by which the library counts.
             rotation["partial_rotary_factor"] = part * read_head_share(config, index)
             if family.sections:  # M-RoPE, on several axes
                 # The configuration's own sections win; `pairs` is a key of ours, for `read_rope`.

@@ -72,13 +72,13 @@ def replace_positions(
         warning = "set_positions: " + "; ".join(dict.fromkeys(notes))  # layers have equal notes
         warnings.warn(warning, stacklevel=3)  # names the line that called `set_positions`
     _install(model, stacks, parts)  # also copies the configurations, which change below
-    first, last = (parts[stack.module] for stack in (stacks[0], stacks[-1]))  # the encoder's first
+    first, last = parts[stacks[0].module], parts[stacks[-1].module]  # an encoder is the first
     # With an encoder, caches also have all of its keys, which a window must not drop.
     if stacks[0].is_decoder_alone:
         _limit_caches(stacks[0], first.spec)
-    other = None if last.spec == first.spec else str(last.spec)
+    decoder_spec = None if last.spec == first.spec else str(last.spec)
     settings = settings._replace(spec=str(first.spec), max_positions=max_positions)
-    settings._replace(decoder_spec=other, directions=first.directions).write(model.config)
+    settings._replace(decoder_spec=decoder_spec, directions=first.directions).write(model.config)
     for config in (model.config, *(stack.config for stack in stacks)):
         own_positions.write_length(config, max_positions)
 
@@ -154,16 +154,17 @@ def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
     is_native = all(parts[stack.module].is_native for stack in stacks)
     attention = parts[stacks[0].module].stock_attention if is_native else OUR_ATTENTION
     copies: dict[int, object] = {}  # parts of the model that share one keep sharing it
-    for module in model.modules():  # their configurations, which other models may share, are copied
+    for module in model.modules():  # other models may share their configurations
         config: Any = vars(module).get("config")
         if isinstance(config, PretrainedConfig):
             module.config = copy.deepcopy(config, copies)
-    modules, before = (model, *(x.module for x in stacks)), stacks[0].config._attn_implementation
+    modules = (model, *(stack.module for stack in stacks))
+    old_attention = stacks[0].config._attn_implementation
     for module in modules:
         module.set_attn_implementation(attention)  # it only logs if a class cannot change
     if any(stack.config._attn_implementation != attention for stack in stacks):
         for module in modules:
-            module.set_attn_implementation(before)
+            module.set_attn_implementation(old_attention)
         raise UserError(f"{type(model).__name__} {OWN_CODE}")
     for stack in stacks:
         parts[stack.module].is_native = is_native

@@ -152,7 +152,7 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
 class ModelWithPositions(Derived):
     """The part of a model with positions that its stock class, here ``super()``, lacks."""
 
-    is_first = True  # its `state_dict` swaps back the names that `StackWithPositions`' exchanged
+    is_first = True  # among mixins: its `state_dict` undoes what `StackWithPositions`' changes
     config: PretrainedConfig
     is_saved = True  # as it is in a folder; False from `set_positions` until it is saved
 

@@ -34,7 +34,7 @@ class StackArguments:
     Args:
         named: all arguments of the stack's ``forward``, by name; tokens or embeddings among them.
         positions: positions of the stack.
-        stack: the stack of the model.
+        stack: the stack's module in the model, with its family.
 
     Raises:
         UserError: position ids have another shape, or are on axes that the encodings do not have;
@@ -66,15 +66,15 @@ class StackArguments:
         if given is not None and self.cache is None:  # its tokens would not be counted
             raise UserError(f"past_key_values is a {type(given).__name__}, not transformers' Cache")
         # The number of tokens in the cache; a tensor in a static one, which graphs can use.
-        self.cached: Any = 0 if self.cache is None else self.cache.get_seq_length()
+        self.past: Any = 0 if self.cache is None else self.cache.get_seq_length()
         # The caller's ids, (B or 1, T) or (B or 1, T, axes), or None; and those on one axis alone.
         self.ids, text_ids = self._read_ids(positions, stack)
         # Whether ids count several texts, a bool (); None where they cannot show it. A static cache
         # counts its tokens in a tensor, which is not read here.
-        self.packs: Tensor | None = None
-        is_first_pass = not isinstance(self.cached, Tensor) and not self.cached
+        self.is_packed: Tensor | None = None
+        is_first_pass = not isinstance(self.past, Tensor) and not self.past
         if text_ids is not None and self.mask is None and is_first_pass:
-            self.packs = counts_several(text_ids)
+            self.is_packed = counts_several(text_ids)
 
     def _read_ids(
         self, positions: StackPositions, stack: Stack
@@ -86,11 +86,11 @@ class StackArguments:
         """
         ids, text_ids = self.named.get("position_ids"), None
         axes = len(stack.family.sections)  # 0 in families without M-RoPE
-        readers = positions.id_readers  # the encodings that read ids, by name
+        readers = positions.id_readers  # encodings that read ids, by their text in the spec
         if axes and isinstance(ids, Tensor) and ids.dim() == 3 and len(ids) in (axes, 1 + axes):
             if len(ids) > axes:
                 text_ids, ids = ids[0], ids[1:]
-            if axes not in [reader.axes for reader in readers.values()]:
+            if axes not in [reader.axes for reader in readers.values()]:  # those of the text do
                 if text_ids is None and self.may_mix:
                     self._refuse_restarts(ids[0])
                 ids = text_ids
@@ -106,14 +106,13 @@ class StackArguments:
     def _refuse_restarts(self, ids: Tensor) -> None:
         """Refuse ids on an axis, ``(B, T)``, that fall, as only those of a next text do."""
         begins = ids.diff(dim=-1).lt(0)
-        # `_read_mask` refuses a mask that is too short.
-        if self.real is not None and self.real.size(1) > begins.size(-1):
+        if self.real is not None and self.real.size(1) >= ids.size(-1):  # else refused as too short
             real = self.real[:, -ids.size(-1) :]
             begins = begins & real[:, 1:] & real[:, :-1]  # ids of padding mean nothing
         refuse_if(begins.any(), _NO_DOCUMENTS)  # in a graph or on a GPU, torch raises later
 
     def _count_from_zero(self, ids: Tensor | None, first_id: int, causal: bool) -> Tensor | None:
-        """Convert the caller's ids, which begin after the padding symbol, ``first_id - 1``."""
+        """Convert the caller's ids, whose first is the padding symbol's plus 1, ``first_id``."""
         syncs = may_sync(self.inputs.device)  # no graph: values can be read, with a wait on a GPU
         if ids is None:
             # The stock class would find the padding by its symbol; here, it would be counted.
@@ -122,17 +121,22 @@ class StackArguments:
                 raise UserError("input_ids have padding: pass attention_mask")
         if ids is None or ids.dim() == 3:
             return ids
-        new = slice(-ids.size(1), None)  # selects the new tokens of all
-        # Whether ids count real tokens from 0; `_read_mask` refuses a mask that is too short.
-        if self.real is None or self.real.size(1) < ids.size(1):
-            is_counted = ids.eq(torch.arange(ids.size(1), device=ids.device) + self.cached)
+        tgt_len = ids.size(1)
+        # Which ids count real tokens from 0, (B, T). A mask that is too short is refused later.
+        if self.real is None or self.real.size(1) < tgt_len:
+            is_counted = ids.eq(torch.arange(tgt_len, device=ids.device) + self.past)
         else:
-            is_counted = ids.eq(self.real.cumsum(1)[:, new] - 1) | ~self.real[:, new]
+            is_counted = ids.eq(self.real.cumsum(1)[:, -tgt_len:] - 1) | ~self.real[:, -tgt_len:]
         # `generate` counts from 0 in all models, and calls no encoder with ids.
         from_zero = is_counted.all() & causal
         if syncs and not from_zero and (ids < first_id - 1).any():  # padding has `first_id - 1`
             raise UserError(f"position_ids of this model count from {first_id}, as its class does")
         return torch.where(from_zero, ids, ids - first_id).clamp(min=0)
+
+    def may_be_packed(self) -> bool:
+        """Check whether the ids count several texts; they may if values cannot be read."""
+        packed = self.is_packed
+        return packed is not None and (not may_sync(packed.device) or bool(packed))
 
     def refuse_packed(self, separates_by_ids: bool) -> None:
         """Refuse several documents in a row, unless the spec, attention or a mask separates them.
@@ -144,7 +148,7 @@ class StackArguments:
         signs = [] if self.mask is None else [self.mask.gt(1).any()]  # a mask that counts documents
         if not separates_by_ids:
             signs += [find_changes(numbers).any() for numbers in self._list_numbers()]
-            signs += [] if self.packs is None else [self.packs]
+            signs += [] if self.is_packed is None else [self.is_packed]
         for is_packed in signs:
             refuse_if(
                 is_packed,
@@ -167,7 +171,7 @@ class StackArguments:
     def _read_mask(self) -> Tensor:
         """Read the mask ``(B, S)``, 0 for padding, else 1 or a document's number; refuse others."""
         mask = self.mask
-        shape = (self.inputs.size(0), self.cached + self.inputs.size(1))
+        shape = (self.inputs.size(0), self.past + self.inputs.size(1))
         if mask is None:
             return torch.ones(shape, dtype=torch.long, device=self.inputs.device)
         if not isinstance(mask, Tensor) or mask.shape != shape:
@@ -193,11 +197,15 @@ class StackArguments:
             other positions; None if neither ids nor documents were given.
 
         Raises:
-            UserError: the arguments do not fit the spec, or tokens in a cache have positions that
-                counting does not give.
+            UserError: the arguments do not fit the spec, the cache has a fixed size, or its tokens
+                have positions that counting does not give.
         """
-        # A number, as callers of this method refuse static caches before.
-        past, mask = self.cached, self._read_mask()
+        if getattr(self.cache, "is_compileable", False):  # transformers' static caches
+            raise UserError(
+                f"{type(self.cache).__name__} has a fixed size, which works only with encodings "
+                "that are rotations: leave out cache_implementation"
+            )
+        past, mask = self.past, self._read_mask()
         if boundary_id is not None and (self.inputs.dim() == 3 or past):
             raise UserError("boundary_id is found in input_ids: pass them all, use_cache=False")
         positions = Positions.from_padding(mask.eq(0), tgt_len=self.inputs.size(1))

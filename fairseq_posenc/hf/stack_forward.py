@@ -49,15 +49,16 @@ class PassState(NamedTuple):
     shared: tuple[Shared, ...] | None = None  # None if the model's own attention is used
     need_weights: bool = False  # whether attention weights are requested
     num_layers: int = 0  # of the stack
+    # Whether tokens have positions other than 0, 1, ..., a bool `()`; None if the caller gave none.
+    is_uncounted: Tensor | None = None
 
 
 class HFStackPositions(StackPositions):
     """The positions of a stack, which become a submodule of it named ``POSITIONS``.
 
-    The stack is only read. The other arguments are those of ``set_positions``.
-
-    Raises:
-        UserError: the spec does not fit the stack.
+    The base class sets ``spec``, ``dims`` (sizes), and two modules of encodings: ``input``, which
+    adds vectors to embeddings, or None; and ``shared``, which layers share. The stack is only read;
+    a spec that does not fit it is refused. The other arguments are those of ``set_positions``.
     """
 
     def __init__(
@@ -73,9 +74,12 @@ class HFStackPositions(StackPositions):
         first = parse_directions(directions, "directions")  # of the first layers
         if first and stack.causal:
             raise UserError("directions are for encoders: a decoder sees no later tokens")
-        if len(first) > (count := len(stack.attentions)):
+        count = len(stack.attentions)
+        if len(first) > count:
             raise UserError(f"directions names {len(first)} layers, but the encoder has {count}")
         self.directions = format_directions(first)
+        others = "lr" if stack.causal else "both"  # lr: up to the query
+        self.layer_directions = first + [others] * (count - len(first))
         self.is_decoder = stack.is_decoder  # its own attention was built for causal masks
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         # Each kind's rotation, without values; with gradients, else trained ones would seem fixed.
@@ -90,23 +94,24 @@ class HFStackPositions(StackPositions):
             for attention, width, kind in zip(stack.attentions, self.cosine_widths, kinds)
         ]
         self.rotated_kinds = {kind for kind, x in zip(kinds, self.is_rotated) if x}
-        rotates_alone = self.is_rotated == spec.list_rotated(count)  # our code rotates none
-        drafts = assembly.draft_terms(spec, self.dims, backend="auto")  # of each kind, on "meta"
+        model_rotates = self.is_rotated == spec.list_rotated(count)  # our code rotates nothing
+        # What each kind of layer adds to the scores of a single token, without values.
+        terms_by_kind = assembly.draft_terms(spec, self.dims, backend="auto")
         acts_on = {item.encoding.acts_on for item in spec.items}
-        is_plain = acts_on <= {"input", "rotation"} and not (self.directions or any(drafts))
+        is_plain = acts_on <= {"input", "rotation"} and not (self.directions or any(terms_by_kind))
         # Whether attention and caches are the model's own; False later if another stack's are not.
-        self.is_native = rotates_alone and stack.attends_plainly and is_plain
+        self.is_native = model_rotates and stack.attends_plainly and is_plain
         # The attention function that the model had before it got ours, and the backend of ours.
         self.stock_attention = stack.config._attn_implementation
-        before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
+        before: Any = getattr(stack.module, POSITIONS, None)  # positions that were set earlier
         if before is not None and self.stock_attention == OUR_ATTENTION:
             self.stock_attention = before.stock_attention
         self.backend = "flex" if self.stock_attention == "flex_attention" else "auto"
         if not self.is_native:  # else no backend of ours is used
             assembly.draft_terms(spec, self.dims, self.backend)  # refuses terms that it lacks
-        self.gated_kinds = {kind for kind, terms in enumerate(drafts) if terms.has(Decay)}
-        has_rows = any(terms.rows("layer") for terms in drafts)  # which each layer projects
-        self._refuse_layers_that_differ(stack, rotates_alone, has_rows)
+        self.gated_kinds = {kind for kind, terms in enumerate(terms_by_kind) if terms.has(Decay)}
+        has_rows = any(terms.rows("layer") for terms in terms_by_kind)  # which each layer projects
+        self._refuse_layers_that_differ(stack, model_rotates, has_rows)
 
     def _has_cosines(self, rotation: Rotation | None, width: int) -> bool:
         """Check whether the model's own code can apply a rotation, by cosines of this ``width``.
@@ -117,7 +122,7 @@ class HFStackPositions(StackPositions):
             return False
         return rotation.has_cosines(self.family.cosines, width)
 
-    def _refuse_layers_that_differ(self, stack: Stack, rotates_alone: bool, has_rows: bool) -> None:
+    def _refuse_layers_that_differ(self, stack: Stack, model_rotates: bool, has_rows: bool) -> None:
         """Refuse positions that not all layers can have, as in Gemma 4, whose layers differ."""
         spec = self.spec
         keys: dict[str, int] = {}  # by type of layer, the kind of the last one with keys of its own
@@ -139,7 +144,7 @@ class HFStackPositions(StackPositions):
         widths = sorted({*stack.head_widths})
         parts = [self.dims._replace(own_head_dim=x) for x in widths]
         sizes = [assembly.count_parameters(spec, part, len(spec.layers)) for part in parts]
-        if len(widths) > 1 and not (rotates_alone and all(x == sizes[0] for x in sizes)):
+        if len(widths) > 1 and not (model_rotates and all(x == sizes[0] for x in sizes)):
             raise UserError(
                 f"{spec}: heads of this model are {' and '.join(map(str, widths))} wide, by layer: "
                 "use own, or encodings without rotations and tables of this width, such as alibi"
@@ -169,58 +174,47 @@ class HFStackPositions(StackPositions):
 
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[dict[str, Any], PassState, Tensor | None]:
+    ) -> tuple[dict[str, Any], PassState]:
         """Prepare a forward pass of the stack's module, ``forward(*args, **named)``.
 
-        Returns:
-            All arguments of this ``forward`` by name; the state of the pass; and a bool ``()``,
-            whether counting gives other positions, or None if the caller gave none.
-
-        Raises:
-            UserError: the arguments do not determine the positions.
+        It returns all arguments of this ``forward`` by name, and the state of the pass; arguments
+        that do not determine the positions are refused.
         """
         named = {**dict(zip(self.parameter_names, args)), **named}
         if named.get("input_ids") is None and named.get("inputs_embeds") is None:
-            return named, PassState({}), None  # the model's code refuses such a call
+            return named, PassState({})  # the model's code refuses such a call
         stack = Stack(self.family, module)
         arguments = StackArguments(named, self, stack)
         inputs = arguments.inputs
         if "logits_to_keep" in named:  # Gemma 4's layers without keys would leave out tokens
             named["logits_to_keep"] = None
         self._check_attention(stack, arguments)
-        if not arguments.cached:  # once for a text, not in each step of decoding
+        if not arguments.past:  # the number of tokens in the cache: not in each step of decoding
             _refuse_layers(stack)
         self._fit_scalings(arguments)  # before any rotation is computed
         # FlashAttention keeps packed texts apart by their ids. Other layers of hybrids read none.
         has_flash = self.is_native and "flash" in stack.config._attn_implementation
         separates_by_ids = has_flash and not stack.is_hybrid
         arguments.refuse_packed(separates_by_ids)
-        packs = arguments.packs if separates_by_ids else None
-        may_be_packed = packs is not None and (not may_sync(packs.device) or bool(packs))
-        if arguments.ids is not None and not may_be_packed:
+        if arguments.ids is not None and not (separates_by_ids and arguments.may_be_packed()):
             # Else transformers' masks would begin a document at each gap of ids. Packed ids stay.
             named["position_ids"] = None
         if self.is_native and self.input is None:  # no vectors are added
             ids = arguments.ids
             if ids is None:  # they are counted, from those in the cache on
-                ids = torch.arange(inputs.size(1), device=inputs.device)[None] + arguments.cached
-            return named, PassState(self._make_cosines(module, self.shared.rotations(ids))), None
-        if getattr(arguments.cache, "is_compileable", False):  # transformers' static caches
-            raise UserError(
-                f"{type(arguments.cache).__name__} has a fixed size, which works only with "
-                "encodings that are rotations: leave out cache_implementation"
-            )
+                ids = torch.arange(inputs.size(1), device=inputs.device)[None] + arguments.past
+            return named, PassState(self._make_cosines(module, self.shared.rotations(ids)))
         if self.gated_kinds and getattr(arguments.cache, "offloading", False):
             raise UserError(f"{self.spec}: offloaded caches lose forget gates: take another cache")
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
         if not arguments.has_documents or self.boundary_id is not None:
             self._refuse_gaps(positions, "attention_mask")  # only documents may have gaps
         states = compute_shared(self.shared, positions)  # one for each kind of layer
-        if arguments.cached and not hasattr(arguments.cache, UNCOUNTED):  # of another origin
-            last, first = states[0].needed_keys()  # None: all keys are last, none are first
-            if first is None and last == arguments.cached and stack.is_decoder_alone:
+        if arguments.past and not hasattr(arguments.cache, UNCOUNTED):  # this model did not fill it
+            needed, held = states[0].needed_keys(), arguments.past
+            if needed.first is None and needed.last == held and stack.is_decoder_alone:
                 raise UserError(
-                    f"a cache of {last} keys that this model did not fill may lack those that a "
+                    f"a cache of {held} keys that this model did not fill may lack those that a "
                     "window drops: copy whole caches, by copy.deepcopy"
                 )
         if self.input is not None:
@@ -234,7 +228,7 @@ class HFStackPositions(StackPositions):
         requested = named.get("output_attentions")
         needs_weights = stack.config.output_attentions if requested is None else requested
         ours = None if self.is_native else states  # what our attention function reads
-        return named, PassState(cosines, ours, needs_weights, len(stack.layers)), is_uncounted
+        return named, PassState(cosines, ours, needs_weights, len(stack.layers), is_uncounted)
 
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
@@ -278,7 +272,7 @@ class HFStackPositions(StackPositions):
         """
         for rope in self.shared.modules():
             if isinstance(rope, Rope) and isinstance(rope.scaling, (Dynamic, LongRope)):
-                length, ids = int(arguments.cached) + arguments.inputs.size(1), arguments.ids
+                length, ids = int(arguments.past) + arguments.inputs.size(1), arguments.ids
                 if ids is not None and may_sync(ids.device):
                     length = int(ids.max()) + 1
                 rope.set_dims(rope.dims._replace(max_positions=length))
@@ -332,15 +326,15 @@ class StackWithPositions(Derived):
         positions: Any = getattr(self, POSITIONS, None)  # PEFT may have replaced it by a copy
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")
-        named, state, is_uncounted = positions.prepare(self, args, named)
+        named, state = positions.prepare(self, args, named)
         cosines = state.cosines.get(0) if len(positions.spec.layer_kinds) == 1 else None
         with begin_pass(cosines or (None, None)):  # which the stand-ins of removed parts read
             output = forward(self, **named, **{POSITION_STATE: state})
         results = output if isinstance(output, tuple) else output.values()
         # A cache is marked: no later pass may count on from ids that were given.
         cache = find_self_cache([*named.values(), *results])
-        if cache is not None and getattr(cache, UNCOUNTED, False) is not is_uncounted:
-            setattr(cache, UNCOUNTED, is_uncounted)
+        if cache is not None and getattr(cache, UNCOUNTED, False) is not state.is_uncounted:
+            setattr(cache, UNCOUNTED, state.is_uncounted)
         return output
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def _compute_outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tenso
             # Not by a call, which could be a compiled one.
             output = model.forward(**{**inputs, **step}, **cached, return_dict=True)
             cached |= {name: x for name, x in output.items() if isinstance(x, Cache)}
-            if cached.keys() == {"use_cache"}:
+            if cached.keys() == {"use_cache"}:  # it asked for one, and got none
                 raise NoStockModelError(f"{type(model).__name__} returns no cache to compare")
             parts.append(output[0])
         states = torch.cat(parts, 1)
@@ -204,12 +204,12 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
     types = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
     attending = [index for index, name in enumerate(types) if name in ATTENTION_TYPES]
     shares = [read_head_share(config, index) for index in attending]
-    layers = _list_options(spec, dims, shares)
+    layers = _list_options(spec, dims, shares)  # for each layer with attention: name -> options
     ropes = [dict(layer.get("rope_parameters", {})) for layer in layers]  # {}: no rotation
     for index, layer in zip(attending, layers):
         types[index] = "sliding_attention" if "window" in layer else "full_attention"
     size = next((layer["window"]["size"] for layer in layers if "window" in layer), None)
-    by_type = {types[index]: rope for index, rope in zip(attending, ropes) if rope}  # the last's
+    by_type = {types[index]: rope for index, rope in zip(attending, ropes) if rope}  # its last's
     softcap, buckets = (layers[0].get(name, {}) for name in ("softcap", "t5"))
     stated = {
         "layer_types": types,

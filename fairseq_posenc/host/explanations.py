@@ -131,7 +131,7 @@ def _suggest_settings(error: ConfigKeyError | ConfigAttributeError) -> str:
     own = {*map(str, section), *list_settings(section.get("_name"))}
     if key in own:
         return ""  # a setting of the model, which the file does not name
-    root: Any = section._get_root()  # may lack what its values refer to
+    root: Any = section._get_root()  # all sections; `False`: values that refer to others stay
     parts = reversed([(name, x) for name, x in root.items_ex(False) if isinstance(x, DictConfig)])
     known = {str(k): f"{name}.{k}" for name, part in parts for k in part}  # of several, the first
     known |= {name: name for name in own}

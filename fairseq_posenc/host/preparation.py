@@ -65,7 +65,7 @@ class CheckedModel(PositionCheckpoints):
 
 
 def prepare_model(model: CheckedModel, task: Any, **stacks: Any) -> None:
-    """Check a model's data, log the encodings of its ``stacks``, and let its task check its use."""
+    """Check a model's data, log its ``stacks``, and wrap its task's methods that begin a use."""
     checks.check_data_bins(task)
     for name, stack in stacks.items():
         logger.info("%s position encoding: %s", name, stack.describe())
@@ -209,18 +209,18 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
         return
     if resumed.loads_optimizer:
         model.optimizer_source = path  # refuses resized tables: the optimizer's state would not fit
-    state = describe_end(path, resumed.updates, settings) if resumed.loads_optimizer else ""
-    if state := state or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
-        logger.warning(f"{state}: the training is finished, and nothing was changed")
+    end = describe_end(path, resumed.updates, settings) if resumed.loads_optimizer else ""
+    if end := end or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
+        logger.warning(f"{end}: the training is finished, and nothing was changed")
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
         if {type(settings.task), type(settings.criterion)} == {Namespace} and _find_counter():
-            sys.exit()  # of fairseq-train; `settings` is a copy, see `_find_settings`
+            sys.exit()  # `settings` is a copy (`_find_settings`): fairseq-train would train on
 
 
 def describe_end(path: Path, updates: int, settings: DictConfig) -> str:
-    """Describe the state of a run that has made all its updates; fairseq would make another one.
+    """Describe the end of a run that has made all its updates, or return "" for any other.
 
-    If the checkpoint is of another run, this one would do nothing, and is refused.
+    fairseq would make one more. A new run from such a checkpoint would do nothing, and is refused.
     """
     wanted = settings.optimization.max_update
     state = f"{path} has made {updates:,} updates of --max-update {wanted:,}"
@@ -236,7 +236,7 @@ def describe_end(path: Path, updates: int, settings: DictConfig) -> str:
 def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> str:
     """Restore the count of ``--patience`` in a checkpoint (:func:`_prepare_saving`), if any.
 
-    Return the state of a run that had ended, or ""; fairseq would train until it validates again.
+    Describe the end of a run that had ended, else return "": fairseq would train on.
     """
     counter = _find_counter()
     is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader  # counts from 0 again

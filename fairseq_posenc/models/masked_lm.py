@@ -185,6 +185,6 @@ _register("roberta_m4_reset", "m4+reset")
 # size "_tiny" has only two layers.
 _MODERN = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=128)"
 _register("roberta_modern", _MODERN, sizes=("", "_large"))
-for _name, _directions in DECBERT.items():
+for _name, _directions in DECBERT.items():  # decbert_*, and what their first layers see: `lr,rl`
     _register(_name, "learned", _directions)
     _register(f"{_name}_nope", "none", _directions)  # NoPE: no positions

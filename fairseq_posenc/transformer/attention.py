@@ -43,8 +43,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         encodings: the encodings of this layer, without those of the input.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         backend: ``auto`` or the name of a backend.
-        stack: spec and sizes of its stack (:attr:`Shared.stack`); states of others are refused.
-        kind: number of this layer's kind in the stack, as in ``Spec.layer_kinds``.
+        stack: spec and sizes of its stack; a position state of another stack is refused.
+        kind: index of the layer among the different ones of its spec: 0 or 1 in ``3*rope,none``.
         **kwargs: passed on to fairseq's class.
     """
 
@@ -104,22 +104,22 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         if static_kv or before_softmax:
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
         shared = state_of_kind(self.stack, self.kind)  # refuses a call from outside the stack
-        positions = shared.positions
+        positions = shared.positions  # of all S tokens; the queries are the last T
         buffer = self._get_input_buffer(incremental_state)  # of earlier steps; {} without any
         # fairseq gives the padding of the new tokens, None if none is padding. A mask is needed if
-        # they or earlier tokens have padding; the positions have that of all S tokens.
+        # they or earlier tokens have padding; the positions have that of all, `(B, S)`.
         is_padded = key_padding_mask is not None or buffer.get("prev_key_padding_mask") is not None
         padding = positions.padding if is_padded else None
         rows = None
         if incremental_state is not None:
-            # Projected rows of DeBERTa's table, under a key of this module; all beams share them.
-            key_of_rows = self._get_full_incremental_state_key("rows")
-            rows = incremental_state.setdefault(key_of_rows, ProjectedRows())  # extended below
-        sums = buffer.get("prev_decay")  # [B, H, S - T, 2]; 2 H with `later`, of an encoder
+            # Rows of DeBERTa's table that earlier steps projected; `compute_terms` adds new ones.
+            key_of_rows = self._get_full_incremental_state_key("rows")  # not reordered with beams
+            rows = incremental_state.setdefault(key_of_rows, ProjectedRows())
+        sums = buffer.get("prev_decay")  # [B, H, S - T, 2]; of 2 H if later keys have sums, too
         past = None if sums is None else Decay(*sums.split(self.num_heads, 1))
         of_input = self.encodings.input_terms(query.transpose(0, 1), positions, past)
         decay = of_input.find(Decay)  # sums of forget gates' logarithms, of all S tokens; or None
-        terms = self.compute_terms(shared, rows) | of_input
+        terms = self.compute_terms(shared, rows) | of_input  # all that is added to the scores
         q, k, v = self.project(query)
         q, k = self.rotate_tokens(q, k, shared)
         mask = shared.mask.with_direction(self.direction)._replace(
@@ -133,7 +133,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         call = AttentionCall(q, k, v, terms, mask, dropout, need_weights or need_head_weights)
         if incremental_state is not None:
             kept = append_to_kept(_read_kept(buffer), k, v, positions.src_len)
-            call = use_kept(call, kept, positions.src_len)
+            call = use_kept(call, kept, positions.src_len)  # attends to the keys of earlier steps
             needed = kept.select(shared.needed_keys(), positions.src_len)  # in later steps
             if (places := needed.places) is not None:  # a row for each of B, see `_read_kept`
                 places = places.to(query.device).expand(query.size(1), -1)

@@ -50,7 +50,7 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
                 cleanup.callback(before.remove)
         cleanup.enter_context(with_attributes(changes))  # sets them, and restores them at the end
         run()
-    return sorted(captured, key=lambda x: (x.stack == "decoder", x.cross, x.layer))
+    return sorted(captured, key=lambda x: (x.stack == "decoder", x.cross, x.layer))  # encoder first
 
 
 def _request_weights(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -81,7 +81,7 @@ def _capture(
 
 
 def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Split:
-    """Split the scores of inputs ``(T, B, C)`` and ``(S, B, C)`` into their parts.
+    """Split the scores of inputs ``(T, B, C)``, ``(S, B, C)``: from content, position, both.
 
     It follows the steps of :class:`~fairseq_posenc.transformer.attention.PositionalAttention`,
     whose backends return scores only as a sum, if at all.

@@ -1,7 +1,8 @@
 """Passes the position state of a forward pass (``Shared``) from a stack to its layers' attention.
 
-fairseq calls layers and attention with fixed arguments, so a stack stores the state in a
-thread-local (not in a ``ContextVar``, which ``torch.compile`` cannot trace). No module keeps it
+Layers of one kind, which have equal encodings, share a state: ``3*rope,none`` has kinds 0 and 1.
+fairseq calls layers and attention with fixed arguments, so a stack stores the states in a
+thread-local (not in a ``ContextVar``, which ``torch.compile`` cannot trace). No module keeps them
 after the forward pass.
 """
 
@@ -18,7 +19,7 @@ _context = threading.local()  # has `states` while a stack runs in this thread
 
 
 def current_context() -> tuple[Shared, ...] | None:
-    """Get the position state of the stack that runs, by kind of layer; None outside a stack."""
+    """Get the position states of the stack that runs, by kind of layer; None outside a stack."""
     return getattr(_context, "states", None)
 
 
@@ -32,7 +33,7 @@ def state_of_kind(stack: tuple[Spec, Dims] | None, kind: int) -> Shared:
 
 @contextmanager
 def set_context(states: tuple[Shared, ...] | None) -> Iterator[None]:
-    """Set the position state of a stack while a block runs; with None, no stack seems to run."""
+    """Set the position states of a stack while a block runs; with None, no stack seems to run."""
     before = current_context()
     _context.states = states
     try:

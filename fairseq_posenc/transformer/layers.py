@@ -117,9 +117,9 @@ def rotate_projections(attention: Any, stack: tuple[Spec, Dims], kind: int) -> N
     Only the projections of queries and keys are replaced, by ones that rotate their output, so
     fairseq's forward, caches of keys and beam search stay as they are.
     """
-    for name, is_key in {"q_proj": False, "k_proj": True}.items():
-        plain = getattr(attention, name)
-        setattr(attention, name, RotatedProjection(plain, attention.head_dim, stack, kind, is_key))
+    head_dim = attention.head_dim
+    attention.q_proj = RotatedProjection(attention.q_proj, head_dim, stack, kind, is_key=False)
+    attention.k_proj = RotatedProjection(attention.k_proj, head_dim, stack, kind, is_key=True)
     # Otherwise fairseq would call torch's function, which only reads the projections' weights.
     attention.skip_embed_dim_check = True
 
@@ -130,8 +130,8 @@ class RotatedProjection(nn.Linear):
     Args:
         plain: the projection that it replaces; its parameters are shared, under the same names.
         head_dim: D, the width of a head.
-        stack: spec and sizes of the layer's stack (:attr:`Shared.stack`).
-        kind: number of the layer's kind in the stack.
+        stack: spec and sizes of the layer's stack; a position state of another one is refused.
+        kind: index of the layer among the different ones of its spec: 0 or 1 in ``3*rope,none``.
         is_key: whether it projects to the source's keys; otherwise to the target's queries.
     """
 

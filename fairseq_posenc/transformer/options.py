@@ -151,21 +151,20 @@ def configure_stack(args: Any, side: Literal["encoder", "decoder"]) -> Transform
     stack = getattr(cfg, side)
     encoder_spec, decoder_spec, first_directions = parse_options(given)
     spec = decoder_spec if causal else encoder_spec
-    directions = ("lr",) * stack.layers if causal else first_directions
+    # Indices of the layers that pruning keeps; `stack.layers` is then their number.
     kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
-    if kept is None:
-        spec.check_length(stack.layers)
-        if len(directions) > stack.layers:
+    if kept is not None:
+        spec = spec.select_layers(kept)
+    else:
+        spec.check_length(stack.layers)  # refuses a list of more layers
+        if not causal and len(first_directions) > stack.layers:
             raise UserError(
-                f"--attention-directions names {len(directions)} layers, but the encoder has "
+                f"--attention-directions names {len(first_directions)} layers, but the encoder has "
                 f"{stack.layers}"
             )
-    else:
-        spec = spec.select_layers(kept)
-        if not causal:
-            by_layer = dict(enumerate(directions))
-            directions = tuple(by_layer.get(index, "both") for index in kept)
-    directions += ("both",) * (stack.layers - len(directions))  # of encoder layers without one
+    by_layer = {} if causal else dict(enumerate(first_directions))
+    others = "lr" if causal else "both"
+    directions = tuple(by_layer.get(x, others) for x in kept or range(stack.layers))
     if causal and cfg.cross_self_attention:
         raise UserError(
             "--cross-self-attention mixes two sequences: positions have no meaning; leave it out"
@@ -173,7 +172,7 @@ def configure_stack(args: Any, side: Literal["encoder", "decoder"]) -> Transform
     if causal and any(dict(item.options).get("prefill") for item in spec.items):
         raise UserError("window(prefill=true) is for models of transformers: export this one first")
     length = cfg.max_target_positions if causal else cfg.max_source_positions
-    dims = Dims(stack.embed_dim, stack.attention_heads, length, causal)
+    dims = Dims(stack.embed_dim, stack.attention_heads, max_positions=length, causal=causal)
     # fairseq's constructor builds a table by position, even if we replace it.
     check_size(spec, dims, stack.layers, always_allocated=length * dims.embed_dim)
     backend = given.position_backend or "auto"  # hydra may give null

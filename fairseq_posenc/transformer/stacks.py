@@ -48,12 +48,11 @@ class InputPositions(nn.Module):
     def forward(self, tokens: Tensor, incremental_state: dict[str, Any] | None = None) -> Tensor:
         """Compute vectors ``(B or 1, T, C)``; when decoding, only that of the last token.
 
-        Raises:
-            UserError: called outside a stack's forward pass, which numbers the tokens.
+        A call outside a stack's forward pass, which numbers the tokens, is refused.
         """
-        if (shared := current_context()) is None:
+        if (states := current_context()) is None:
             raise UserError("embed_positions was called outside its stack, which counts the tokens")
-        vectors = self.encodings.as_list()[0].embed(shared[0].positions)  # all layers have these
+        vectors = self.encodings.as_list()[0].embed(states[0].positions)  # equal in all states
         assert vectors is not None, "an input encoding adds vectors"
         return vectors.type_as(self.like)
 
@@ -70,26 +69,24 @@ class _PositionalStack(nn.Module):
     init_positions: bool = False  # --init-positions: loading may replace other positions
 
     def install(self, cfg: Any, options: Any, dictionary: Any) -> None:
-        """Build the encodings of the input, and those that the layers share.
+        """Build the encodings of the input, and those that the layers share; refuse misfits.
 
         ``cfg`` is that of the stack, ``options`` its ``encoder`` or ``decoder``.
-
-        Raises:
-            UserError: the encodings do not work together, or not with this stack.
         """
         self.settings: StackSettings = cfg.position
         self.layers_kept = self.settings.layers_kept
         self.weight_settings = read_weight_settings(cfg, options, dictionary)
         self.init_positions = self.settings.init_positions
-        self.spec, self.dims = spec, dims = self.settings.spec, self.settings.dims
+        spec, dims = self.settings.spec, self.settings.dims
+        self.spec, self.dims = spec, dims
         self.id_readers = assembly.find_id_readers(spec, dims)  # which a caller's ids must fit
         self.eos_idx = dictionary.eos()
         at_input = assembly.build_input(spec, dims)
         self.embed_positions = None if at_input is None else InputPositions(at_input)
         self.encodings = assembly.build_shared(spec, dims)  # those that layers share
-        # The terms of each kind of layer, without values; computing them refuses what cannot work.
-        drafts = assembly.draft_terms(spec, dims, self.settings.backend)
-        self.has_reset = any(terms.has(Reset) for terms in drafts)  # other rows for first tokens
+        # What each kind of layer adds to the scores, without values; it refuses what cannot work.
+        terms_by_kind = assembly.draft_terms(spec, dims, self.settings.backend)
+        self.has_reset = any(terms.has(Reset) for terms in terms_by_kind)  # rows of first tokens
 
     def _next_index(self) -> int:
         """Count the layer that fairseq is about to build, as it does not pass the layer's index."""
@@ -150,7 +147,7 @@ class _PositionalStack(nn.Module):
     def compute_states(
         self, tokens: Tensor, decoding: bool = False, ids: Tensor | None = None
     ) -> tuple[Shared, ...]:
-        """Compute the position state of a forward pass, once for all of its layers.
+        """Compute the position states of a forward pass, one for each kind of layer.
 
         Args:
             tokens: ``(B, S)``, the whole prefix when decoding.
@@ -182,7 +179,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
-        # A masked LM may have computed the state already, from the text without masks.
+        # In `at_positions`, the states are there: of a caller's ids, or of a text before masking.
         with set_context(current_context() or self.compute_states(src_tokens)):
             return cast("dict[str, list[Tensor]]", super().forward(src_tokens, *args, **kwargs))
 
@@ -226,8 +223,8 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
                 one_by_one = "with an incremental state, decode token by token, from the first"
                 raise UserError(f"{tokens} tokens were given to decode after {steps}: {one_by_one}")
             incremental_state[key] = tokens  # the cache may have fewer keys, with a window
-        if (shared := current_context()) is None:
-            shared = self.compute_states(prev_output_tokens, decoding)
+        if (states := current_context()) is None:
+            states = self.compute_states(prev_output_tokens, decoding)
         elif decoding:
             raise UserError("at_positions: pass all tokens at once, without an incremental state")
         # Later steps of decoding find rotated keys in their caches.
@@ -235,8 +232,8 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         if is_first and encoder_out is not None and self.spec.rotates_source:
             (padding,) = encoder_out["encoder_padding_mask"]  # [B, S]
             source = Positions.from_padding(padding, tgt_len=0)  # keys alone, no queries
-            shared = tuple(x._replace(source_rotation=x.rotation_at(source.ids)) for x in shared)
-        with set_context(shared):
+            states = tuple(x._replace(source_rotation=x.rotation_at(source.ids)) for x in states)
+        with set_context(states):
             decoded = super().extract_features(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )
