@@ -142,7 +142,7 @@ class TaskWriter(NamedTuple):
             shown = truncate_lengths(lengths, self.max_tokens - num_special)
             for side, tokens, length in zip(kept, sentences, shown):
                 side.append(np.append(tokens[:length], tokens[-1]))  # which is </s>
-            counts["cut"] += shown != lengths
+            counts["cut"] += int(shown != lengths)
             counts["tokens"] += sum(shown) + num_special
             longest = max(longest, sum(shown) + num_special)
         for number, items in enumerate(kept):

@@ -293,7 +293,7 @@ class Sampler:
         still_to_hold = self.corpus.hold_out - self.counts["held_out"]
         rest = self.totals[self.hold_out_unit] - number
         is_held = self._random("hold-out", number) * rest < still_to_hold
-        self.counts["held_out"] += is_held
+        self.counts["held_out"] += int(is_held)
         return is_held
 
     def _random(self, purpose: str, number: int) -> float:

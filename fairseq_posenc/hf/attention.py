@@ -156,7 +156,7 @@ class AttentionWithPositions(Derived):
         state: PassState | None = named.pop(POSITION_STATE, None)
         if state is None:
             raise UserError(CALLED_BY_ITSELF)
-        positions: Any = getattr(self, POSITIONS)  # or PEFT's wrapper around a trained copy
+        positions: Any = getattr(self, POSITIONS)  # AttentionPositions, or PEFT's wrapper of a copy
         inputs: Tensor = args[0] if args else named["hidden_states"]
         if positions.is_rotated:
             named["position_embeddings"] = state.cosines[positions.kind]
@@ -167,7 +167,7 @@ class AttentionWithPositions(Derived):
             return forward(self, *args, **named)
         cache = caches.find_self_cache([*named.values(), *args])
         shared = state.shared[positions.kind]
-        gates_layer = state.num_layers + (getattr(self, "layer_idx", 0) or 0)
+        gates_layer = state.num_layers + (getattr(self, "layer_idx", 0) or 0)  # after the model's
         layer = LayerState(shared, inputs, cache, gates_layer, state.need_weights)
         output = forward(self, *args, **named, **{POSITION_STATE: layer})
         if not layer.is_used:

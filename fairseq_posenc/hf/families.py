@@ -41,7 +41,7 @@ class Family:
     sections: tuple[int, ...] = ()
     # `blocks`: those of an axis are adjacent; `interleaved`: the axes take turns.
     pairs: Literal["blocks", "interleaved"] = "blocks"
-    rotates: str = ""  # attribute of an attention, true if it rotates; empty if all rotate
+    rotation_flag: str = ""  # attribute of an attention, true if it rotates; empty if all rotate
     table: str = ""  # path of the table of positions in a stack
     # Layout of that table if it holds sinusoids, not trained rows: `half` for all sines, then all
     # cosines; `fairseq`, the same with other frequencies, and a first token at padding's id + 1.
@@ -85,7 +85,8 @@ class Family:
 
     def applies_cosines(self, attention: nn.Module) -> bool:
         """Check whether an attention rotates by cosines that are passed to it."""
-        return bool(self.rotary) and (not self.rotates or bool(getattr(attention, self.rotates)))
+        rotates = not self.rotation_flag or bool(getattr(attention, self.rotation_flag))
+        return bool(self.rotary) and rotates
 
     def project_rows(self, attention: nn.Module, rows: Tensor, dims: Dims) -> tuple[Tensor, Tensor]:
         """Project rows ``(R, C)`` to a layer's queries and keys, both ``(H, R, D)``.
@@ -195,7 +196,7 @@ class Stack(NamedTuple):
             fits = kinds == [spec.layer_kind(index) for index in range(len(kinds))]
         else:  # EXAONE 4 without a window rotates in all layers, although `is_sliding` is false
             rotates = [self.family.applies_cosines(attention) for attention in self.attentions]
-            layers_differ = self.family.rotates and any(rotates)
+            layers_differ = self.family.rotation_flag and any(rotates)
             fits = not layers_differ or rotates == spec.list_rotated(len(rotates))
         if not fits:
             raise UserError(
@@ -313,12 +314,12 @@ _TYPES: dict[Family, str] = {
     replace(_ROTARY, cosines="doubled_pairs"): "ernie4_5 ernie4_5_moe helium",
     replace(_PARTIAL, cosines="doubled_pairs"): "glm glm4",
     replace(_ROTARY, cosines="pairs"): "cohere",
-    replace(_ROTARY, cosines="pairs", rotates="sliding_window"): "cohere2",
+    replace(_ROTARY, cosines="pairs", rotation_flag="sliding_window"): "cohere2",
     replace(_PARTIAL, cosines="pairs", sections=(8, 12, 12)): "glm4v_text glm_ocr_text",
     replace(_ROTARY, cosines="half", sinks="sinks"): "gpt_oss",
     replace(_ROTARY, sinks="sinks"): "granite_swa granitemoe_swa",
-    replace(_ROTARY, rotates="is_local_attention"): "afmoe",
-    replace(_ROTARY, rotates="is_sliding"): "exaone4 exaone_moe kolibri1",
+    replace(_ROTARY, rotation_flag="is_local_attention"): "afmoe",
+    replace(_ROTARY, rotation_flag="is_sliding"): "exaone4 exaone_moe kolibri1",
     replace(_ROTARY, rotary="pos_emb"): "lfm2_moe",
     replace(_ROTARY, temperature="llama_4_scaling_beta"): "ministral3",
     replace(_ROTARY, attention="attn", projections=("Wqkv",)): "modernbert",
@@ -330,7 +331,7 @@ _TYPES: dict[Family, str] = {
     replace(_ROTARY, sections=(16, 24, 24)): "qwen2_vl_text qwen2_5_vl_text",
     _QWEN3_VL: "cosmos3_edge_text qwen3_vl_text qwen3_vl_moe_text",
     replace(_PARTIAL, sections=(11, 11, 10), pairs="interleaved"): "qwen3_5_text qwen3_5_moe_text",
-    replace(_ROTARY, rotates="use_rope"): "smollm3",
+    replace(_ROTARY, rotation_flag="use_rope"): "smollm3",
 }
 FAMILIES = {name: family for family, names in _TYPES.items() for name in names.split()}
 

@@ -193,9 +193,9 @@ def _is_rotated(config: Config, family: Family, index: int, layer_type: str) -> 
     for field in ("layer_rope_theta", "no_rope_layers"):  # 0 for a layer without
         if flags := getattr(config, field, None):
             return bool(flags[index])
-    if family.rotates:  # an attribute by which attentions differ: those with a window rotate
+    if family.rotation_flag:  # an attribute by which attentions differ: those with a window rotate
         # EXAONE 4 (`is_sliding`) without a window rotates in all layers.
-        everywhere = family.rotates == "is_sliding" and config.sliding_window is None
+        everywhere = family.rotation_flag == "is_sliding" and config.sliding_window is None
         return everywhere or layer_type == "sliding_attention"
     return config.rope_parameters is not None
 

@@ -17,6 +17,7 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
+from fairseq_posenc import registry
 from fairseq_posenc.derived import add_mixin, refuse_replaced_forward
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import own_positions
@@ -31,7 +32,6 @@ from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
 from fairseq_posenc.hf.stand_ins import OWN_CODE
 from fairseq_posenc.own_specs import expand_own, names_own
 from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule, copy_parameters
-from fairseq_posenc.registry import names
 from fairseq_posenc.specs import Spec, parse
 
 # New positions by the modules that get them: the HFStackPositions of a stack's own module, then the
@@ -43,7 +43,7 @@ def replace_positions(
     model: PreTrainedModel, settings: PositionSettings, extend: LengthRule | None
 ) -> None:
     """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`."""
-    settings.check(vars(model.config))
+    settings.check(vars(model.config))  # refuses wrong types, and stock fields changed since then
     if extend not in (None, *LENGTH_RULES):
         raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
     stacks = _find_supported_family(model).find_stacks(model)
@@ -64,7 +64,7 @@ def replace_positions(
         directions = settings.directions if stack is stacks[0] else ""  # a decoder has none
         new = _build_parts(new_spec, stack, max_positions, directions, settings.boundary_id)
         notes += _copy_weights(stack, new, old_spec, old_length, extend)
-        if not {item.name for item in new_spec.items} & {*names()}:  # which lists no windows
+        if not {x.name for x in new_spec.items} & {*registry.names()}:  # which has no windows
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
         parts |= new
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)
@@ -85,8 +85,7 @@ def replace_positions(
 
 def _find_supported_family(model: PreTrainedModel) -> Family:
     """Find the family of a model; refuse an unknown one, and old versions of transformers."""
-    # Earlier versions fail in several families.
-    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 8):
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 8):  # some families fail
         raise UserError(f"install transformers 5.8 or later, not {transformers.__version__}")
     if (family := find_family(type(model.config))) is None:
         known = sorted(key for key in FAMILIES if key in CONFIG_MAPPING)

@@ -49,8 +49,7 @@ class PassState(NamedTuple):
     shared: tuple[Shared, ...] | None = None  # None if the model's own attention is used
     need_weights: bool = False  # whether attention weights are requested
     num_layers: int = 0  # of the stack
-    # Whether tokens have positions other than 0, 1, ..., a bool `()`; None if the caller gave none.
-    is_uncounted: Tensor | None = None
+    is_uncounted: Tensor | None = None  # a bool `()`: positions are not 0, 1, ...; None: none given
 
 
 class HFStackPositions(StackPositions):
@@ -233,7 +232,8 @@ class HFStackPositions(StackPositions):
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
         attention = stack.config._attn_implementation
-        if (attention == OUR_ATTENTION) == self.is_native:  # native ones need the model's, not ours
+        uses_ours = attention == OUR_ATTENTION
+        if uses_ours == self.is_native:  # native positions need the model's attention, others ours
             right = self.stock_attention if self.is_native else OUR_ATTENTION
             raise UserError(
                 f"the attention of this model was set to {attention!r}, which leaves its positions "
@@ -241,9 +241,9 @@ class HFStackPositions(StackPositions):
             )
         masks = arguments.named.get("attention_mask")
         types = getattr(stack.config, "layer_types", None) or ()
-        if isinstance(masks, dict) and not ATTENTION_TYPES & {*types} <= masks.keys():
+        if isinstance(masks, dict) and not (ATTENTION_TYPES & {*types}).issubset(masks):
             raise UserError(f"a type of layers has no mask: {CACHE_ADVICE}")
-        if self.is_native:  # our attention compares the keys itself
+        if self.is_native:  # our attention function refuses keys and masks itself
             if any(getattr(x, "is_sliding", False) for x in getattr(arguments.cache, "layers", ())):
                 raise UserError(f"the cache drops keys of a window: {CACHE_ADVICE}")
             if isinstance(arguments.mask, BlockMask) and attention != "flex_attention":
@@ -323,7 +323,7 @@ class StackWithPositions(Derived):
         self, forward: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
         """Compute the state of a pass, and call the stock ``forward`` of the stack with it."""
-        positions: Any = getattr(self, POSITIONS, None)  # PEFT may have replaced it by a copy
+        positions: Any = getattr(self, POSITIONS, None)  # HFStackPositions, or PEFT's copy of it
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")
         named, state = positions.prepare(self, args, named)
