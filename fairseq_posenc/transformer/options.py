@@ -102,15 +102,15 @@ def list_settings(name: str | None) -> set[str]:
     parser = ArgumentParser()
     ARCH_MODEL_REGISTRY[name].add_args(parser)
     gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
-    known = {"_name", "decoder_input_dim", *vars(parser.parse_args([]))}  # set by architectures
+    options = vars(parser.parse_args([]))
+    known = {"_name", "decoder_input_dim", *options}  # the second is set by architectures
     return known if "position_encoding" in known else set()
 
 
 def read_options(args: Any) -> PositionConfig:
     """Read our options in fairseq's ``args``: a namespace, a DictConfig or a dataclass.
 
-    Raises:
-        UserError: an option of fairseq leaves out all positions.
+    An option of fairseq that leaves out all positions is refused.
     """
     if safe_getattr(args, "no_token_positional_embeddings", False):
         raise UserError("--no-token-positional-embeddings: write --position-encoding none instead")
