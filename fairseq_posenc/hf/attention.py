@@ -188,10 +188,8 @@ def attend_with_positions(
     """Compute attention, as a function of transformers' attention interface.
 
     Attention to an encoder's output has no positions, and uses transformers' own function. In all
-    other attention the mask is not used, because the stack has read it already.
-
-    Raises:
-        UserError: the positions of the module's model were not set.
+    other attention the mask is not used, because the stack has read it already. A model whose
+    positions were not set is refused.
     """
     positions = getattr(module, POSITIONS, None)
     state = named.pop(POSITION_STATE, None)

@@ -42,9 +42,11 @@ def exchange_names(weights: dict[str, Any], config_class: type, *, saving: bool)
         if match := pattern.fullmatch(name):
             record, suffixed = match[1] + RECORD, name + SUFFIX
             if saving and record in weights:
-                weights[name], weights[suffixed] = weights.pop(record), weights[name]
+                weights[suffixed] = weights[name]
+                weights[name] = weights.pop(record)
             elif not saving and suffixed in weights:
-                weights[name], weights[record] = weights.pop(suffixed), weights[name]
+                weights[record] = weights[name]
+                weights[name] = weights.pop(suffixed)
 
 
 def is_of_positions(name: str) -> bool:
