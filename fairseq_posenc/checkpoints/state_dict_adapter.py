@@ -80,11 +80,11 @@ class PositionCheckpoints(nn.Module):
         extended_tables = extend_tables(self, state_dict, prefix)
         replaced_parameters = fit_positions(state_dict, model_state)
         changes += replaced_parameters
-        theirs = sum(".fc1.weight" in name for name in state_dict)  # one in each layer
-        ours = sum(".fc1.weight" in name for name in model_state)
-        if changes and theirs != ours:  # without changes, torch lists the layers that differ
+        trained = sum(".fc1.weight" in name for name in state_dict)  # layers: each has one
+        built = sum(".fc1.weight" in name for name in model_state)
+        if changes and trained != built:  # without changes, torch lists the layers that differ
             raise UserError(
-                f"the checkpoint has {theirs} layers, the model {ours}: build it with {theirs}"
+                f"the checkpoint has {trained} layers, the model {built}: build it with {trained}"
             )
         if changes and not all(stack.init_positions for stack in stacks.values()):
             raise UserError(

@@ -106,7 +106,7 @@ class Family:
             query, key = projected
         # Only GPTBigCode's attention has `multi_query`: one key for all heads.
         elif "query_key_value" in self.projections or not getattr(attention, "multi_query", True):
-            by_head = projected[0].unflatten(-1, (dims.num_heads, 3, -1))  # [R, H, 3, D]
+            by_head = projected[0].unflatten(-1, (dims.num_heads, 3, -1))  # [R, H, q or k or v, D]
             query, key = by_head[:, :, 0].flatten(1), by_head[:, :, 1].flatten(1)
         else:  # all queries, then all keys, then as many values
             query, keys_and_values = projected[0].tensor_split([dims.heads_dim], -1)

@@ -203,7 +203,7 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
     count = config.num_hidden_layers
     types = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
     attending = [index for index, name in enumerate(types) if name in ATTENTION_TYPES]
-    shares = [read_head_share(config, index) for index in attending]
+    shares = [read_head_share(config, index) for index in attending]  # widths, of the widest head
     layers = _list_options(spec, dims, shares)  # for each layer with attention: name -> options
     ropes = [dict(layer.get("rope_parameters", {})) for layer in layers]  # {}: no rotation
     for index, layer in zip(attending, layers):
@@ -211,7 +211,7 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
     size = next((layer["window"]["size"] for layer in layers if "window" in layer), None)
     by_type = {types[index]: rope for index, rope in zip(attending, ropes) if rope}  # its last's
     softcap, buckets = (layers[0].get(name, {}) for name in ("softcap", "t5"))
-    stated = {
+    stated = {  # the spec in fields of stock classes, of which a class has some
         "layer_types": types,
         "use_sliding_window": size is not None,
         "no_rope_layers": [int(bool(rope)) for rope in ropes],  # 1 if it rotates
@@ -227,7 +227,7 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
     if any(rope.get("rope_type") == "dynamic" for rope in ropes):
         stated["max_position_embeddings"] = dims.trained_length
     is_same, our_prefixes = isinstance(config, config_class), (SPEC_FIELD, "auto_map")
-    content = {
+    content = {  # the model's own values, of which `stated` then replaces some
         name: value
         for name, value in config.to_dict().items()
         # A configuration also has values that are no fields, or fields under other names.

@@ -105,7 +105,7 @@ def build_criterion(task: Any, cfg: Any, *args: Any, **how: Any) -> Any:
 
 def _find_settings(*sections: Any) -> Any:
     """Find the configuration of fairseq that has one of these sections; None if there is none."""
-    # omegaconf 2.0 has no public name for the root. Without a dataclass, all options are there.
+    # omegaconf 2.0 has no public root. A section without a dataclass is a namespace of all options.
     roots: list[Any] = [x._get_root() for x in sections if isinstance(x, DictConfig)]
     options = (x for x in sections if isinstance(x, Namespace) and hasattr(x, "save_dir"))
     roots += map(convert_namespace_to_omegaconf, options)
