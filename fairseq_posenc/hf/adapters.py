@@ -38,8 +38,8 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
         return AdapterRecords, (self.model(),)  # a copy belongs to the copy of the model
 
     def adapter_state_dict(self, adapter_name: str, state_dict: Any = None) -> dict[str, Tensor]:
-        """Return the records, which PEFT adds to an adapter; warn of parameters in no file."""
-        model: Any = self.model()
+        """Return the records for PEFT to save; warn of parameters in neither adapter nor folder."""
+        model: Any = self.model()  # `is_saved`: a folder has its parameters
         names = [name for name, _ in model.named_parameters() if record.is_of_positions(name)]
         if names and not (model.is_saved or any("modules_to_save" in name for name in names)):
             warnings.warn(
