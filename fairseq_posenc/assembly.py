@@ -52,12 +52,10 @@ def build_encodings(
         )
     if isinstance(items, Spec):
         items = name_modules(items.items)
-    built = Encodings(
-        {key: item.encoding(dims, **dict(item.options)) for key, item in items.items()}, kinds
-    )
-    for encoding in built.as_list():
+    built = {name: item.encoding(dims, **dict(item.options)) for name, item in items.items()}
+    for encoding in built.values():
         encoding.reset_parameters()
-    return built
+    return Encodings(built, kinds)
 
 
 def build_input(spec: Spec, dims: Dims) -> Encodings | None:
@@ -69,7 +67,8 @@ def build_input(spec: Spec, dims: Dims) -> Encodings | None:
 def build_shared(spec: Spec, dims: Dims) -> Encodings:
     """Build the encodings that layers share."""
     items = spec.shared_modules
-    used = [spec.whole_stack + layer for layer in spec.layer_kinds]  # by each kind of layer
+    # Each kind of layer uses what holds for the whole stack, and its own encodings.
+    used = [spec.whole_stack + layer for layer in spec.layer_kinds]
     kinds = [tuple(name for name, item in items.items() if item in kind) for kind in used]
     return build_encodings(items, dims, kinds)
 

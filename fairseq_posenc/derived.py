@@ -29,8 +29,8 @@ class Derived:
 def derive(stock: Any, mixins: tuple[type[Derived], ...]) -> Any:
     """Derive a class from a stock class.
 
-    It has the stock class's name and module, by which a library selects what belongs to a class:
-    transformers its losses, conversions of weights, recorded outputs, and models for pipelines.
+    It has the stock class's name and module, by which transformers finds a model's loss, conversion
+    of weights and recorded outputs, and whether a pipeline takes the model.
     """
     attributes = {"__module__": stock.__module__, "__doc__": stock.__doc__}
     attributes |= {"stock": stock, "mixins": mixins}

@@ -71,7 +71,7 @@ class Mask(NamedTuple):
     prefill: bool = False
 
     @property
-    def limits(self) -> bool:
+    def has_limits(self) -> bool:
         """Whether a window or segments may hide keys that the direction allows."""
         return self.window is not None or self.segments is not None
 
@@ -301,7 +301,7 @@ class Mask(NamedTuple):
         """Combine everything that hides keys; see :meth:`forbidden`."""
         # With `lr`, a single query is the last token, and sees all keys.
         directed = self.direction == "rl" or (self.direction == "lr" and tgt_len > 1)
-        if not directed and not self.limits and self.pairs is None:
+        if not directed and not self.has_limits and self.pairs is None:
             padding = self.key_padding
             return None if padding is None else padding[:, None, None, :]  # [B, 1, 1, S]
         keys = torch.arange(src_len, device=device)

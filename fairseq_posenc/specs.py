@@ -198,9 +198,9 @@ def parse(text: str) -> Spec:
             combined in a model of any size.
     """
     layers = [_parse_layer(items, text) for items in split_spec(text)]
-    items = sorted({*chain(*layers)}, key=_sort_key)
+    items = sorted(set(chain(*layers)), key=_sort_key)
     whole = [x for x in items if x.encoding.acts_on == "input" or x.encoding.whole_stack]
-    in_layers = [tuple(sorted({*layer} - {*whole}, key=_sort_key)) for layer in layers]
+    in_layers = [tuple(sorted(set(layer) - set(whole), key=_sort_key)) for layer in layers]
     for layer in in_layers:  # with what other layers name for the whole stack
         _refuse_conflicts([*whole, *layer])
     return Spec(tuple(whole), _find_shortest_period(in_layers))
@@ -256,7 +256,8 @@ def _parse_layer(layer: list[str], text: str) -> list[Item]:
 
 def _sort_key(item: Item) -> tuple[int, str]:
     """Make the key of the canonical order: the place that an encoding acts on, then its name."""
-    return get_args(Place).index(item.encoding.acts_on), item.name
+    places = get_args(Place)  # "input", "rotation", ..., in the canonical order
+    return places.index(item.encoding.acts_on), item.name
 
 
 def name_modules(items: Iterable[Item]) -> dict[str, Item]:

@@ -147,7 +147,7 @@ def _rank(call: AttentionCall) -> tuple[list[str], str]:
         (tgt_len == 1, fused, "a single query"),
         (src_len < SHORT, fused, f"fewer than {SHORT} keys"),
         (not plain, ["blocked", "reference"], "more than a dot product and a bias"),
-        (call.mask.limits, blocks, "hidden keys are left out"),  # by windows or segments
+        (call.mask.has_limits, blocks, "hidden keys are left out"),  # by windows or segments
         (call.dropout > 0, blocks, "torch's attention is slow to drop weights"),
         (not tables, fused, "a plain dot product"),
         (learns or is_padded, blocks, "sdpa would need gradients or a bias for all pairs"),

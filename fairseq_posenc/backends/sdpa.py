@@ -72,7 +72,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         query, key, value = (x.to(_choose_bias_dtype(query, value)) for x in (query, key, value))
     # torch's own causal mask aligns the first query with the first key: it serves square scores
     # only, and nothing else may be hidden. In graphs, comparing lengths gives a SymBool, so `bool`.
-    hides_more = mask.may_hide_all or mask.limits  # padding or pairs; a window or segments
+    hides_more = mask.may_hide_all or mask.has_limits  # padding or pairs; a window or segments
     is_torch_causal = mask.direction == "lr" and not (_has_bias(terms) or hides_more)
     causal = is_torch_causal and bool(tgt_len == src_len)
     bias = None

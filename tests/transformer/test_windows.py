@@ -148,14 +148,14 @@ def test_blocks_of_documents_and_their_gradients_equal_the_references(spec):
 
 def test_a_window_that_reaches_over_all_keys_is_left_out(monkeypatch):
     for direction, needless in (("lr", 9), ("rl", 9), ("both", 16)):
-        assert not Mask(direction, window=needless).without_needless_window(src_len=9).limits
-        assert Mask(direction, window=needless - 1).without_needless_window(src_len=9).limits
+        assert not Mask(direction, window=needless).without_needless_window(src_len=9).has_limits
+        assert Mask(direction, window=needless - 1).without_needless_window(src_len=9).has_limits
     mask = Mask("lr", window=9, first_keys=torch.arange(9)[None] < 2)
     assert mask.without_needless_window(src_len=9) == Mask("lr")
     calls, real = [], planner.choose
     monkeypatch.setattr(planner, "choose", lambda *given: calls.append(given[1]) or real(*given))
     assert attend(AttentionCall(*torch.randn(3, 1, 2, 9, 8), Terms(), mask))[1] is None
-    assert [call.mask.limits for call in calls] == [False]
+    assert [call.mask.has_limits for call in calls] == [False]
 
 
 def test_first_keys_are_needed_beside_the_last_ones_of_a_window():

@@ -71,7 +71,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     # Fixed biases may make weights denormal, which `flushes` turns into 0; trained ones do not.
     terms, bias = call.terms, call.terms.bias
     is_fixed = bias is not None and not bias.table.requires_grad  # a bias by distance
-    hides = call.mask.limits or call.mask.may_hide_all or call.mask.direction != "both"
+    hides = call.mask.has_limits or call.mask.may_hide_all or call.mask.direction != "both"
     work = Computation(
         blocks,
         call.key.size(2),

@@ -94,7 +94,7 @@ def split(call: AttentionCall) -> list[Block]:
     deps = (*mask.cache_deps, tgt_len, src_len, device)  # the ranges are found once for all layers
     groups = mask.cached("ranges", deps, lambda: _find_ranges(mask, tgt_len, src_len, device))
     near = _find_near(call.terms, src_len)
-    blocks = []
+    blocks: list[Block] = []
     for index, ranges in enumerate(groups):  # one for all sentences, or one for each of them
         begin, end = (index, index + 1) if len(groups) > 1 else (0, batch)
         size = _choose_queries(ranges, mask, has_far=near is not None)
@@ -109,10 +109,10 @@ def split(call: AttentionCall) -> list[Block]:
         # How many heads fit into a block, of all of its sentences together.
         fitting = max(pairs // (min(size, tgt_len) * widest), 1)
         sentences = 1 if per_head else max(fitting // heads, 1)
-        for b, place in product(range(begin, end, sentences), places):
+        for b, (queries, keys, far) in product(range(begin, end, sentences), places):
             of_sentences = slice(b, min(b + sentences, end))
-            for h in range(0, heads, fitting):
-                blocks.append(Block(of_sentences, slice(h, min(h + fitting, heads)), *place))
+            of_heads = [slice(h, min(h + fitting, heads)) for h in range(0, heads, fitting)]
+            blocks += [Block(of_sentences, x, queries, keys, far) for x in of_heads]
     return blocks
 
 
@@ -128,7 +128,7 @@ def _count_far(near: tuple[int, int], queries: slice, keys: slice, src_len: int)
 def _choose_queries(ranges: Ranges, mask: Mask, has_far: bool) -> int:
     """Choose how many queries a block has, given the keys that they see."""
     most = FEW_QUERIES if has_far or mask.direction != "both" else MAX_QUERIES
-    if mask.limits and mask.first_keys is None:  # a window or segments
+    if mask.has_limits and mask.first_keys is None:  # a window or segments
         # A block has the keys of all its queries: the fewer queries, the fewer hidden pairs.
         widths = [last - first + 1 for first, last in zip(*ranges)]
         few = sum(widths) // len(widths) // KEYS_PER_QUERY // MIN_QUERIES * MIN_QUERIES
@@ -157,7 +157,7 @@ def _find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
 
 def _find_ranges(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -> list[Ranges]:
     """Find the keys that each query may see, for all sentences together or for each of them."""
-    if mask.limits:
+    if mask.has_limits:
         # A window depends on lengths alone: computed on the CPU, it does not wait for a GPU.
         device = torch.device("cpu") if mask.segments is None else device
         if found := mask.find_visible_ranges(tgt_len, src_len, device):  # one range for each query

@@ -188,7 +188,7 @@ def find_visible(
     Raises:
         UserError: the keys that a query may see are not a range.
     """
-    if mask.direction == "both" and not mask.limits:
+    if mask.direction == "both" and not mask.has_limits:
         return None, None
 
     def compute() -> tuple[Visible, Visible]:
