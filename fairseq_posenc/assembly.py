@@ -7,7 +7,7 @@ the sizes of the stack. Before that, they check and count them on drafts: encodi
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache, reduce
 from operator import and_
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc import backends
-from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, find_first
+from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, SharedEncodings, find_first
 from fairseq_posenc.encodings.term import ByDistance, CountedRows, NumbersByPair, RowsOf
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -24,15 +24,12 @@ from fairseq_posenc.positions import Positions
 from fairseq_posenc.specs import Item, Items, Spec, name_modules
 
 
-def build_encodings(
-    items: Spec | Mapping[str, Item], dims: Dims, kinds: Sequence[tuple[str, ...]] | None = None
-) -> Encodings:
+def build_encodings(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
     """Build encodings and initialise their parameters.
 
     Args:
         items: encodings by the names of their modules; or a spec, for all of its encodings.
         dims: sizes of the stack.
-        kinds: for each kind of layer, the names of the modules that it uses; None: all of them.
 
     Raises:
         UserError: an encoding cannot work with these sizes.
@@ -52,10 +49,11 @@ def build_encodings(
         )
     if isinstance(items, Spec):
         items = name_modules(items.items)
+    # `item.encoding` is the class of an encoding.
     built = {name: item.encoding(dims, **dict(item.options)) for name, item in items.items()}
     for encoding in built.values():
         encoding.reset_parameters()
-    return Encodings(built, kinds)
+    return Encodings(built)
 
 
 def build_input(spec: Spec, dims: Dims) -> Encodings | None:
@@ -64,13 +62,13 @@ def build_input(spec: Spec, dims: Dims) -> Encodings | None:
     return build_encodings(items, _find_input_dims(spec, dims)) if items else None
 
 
-def build_shared(spec: Spec, dims: Dims) -> Encodings:
+def build_shared(spec: Spec, dims: Dims) -> SharedEncodings:
     """Build the encodings that layers share."""
     items = spec.shared_modules
     # Each kind of layer uses what holds for the whole stack, and its own encodings.
     used = [spec.whole_stack + layer for layer in spec.layer_kinds]
     kinds = [tuple(name for name, item in items.items() if item in kind) for kind in used]
-    return build_encodings(items, dims, kinds)
+    return SharedEncodings(build_encodings(items, dims).as_dict(), kinds)
 
 
 def build_layer(spec: Spec, dims: Dims, index: int = 0) -> Encodings:

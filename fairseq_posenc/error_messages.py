@@ -42,7 +42,7 @@ def choose_exit_code(error: BaseException) -> int:
 
 def find_full_disk(error: BaseException) -> int:
     """Find the errno of a full disk in an exception's chain; 0 if it has none."""
-    codes = map(_find_errno, chain(error))
+    codes = (_find_errno(link) for link in chain(error))
     return next((code for code in codes if code in DISK_FULL), 0)
 
 

@@ -90,7 +90,7 @@ def refuse_bad_place(path: Path, prefix: str = "") -> None:
     if not folder.is_dir() or path.is_dir():
         why = "this is a folder" if path.is_dir() else f"there is no folder {path.parent}"
         raise UserError(f"{name}: name a file in an existing folder: {why}")
-    is_system = any(map(folder.is_relative_to, _SYSTEM))
+    is_system = any(folder.is_relative_to(system) for system in _SYSTEM)
     is_device = is_system and not folder.is_relative_to("/dev/shm")  # which holds ordinary files
     if is_device or (path.exists() and not path.is_file()):
         raise UserError(f"{name}: is a device, a pipe or a socket; name a file")

@@ -7,7 +7,7 @@ is given other positions keeps the parameters whose meaning stays, fitted to its
 """
 
 import logging
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -104,13 +104,15 @@ def copy_parameters(
 
 def _list_changes(encoding: Encoding, old: Spec, new: Spec) -> str:
     """List an encoding's options that differ between two specs and change what its rows mean."""
-    old_options, new_options = (
-        {option for item in spec.items if item.name == encoding.name for option in item.options}
-        for spec in (old, new)
-    )
+
+    def find_options(spec: Spec) -> set[tuple[str, Any]]:
+        items = [item for item in spec.items if item.name == encoding.name]
+        return {option for item in items for option in item.options}  # names and values
+
+    before, now = find_options(old), find_options(new)
     kept = (*encoding.length_options, "scale_factor")  # they change no row's meaning
-    pairs = (("before", old_options - new_options), ("now", new_options - old_options))
-    changed = (f"{key}={x} {when}" for when, some in pairs for key, x in some if key not in kept)
+    changed = [f"{name}={value} before" for name, value in before - now if name not in kept]
+    changed += [f"{name}={value} now" for name, value in now - before if name not in kept]
     return ", ".join(sorted(changed))
 
 

@@ -98,7 +98,7 @@ class Positions(NamedTuple):
         tgt_len: T, the number of queries; they are the last T tokens.
         is_shifted: whether the id of a real token may differ from its index in the row. Padding
             before it is one cause; documents and ids that a caller gives are others.
-        longest: the largest position plus 1, or an upper bound on it; 0 if not known.
+        longest: the largest position plus 1, or an upper bound on it; None if not known.
         first: result of :meth:`is_first`, if it was computed before; else None.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, if
             documents were looked for; ``ids`` are then counted in the document.
@@ -114,7 +114,7 @@ class Positions(NamedTuple):
     ends: Tensor
     tgt_len: int
     is_shifted: bool
-    longest: int
+    longest: int | None
     first: Tensor | None = None
     document_starts: Tensor | None = None
     drawn: Tensor | None = None
@@ -187,7 +187,7 @@ class Positions(NamedTuple):
         ids = ids.float() if ids.is_floating_point() else ids.long()
         if (padding := self.padding) is not None:
             ids = ids.masked_fill(padding[..., None] if ids.dim() == 3 else padding, 0)
-        longest = 0
+        longest: int | None = None
         consecutive = False
         # If the ids must not be read, the bounds check of a table finds ids that are too large.
         if may_sync(ids.device, decoding=self.tgt_len < ids.size(1)) and ids.numel():
@@ -286,8 +286,8 @@ class Positions(NamedTuple):
 
     def check_limit(self, limit: int, name: str) -> None:
         """Refuse positions beyond the table of an encoding, which has ``limit`` rows."""
-        if self.longest <= limit:  # also if not known: then the table's own bounds check refuses
-            return
+        if self.longest is None or self.longest <= limit:
+            return  # if not known, the table's own bounds check refuses
         longest = int(self.ids.max()) + 1  # exact: the field may be a bound; this waits for a GPU
         if longest > limit:
             raise UserError(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, find_first
+from fairseq_posenc.encodings.base import Dims, Encoding, SharedEncodings, find_first
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import NO_MASK, Mask, NeededKeys, PassCache
@@ -80,7 +80,7 @@ class Shared(NamedTuple):
         return find_first(encoding.rotation(ids) for encoding in self.encodings)
 
 
-def compute_shared(encodings: Encodings, positions: Positions) -> tuple[Shared, ...]:
+def compute_shared(encodings: SharedEncodings, positions: Positions) -> tuple[Shared, ...]:
     """Compute the position state of each kind of layer; each encoding computes its part once.
 
     Args:

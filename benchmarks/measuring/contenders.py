@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 
 from fairseq_posenc import registry, specs
-from fairseq_posenc.assembly import build_encodings
+from fairseq_posenc.assembly import build_encodings, build_shared
 from fairseq_posenc.backends import available, choose
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.planner import BACKENDS
-from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.encodings.base import Dims, Encodings, SharedEncodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
@@ -95,14 +95,14 @@ def encoding_contenders(
     return list(dict.fromkeys(listed))
 
 
-def build_random_encodings(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
+def build_random_encodings(spec: str, dims: Dims) -> tuple[Encodings, SharedEncodings]:
     """Build the encodings of a layer, and those that all layers share.
 
     Their parameters are drawn at random, as many start at zero, which would leave work out.
     """
     parsed = specs.parse(spec)
     layer = build_encodings(parsed.layer_modules(0), dims)  # of the first layer
-    shared = build_encodings(parsed.shared_modules, dims)
+    shared = build_shared(parsed, dims)
     for parameter in (*layer.parameters(), *shared.parameters()):
         torch.nn.init.normal_(parameter, std=TABLE_STD)
     return layer, shared

@@ -100,7 +100,7 @@ def choose(requested: str, call: AttentionCall) -> tuple[str, str]:
 
 
 def attend(call: AttentionCall, requested: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """Compute a call on the chosen backend (:meth:`~fairseq_posenc.backends.base.Backend.attend`).
+    """Compute a call: attended values ``(B, H, T, D)``, and on request weights ``(B, H, T, S)``.
 
     Raises:
         UserError: the dropout is not a probability, or the requested backend cannot compute this.

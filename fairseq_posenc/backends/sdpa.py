@@ -69,7 +69,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
     is_exact = _has_bias(terms) or decay is not None  # autocast would round a bias again
     if is_exact:
-        query, key, value = (x.to(_choose_bias_dtype(query, value)) for x in (query, key, value))
+        dtype = _choose_bias_dtype(query, value)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     # torch's own causal mask aligns the first query with the first key: it serves square scores
     # only, and nothing else may be hidden. In graphs, comparing lengths gives a SymBool, so `bool`.
     hides_more = mask.may_hide_all or mask.has_limits  # padding or pairs; a window or segments

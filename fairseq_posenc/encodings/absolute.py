@@ -162,6 +162,7 @@ class Sinusoidal(Encoding):
         count_from_0 = positions.counted and positions.drawn is None  # not a caller's, not random
         if count_from_0 and ids.size(0) > 1 and ids.size(1) > 1:
             # All are below `longest`, and rows of a batch repeat them: each is computed only once.
+            assert positions.longest is not None, "known where tokens are counted"
             table = self.vectors(torch.arange(positions.longest, device=ids.device) + first_id)
             return F.embedding(ids, self.scale * table)
         return self.scale * self.vectors(ids + first_id)

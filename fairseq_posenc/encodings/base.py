@@ -224,24 +224,10 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 
 
 class Encodings(nn.ModuleDict):
-    """The encodings of a stack or of a layer, by name.
+    """The encodings of a layer by name, in the order of their spec.
 
-    If the layers of a stack differ, each kind of layer uses some of them: ``number`` uses all, and
-    ``rotations`` those of each kind; the other methods take all as those of one layer:
-    :meth:`select` a kind first. A layer has at most one encoding with a rotation, one with gates
-    and one with states.
-
-    Args:
-        encodings: the encodings by name, in the order of their spec.
-        kinds: the names of the encodings that each kind of layer uses: ``(("rope",), ())`` for
-            ``3*rope,none``. By default there is one kind, which uses all.
+    At most one of them has a rotation, one has forget gates, and one has states.
     """
-
-    def __init__(
-        self, encodings: Mapping[str, Encoding], kinds: Iterable[tuple[str, ...]] | None = None
-    ) -> None:
-        super().__init__(encodings)
-        self.kinds = (tuple(encodings),) if kinds is None else tuple(kinds)
 
     def as_dict(self) -> dict[str, Encoding]:
         """Return the encodings by name, in the order of their spec, typed as encodings."""
@@ -251,19 +237,9 @@ class Encodings(nn.ModuleDict):
         """List the encodings in the order of their spec."""
         return cast("list[Encoding]", list(self.values()))
 
-    def select(self, kind: int) -> "Encodings":
-        """Select the encodings of a kind of layer; the modules are the same."""
-        named = self.as_dict()
-        return Encodings({name: named[name] for name in self.kinds[kind]})
-
     def rotation(self, ids: Tensor) -> Rotation | None:
         """Compute the rotation of a layer (see :meth:`Encoding.rotation`), or None."""
         return find_first(encoding.rotation(ids) for encoding in self.as_list())
-
-    def rotations(self, ids: Tensor) -> list[Rotation | None]:
-        """Compute the rotation of each kind of layer."""
-        named = self.as_dict()
-        return [find_first(named[name].rotation(ids) for name in names) for names in self.kinds]
 
     def decay(self, x: Tensor, padding: Tensor | None, past: Decay | None = None) -> Decay | None:
         """Add up the logarithms of forget gates over the tokens, or None where there are no gates.
@@ -302,15 +278,41 @@ class Encodings(nn.ModuleDict):
         terms = [] if states is None else [States(states)]
         return Terms(terms if decay is None else [decay, *terms])
 
-    def number(self, positions: Positions) -> Positions:
-        """Number the tokens of a call (see :meth:`Encoding.number`)."""
-        for encoding in self.as_list():
-            positions = encoding.number(positions)
-        return positions
-
     def terms(self, positions: Positions) -> Terms:
         """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""
         return Terms.combine(x.combined_terms(positions) for x in self.as_list())
+
+
+class SharedEncodings(Encodings):
+    """The encodings that the layers of a stack share. A kind of layer uses some of them.
+
+    Args:
+        encodings: the encodings by name, in the order of their spec.
+        kinds: the names of the encodings that each kind of layer uses: ``(("rope",), ())`` for
+            ``3*rope,none``. By default there is one kind, which uses all.
+    """
+
+    def __init__(
+        self, encodings: Mapping[str, Encoding], kinds: Iterable[tuple[str, ...]] | None = None
+    ) -> None:
+        super().__init__(encodings)
+        self.kinds = (tuple(encodings),) if kinds is None else tuple(kinds)
+
+    def select(self, kind: int) -> "SharedEncodings":
+        """Select the encodings of a kind of layer, now the only one; the modules are the same."""
+        named = self.as_dict()
+        return SharedEncodings({name: named[name] for name in self.kinds[kind]})
+
+    def rotations(self, ids: Tensor) -> list[Rotation | None]:
+        """Compute the rotation of each kind of layer (see :meth:`Encoding.rotation`), or None."""
+        named = self.as_dict()
+        return [find_first(named[name].rotation(ids) for name in names) for names in self.kinds]
+
+    def number(self, positions: Positions) -> Positions:
+        """Number the tokens of a call for all layers (see :meth:`Encoding.number`)."""
+        for encoding in self.as_list():
+            positions = encoding.number(positions)
+        return positions
 
 
 def find_first(values: Iterable[Value | None]) -> Value | None:

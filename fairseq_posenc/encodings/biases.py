@@ -234,10 +234,8 @@ class Fire(Encoding):
 
     def reset_parameters(self) -> None:
         """Draw weights and biases as ``nn.Linear`` does, and set a = 0.1 and L = threshold."""
-        for weight, bias in (
-            (self.hidden_weight, self.hidden_bias),
-            (self.output_weight, self.output_bias),
-        ):
+        pairs = (self.hidden_weight, self.hidden_bias), (self.output_weight, self.output_bias)
+        for weight, bias in pairs:
             bound = weight.size(1) ** -0.5
             nn.init.uniform_(weight, -bound, bound)
             nn.init.uniform_(bias, -bound, bound)

@@ -160,8 +160,8 @@ class TransformerXL(Encoding):
                     "transformer_xl: it has a row for each distance between position_ids, which a "
                     "graph does not know: leave them out, or compile another encoding"
                 )
-            # If the largest is not known yet (0), reading it waits for a GPU.
-            reach = positions.longest - 1 if positions.longest else int(positions.ids.max())
+            longest = positions.longest  # None if not known yet: then reading it waits for a GPU
+            reach = int(positions.ids.max()) if longest is None else longest - 1
             low, high = -reach, reach
         distances = torch.arange(low, high + 1, device=positions.device)
         sinusoids = self.sinusoids.vectors(-distances).type_as(self.projection)  # [R, C]

@@ -63,7 +63,7 @@ class Runs(NamedTuple):
         if torch.compiler.is_compiling():
             return slice(None), self
         # The row of a distance is the number of starts up to it.
-        first, last = (bisect_right(self.starts, distance) for distance in (self.low, self.high))
+        first, last = bisect_right(self.starts, self.low), bisect_right(self.starts, self.high)
         kept, starts = slice(first, last + 1), self.starts[first:last]
         if self.ids is None and len(starts) == self.high - self.low:
             distances = range(self.low + 1, self.high + 1)  # all but the first
@@ -114,7 +114,7 @@ class Runs(NamedTuple):
         # Only the first and the last row serve several distances, and the call needs both.
         distinct, reset = table[:, : self.num_rows], table[:, self.num_rows :]
         # Repeated ends are cheaper than an index, and their gradient is deterministic.
-        groups, _, *width = distinct.shape
+        groups, width = distinct.size(0), distinct.shape[2:]
         below = distinct[:, :1].expand(groups, starts[0] - 1 - self.low, *width)
         above = distinct[:, -1:].expand(groups, self.high - starts[-1], *width)
         return torch.cat([below, distinct, above, reset], 1)

@@ -113,7 +113,7 @@ class Buckets(NamedTuple):
         return cls(starts, (*range(side - 1, -1, -1), *later))
 
     def select(self, positions: Positions) -> tuple[Tensor, Runs | None]:
-        """Select the rows that a call needs, int64 ``(R,)``, and their runs; see `Runs.trim`."""
+        """Select the rows that a call needs, int64 ``(R,)``, and which distances share one."""
         kept, runs = Runs.select(self.starts, positions)
         return make_constant(self.rows[kept], positions.device, torch.long), runs
 

@@ -146,12 +146,8 @@ class TupeShared(Encoding):
 
     def _project(self, rows: int) -> tuple[Tensor, Tensor]:
         """Project the first rows to queries and keys, ``(H, rows, D)``, in float32 at least."""
-        normed = F.layer_norm(
-            at_least_fp32(self.positions[:rows]),
-            (self.dims.embed_dim,),
-            at_least_fp32(self.norm_weight),
-            at_least_fp32(self.norm_bias),
-        )
+        norm = at_least_fp32(self.norm_weight), at_least_fp32(self.norm_bias)
+        normed = F.layer_norm(at_least_fp32(self.positions[:rows]), (self.dims.embed_dim,), *norm)
 
         def project(weight: Tensor, bias: Tensor) -> Tensor:
             projected = F.linear(normed, at_least_fp32(weight), at_least_fp32(bias))

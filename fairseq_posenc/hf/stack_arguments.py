@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.base import Encodings
+from fairseq_posenc.encodings.base import SharedEncodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import CACHE_ADVICE, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.families import Stack
@@ -184,7 +184,7 @@ class StackArguments:
         return mask
 
     def read_positions(
-        self, encodings: Encodings, boundary_id: int | None
+        self, encodings: SharedEncodings, boundary_id: int | None
     ) -> tuple[Positions, Tensor | None]:
         """Number all tokens by what the caller says of them.
 

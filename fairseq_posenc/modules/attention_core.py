@@ -174,9 +174,9 @@ class AttentionCore:
 
     def rotate_tokens(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
         """Rotate queries ``(B, H, T, D)``, and the keys of the last tokens, T or more."""
-        of_queries = of_keys = self.rotation(shared, shared.positions.tgt_len)
-        if key.size(2) != query.size(2):  # in transformers, caches hold unrotated keys
-            of_keys = self.rotation(shared, key.size(2))
+        of_queries = self.rotation(shared, shared.positions.tgt_len)
+        is_same = key.size(2) == query.size(2)  # else a cache holds unrotated keys (transformers)
+        of_keys = of_queries if is_same else self.rotation(shared, key.size(2))
         if of_queries is None or of_keys is None:
             return query, key
         return of_queries.rotate_queries(query), of_keys.rotate_keys(key)

@@ -1,12 +1,11 @@
 """The plugin's attention without a stack around it, as formulas are compared with it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fairseq_posenc.encodings.base import SharedEncodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import compute_shared
@@ -27,7 +26,8 @@ class LoneAttention(PositionalAttention):
             state["tokens"] = src_len = tgt_len + state.get("tokens", 0)
         if padding is None:
             padding = torch.zeros(batch, src_len, dtype=torch.bool, device=query.device)
-        shared = compute_shared(self.encodings, Positions.from_padding(padding, tgt_len=tgt_len))
+        positions = Positions.from_padding(padding, tgt_len=tgt_len)
+        shared = compute_shared(SharedEncodings(self.encodings.as_dict()), positions)
         # The layer adds its terms to those of the stack; kept, they would count twice.
         with set_context((shared[0]._replace(terms=Terms()),)):
             return super().forward(query, *args, **named)

@@ -65,9 +65,7 @@ def look_up(products: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
 def sum_rows(weights: Tensor, rows: Tensor) -> Tensor:
     """Sum rows by the weights of pairs, sum over j of w_ij V_r: ``(k, h, M, D)``.
 
-    Args:
-        weights: ``(k, h, M, W)``.
-        rows: ``(G, M + W - 1, D)``.
+    The weights are ``(k, h, M, W)``, the rows ``(G, M + W - 1, D)``.
     """
     queries, distances = weights.size(2), rows.size(1)
     # By distance: the weights of each query begin one column later than those of the one before.

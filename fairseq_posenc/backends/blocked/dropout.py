@@ -90,7 +90,8 @@ class Weigh(torch.autograd.Function):
         # In place of the scores, or of a copy where checkpointing may keep them.
         weights = torch.softmax(scores, -1, out=copy_if_kept(scores.detach()))
         weights = torch.threshold_(weights, 1e-30, 0.0) if flushes else weights  # denormal: 1e-38
-        kept = weights = weights[..., : value.size(2)]  # without the column of a sink
+        weights = weights[..., : value.size(2)]  # without the column of a sink
+        kept = weights  # that are not dropped
         if query_seeds is not None and key_seeds is not None:
             kept = weights.contiguous()
             weights = mark_dropped(kept, rate, query_seeds.movedim(2, 0), key_seeds)

@@ -75,7 +75,7 @@ def build_options(problem: Problem, tile: Tile) -> Options:
     width = max(MIN_SIDE, triton.next_power_of_2(problem.width))
     is_full = not (problem.tgt_len % tile.queries or problem.src_len % tile.keys)
     values = tile.queries, tile.keys, width, is_full and problem.width == width
-    return Options(*map(tl.constexpr, values))
+    return Options(*(tl.constexpr(value) for value in values))
 
 
 class Slab(NamedTuple):

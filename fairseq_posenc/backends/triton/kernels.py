@@ -6,8 +6,7 @@ the online softmax of FlashAttention (Dao et al. 2022). Exponentials are powers 
 of the scores has log2 e as a factor.
 
 The backward pass has a program for each block of N keys, over all queries. It computes the scores
-again, and stores the gradients of their parts tile by tile. Matrix products of these tiles then
-give the gradients of queries and tables (:mod:`~fairseq_posenc.backends.triton.stored`).
+again, and stores gradients of their parts in tiles, from which those of queries and tables follow.
 
 The parts of a score are ``content``, the dot product of query and key; its factor ``gain``; and the
 products ``query_term`` and ``key_term`` of query and key with table rows. A score is the scale
@@ -18,9 +17,10 @@ of scores are dS = P' dP / (1 - p) - P delta, where dP are those of the weights,
 sum of a query's attended values times their gradients. The kernels compute (1 - p) dS, with a delta
 that was multiplied by 1 - p before; their sums get the factors scale and kept_factor, 1 / (1 - p).
 
+- ``problem``: tensors and sizes of the call: B batch, H heads, T queries, S keys, head size D.
+- ``opt``: constants: M queries and N keys of a tile; W: D padded; FULL: no load needs a mask.
 - ``slab``: the stored tiles: their first ``sequence``; ``queries`` and ``keys``, padded lengths.
 - ``tiles``: where the gradients of each part are stored; None where they are not needed.
-- W: the head size D, padded. Other arguments: see :mod:`~fairseq_posenc.backends.triton.tiles`.
 """
 
 import triton

@@ -10,9 +10,9 @@ matrix product gives every query (or key) times every row of the band, and a gat
 the products of the tile's pairs. In tiles far from the diagonal, a clipped table has one row for
 all pairs, and its term is a number for each query, or for each key.
 
-- ``problem``: a :class:`~fairseq_posenc.backends.triton.problem.Problem`.
-- ``opt``: :class:`~fairseq_posenc.backends.triton.attention.Options`.
-- T queries, S keys; D: size of a head; W: D padded to a power of 2; G: heads, or 1 for all.
+- ``problem``: tensors, tables and sizes of a call: T queries, S keys; D: size of a head; G: heads,
+  or 1 for all. CLIPPED: the rows at the ends of a vector table serve several distances.
+- ``opt``: constants: M, N; W: D padded to a power of 2; FULL: no load needs a mask.
 - ``table``: ``rows`` ``(G, R, D)`` or ``(G, R)``; ``low``, the distance of row 0; ``last``, R - 1.
 - Sequence: index of a sentence and a head, ``batch * heads + head``.
 - m, n: indices of queries ``(M, 1)``, of keys ``(1, N)``; FLIP: rows are keys, ``(1, M), (N, 1)``.
@@ -172,8 +172,8 @@ def apply_mask(problem, opt, scores, batch, m, n, first_query, first_key):
 def drop_weights(problem, opt, weights, sequence, m, n):
     """Set the weights of a tile that dropout drops to 0.
 
-    The hash of :class:`~fairseq_posenc.backends.triton.problem.Dropout` is compared in PTX: with
-    `tl.where`, the compiler packs the comparisons and unpacks them again, which costs more.
+    A pair's hash, ``multiplier * seed + offset``, is compared in PTX: with `tl.where`, the compiler
+    packs the comparisons and unpacks them again, which costs more.
     """
     of_query = problem.dropout.query_seeds + sequence.to(tl.int64) * problem.tgt_len + m
     of_key = problem.dropout.key_seeds + sequence.to(tl.int64) * problem.src_len + n
