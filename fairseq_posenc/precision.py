@@ -56,7 +56,7 @@ def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
 
     Args:
         x: numbers, float32 or float64.
-        before: the last sum of earlier tokens, ``(batch, heads, 1, 2)``; no gradient in float32.
+        before: the last sum of earlier tokens, ``(batch, heads, 1, 2)``; detached in float32.
     """
     sums = x.cumsum(-1)
     if x.dtype == torch.float64:

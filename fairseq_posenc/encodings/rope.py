@@ -262,25 +262,27 @@ class XPos(Rope):
         return F.pad(factors, (0, self.dims.head_dim - self.rotated), value=1.0).unsqueeze(1)
 
 
-def read_rope(parameters: HFParameters, max_positions: int, layout: str) -> str:
+def read_rope(
+    parameters: HFParameters, max_positions: int, layout: str, pairs: str | None = None
+) -> str:
     """Convert transformers' settings to a spec, as ``rope(base=10000.0,layout=half,fraction=1.0)``.
 
     Args:
         parameters: ``rope_theta``, ``partial_rotary_factor``, ``rope_type`` and the settings of
-            that type, as in ``rope_parameters`` of transformers 5. For M-RoPE, callers add
-            ``pairs`` of :class:`Rope`, which transformers has in its code, not in these settings.
+            that type, as in ``rope_parameters`` of transformers 5.
         max_positions: ``max_position_embeddings``, from which missing lengths are taken.
-        layout: how pairs are formed, see :class:`~fairseq_posenc.encodings.rope.Rope`.
+        layout: the option ``layout`` of :class:`Rope`.
+        pairs: its option ``pairs``, for M-RoPE of a known form; no setting of transformers says it.
     """
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"  # `type`: older
-    if ("mrope_section" in parameters or rope_type == "mrope") and "pairs" not in parameters:
+    if ("mrope_section" in parameters or rope_type == "mrope") and pairs is None:
         raise UserError("unknown M-RoPE of this model: write it, such as rope(sections=16/24/24)")
     options = {"base": parameters.get("rope_theta", 10000.0), "layout": layout}
     if rope_type != "proportional":  # there the fraction is a setting of the scaling
         options["fraction"] = parameters.get("partial_rotary_factor", 1.0)
-    if "pairs" in parameters:
+    if pairs is not None:
         options["sections"] = format_value(parameters["mrope_section"])
-        options["pairs"] = parameters["pairs"]
+        options["pairs"] = pairs
     if rope_type != "default":
         options["scaling"] = _read_scaling(rope_type, parameters, max_positions)
     return f"rope({','.join(f'{name}={value}' for name, value in options.items())})"

@@ -162,10 +162,10 @@ def _read_layers(config: Config, family: Family) -> list[str]:
             part = rotation.get("partial_rotary_factor", 1.0) if reads_part else 1.0
             # A part of the widest heads, by which the library counts.
             rotation["partial_rotary_factor"] = part * read_head_share(config, index)
-            if family.sections:  # M-RoPE, on several axes
-                # The configuration's own sections win; `pairs` is a key of ours, for `read_rope`.
-                rotation = {"mrope_section": family.sections} | rotation | {"pairs": family.pairs}
-            items.append(read_rope(rotation, config.max_position_embeddings, layout))
+            if family.sections:  # M-RoPE, on several axes; the configuration's own sections win
+                rotation = {"mrope_section": family.sections} | rotation
+            pairs = family.pairs if family.sections else None
+            items.append(read_rope(rotation, config.max_position_embeddings, layout, pairs))
         if layer_type == "sliding_attention":
             items.append(f"window(size={_read_window(config)})")
         layers.append("+".join([*items, *_read_softmax(config, family)]) or "none")

@@ -61,9 +61,9 @@ class Kept(NamedTuple):
     def with_gaps(self, queries: int, tokens: int) -> "Kept":
         """Insert T - 1 keys of zeros at the beginning of each gap; no query sees them.
 
-        With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. Each query reads a table one
-        row after the next query, so the rows of the T - 1 places after ``b`` are needed as well.
-        ``queries`` is T, and ``tokens`` is S.
+        With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. In a table by distance, the
+        rows of a query begin one row after those of the next query, so the rows of the T - 1 places
+        after ``b`` are needed as well. ``queries`` is T, and ``tokens`` is S.
         """
         if self.places is None or queries == 1:
             return self

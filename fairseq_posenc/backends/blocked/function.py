@@ -179,10 +179,10 @@ class Blocks(torch.autograd.Function):
         sums = sums.permute(1, 2, 0, 3)  # [B, H, T, D]; fairseq's `(T, B, C)` is a view of it
         ctx.graphs = []
         for block, hidden in work.list_blocks(sums.device):
-            graph = work.attend(call, block, hidden)
-            if work.saves:
-                ctx.graphs.append(graph)
-            block.select(sums, "BHTD").copy_(graph[1].detach())  # a view of the block's part
+            leaves, attended = work.attend(call, block, hidden)
+            if work.saves:  # a graph: its leaves and its result
+                ctx.graphs.append((leaves, attended))
+            block.select(sums, "BHTD").copy_(attended.detach())  # a view of the block's part
         ctx.work = work
         ctx.save_for_backward(sums, *tensors)
         return sums
