@@ -53,7 +53,7 @@ def look_up(products: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
     """Look up the numbers of pairs in the results of :func:`multiply_rows`, ``(k, h, M, W)``."""
     if index is None:
         return products
-    # Products are (k, h, U, W) of keys, (k, h, M, U) of queries; each next token is one farther.
+    # Products: (k, h, U, W) of keys, (k, h, M, U) of queries. The next token has the next distance.
     width = products.size(3) if of_keys else len(index) - products.size(2) + 1
     by_pair = index.unfold(0, width, 1).expand(*products.shape[:2], -1, -1)
     with saved_tensors_hooks(  # the gradient needs only the shape of the products
