@@ -64,8 +64,8 @@ def forward_kernel(problem, opt, attended, shifts):
             for first_key in range(start, end, opt.N):
                 n = first_key + tl.arange(0, opt.N)[None, :]  # [1, N]
                 k = load_rows(problem, opt, problem.key + keys, first_key, problem.src_len, opt.N)
-                _, _, _, _, scores = compute_scores(  # FLIP is False
-                    problem, opt, q, k, head, first_query, first_key, False, part
+                _, _, _, _, scores = compute_scores(
+                    problem, opt, q, k, head, first_query, first_key, FLIP=False, PART=part
                 )
                 # Masks come last: they are applied to the whole score, and never multiplied.
                 scores = apply_mask(problem, opt, scores, batch, m, n, first_query, first_key)
@@ -138,14 +138,14 @@ def backward_kernel(problem, opt, grad, two_numbers, slab, tiles, grad_key, grad
     n = first_key + tl.arange(0, opt.N)[:, None]  # [keys N, 1]
     grad_k = tl.zeros((opt.N, opt.W), tl.float32)
     grad_v = tl.zeros((opt.N, opt.W), tl.float32)
-    for part in tl.static_range(3):  # far queries BEFORE and AFTER, and NEAR ones, as above
+    for part in tl.static_range(3):  # far keys BEFORE and AFTER their queries, and NEAR ones
         if problem.CLIPPED or part == NEAR:
             start, end = find_columns(problem, opt, batch, first_key, SIGN=-1, PART=part)
             for first_query in range(start, end, opt.M):
                 m = first_query + tl.arange(0, opt.M)[None, :]  # [1, queries M]
                 q = load_rows(problem, opt, query, first_query, problem.tgt_len, opt.M)  # [M, W]
-                content, gain, query_term, key_term, scores = compute_scores(  # FLIP is True
-                    problem, opt, q, k, head, first_query, first_key, True, part
+                content, gain, query_term, key_term, scores = compute_scores(
+                    problem, opt, q, k, head, first_query, first_key, FLIP=True, PART=part
                 )
                 scores = apply_mask(problem, opt, scores, batch, m, n, first_query, first_key)
                 # [queries M, W], loaded late to save registers.
