@@ -95,18 +95,19 @@ def refused(capsys: pytest.CaptureFixture[str], *words: Any, code: int = 2) -> s
     return line.removeprefix("fairseq-posenc: error: ")
 
 
-def script(name: str) -> Path:
-    """Return the path of a console script of this Python."""
-    return Path(sys.executable).with_name(name)
+def script(name: str | Path) -> Path:
+    """Return the path of a console script of this Python, or one that is given."""
+    return Path(sys.executable).parent / name
 
 
 def run(
-    name: str,
+    name: str | Path,
     *arguments: Any,
     cwd: Path | None = None,
     given: str | None = None,
     fails: bool = False,
     warnings: str = "ignore",  # fairseq's own would hide what a command says
+    **variables: str,
 ) -> Run:
     """Run a console script, in an empty folder; it succeeds, or ``fails``; ``given`` is input."""
     command = [str(script(name)), *map(str, arguments)]
@@ -121,10 +122,11 @@ def run(
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": warnings,
+            **variables,
         },
         check=False,
     )
-    result = Run([name, *command[1:]], done.returncode, done.stdout, done.stderr)
+    result = Run([str(name), *command[1:]], done.returncode, done.stdout, done.stderr)
     assert fails or result.status == 0, f"{result.command} failed:\n{result.log[-4000:]}"
     return result
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-AT_ONCE = ["--seeds", "1", "--lrs", "0.003", "--updates", "1", "--vocab-size", "34"]
+AT_ONCE = ["--seeds", "1", "--lrs", "0.003", "--updates", "1", "--vocab-size", "60"]
 SPEC = "--position-encoding"
 
 

@@ -23,11 +23,12 @@ from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning.squad.command import ACTIONS
 from tests.helpers import shrink_command
-from tests.helpers.commands import USER_DIR, made_once, new_directory, script, sentences, trained
+from tests.helpers.commands import USER_DIR, new_directory, script, sentences, trained
 from tests.helpers.documented import FENCED, ROOT, own_encodings, python_of, scripts
 from tests.helpers.hf_models import MODELS, save_tokenizer
 from tests.helpers.products import some_of
 from tests.helpers.programs import BIN
+from tests.workbench.experiments.test_corpus import small_text
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -104,14 +105,6 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert not [html for html in tmp_path.rglob("*.html") if loaded.search(html.read_text())]
 
 
-@made_once
-def book() -> Path:
-    path = new_directory() / "book.txt"
-    lines = (f"the list {n} of keys returned a sentence of text {n * n}.\n\n" for n in range(500))
-    path.write_text("".join(lines))
-    return path
-
-
 @cache
 def llama() -> Path:
     """Return the folder of a small model, as SmolLM2 but for its sizes."""
@@ -124,7 +117,7 @@ def llama() -> Path:
 # What commands name, made for the first one that names it.
 FILES: dict[str, Callable[[], Path]] = {
     **dict.fromkeys(("data-bin/docs", "data-bin/wiki"), sentences),
-    **dict.fromkeys(("my.txt", "book.txt"), book),
+    **dict.fromkeys(("my.txt", "book.txt"), lambda: small_text(new_directory() / "book.txt")),
     "FOLDER": llama,
     "my_encodings": own_encodings,
 }

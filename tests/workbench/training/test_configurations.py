@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from fairseq_posenc.transformer.options import refuse_unknown_settings
 from fairseq_posenc.workbench.finetuning.recipes import compose_file
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.training import LoadPlugin, count_steps, name_data, share_batch
-from tests.helpers.commands import pairs, script, sentences
+from tests.helpers import commands
 from tests.helpers.products import WHOLE
 from tests.helpers.programs import SERVER
 
@@ -106,20 +105,18 @@ def run(folder, *words, program="train.sh", imported=False, fails=False, **more)
     """Run a script, if ``imported`` in a process that has loaded the plugin: faster."""
     if imported and not WHOLE and SERVER in os.environ:
         more[SERVER] = f"{os.environ[SERVER]}.plugin"
-    path = f"{script('fairseq-hydra-train').parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PATH": path, **more}
-    command = [SCRIPTS / program, *words]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    said = done.stdout + done.stderr
-    assert bool(done.returncode) == fails, said[-3000:]
-    return said
+    path = f"{commands.script('python').parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {"warnings": "", "PATH": path, **more}
+    done = commands.run(SCRIPTS / program, *words, cwd=folder, fails=fails, **variables)
+    assert bool(done.status) == fails
+    return done.log
 
 
 @pytest.fixture(name="place")
 def _place(tmp_path):
     (tmp_path / "data-bin").mkdir()
-    (tmp_path / "data-bin" / "docs").symlink_to(sentences())
-    (tmp_path / "data-bin" / "multi30k").symlink_to(pairs())
+    (tmp_path / "data-bin" / "docs").symlink_to(commands.sentences())
+    (tmp_path / "data-bin" / "multi30k").symlink_to(commands.pairs())
     return tmp_path
 
 
