@@ -6,7 +6,7 @@ RoBERTa-base update or validation step in fairseq's trainer. Two baselines: ``st
 classes, and ``none``, ours without positions on the same backend. All passes take turns; each round
 gives the ratio of a pass's time to the baseline's, and the table shows the median over the rounds.
 
-    python benchmarks/attention.py --quick          # a table in less than a minute
+    python benchmarks/attention.py --lengths 512 --modes training --seconds 12  # less than a minute
     python benchmarks/attention.py --encodings all --save layer_cpu
 """
 
@@ -29,12 +29,6 @@ from measuring.families import ROBERTA_BASE, Case
 from measuring.scopes import SCOPES
 
 LENGTHS = [128, 512, 1024, 2048, 4096]
-QUICK = {  # defaults with --quick
-    "modes": ["training"],
-    "lengths": [512],
-    "batch": 1,
-    "seconds": 12.0,  # of the rounds; start, warm-up and memory take the rest of a minute
-}
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -49,14 +43,9 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--lengths", nargs="+", type=int, default=LENGTHS, help="tokens (default: 128 to 4096)")
     layers_help = "layers of the model in scope model (default: 2 on the CPU, 12 on a GPU)"
     add("--layers", type=int, help=layers_help)
-    add("--quick", action="store_true", help="one table of a layer in less than a minute")
     write_docs_help = "measure nothing; rewrite docs/benchmarks.md from docs/results"
     add("--write-docs", action="store_true", help=write_docs_help)
-    args = parser.parse_args(words)
-    if args.quick:  # new defaults, over which the options of the command line win
-        parser.set_defaults(**QUICK)
-        args = parser.parse_args(words)
-    return args
+    return parser.parse_args(words)
 
 
 def build_cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:

@@ -3,13 +3,12 @@ r"""Checks that small models stay free of NaN for a few hundred updates, with ea
 Trains fairseq's dummy tasks with a learning rate that moves the weights, and reports the mean loss
 of the first and of the last tenth of the updates, in bits. The loss and all weights must stay
 finite; updates whose gradients overflow in fp16 are skipped, as in fairseq. With a text, each batch
-is another part of it, in which only the most frequent words are known. Runs in ``--record`` with
-the same options are not repeated. All rows of the record are printed, and the script fails if any
-of them, also one with other options, did not stay finite.
+is another part of it, in which only the most frequent words are known. The script prints all rows,
+and fails if any of them did not stay finite.
 
     python benchmarks/survive.py --device cuda --dtype float16 --backends triton --encodings all
     python benchmarks/survive.py --dtype bfloat16 --encodings all --updates 1000 \
-        --families masked_lm causal_lm translation --text wiki.train.tokens --record survived.json
+        --families masked_lm causal_lm translation --text wiki.train.tokens --json > survived.json
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ if __name__ == "__main__":
     restart_with_settings()  # of the allocator and of logs, which torch reads when imported
 
 import argparse
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -31,7 +29,6 @@ from typing import Any
 import torch
 
 from fairseq_posenc.errors import UserError, chain
-from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.results.markdown import table
 from measuring import commands
 from measuring.contenders import Contender, backend_names, contenders
@@ -55,7 +52,6 @@ def parse_args() -> argparse.Namespace:
     add("--length", type=int, default=128, help="(default: 128)")
     add("--families", nargs="+", choices=FAMILIES, default=["masked_lm"], help="default: masked_lm")
     add("--text", type=Path, metavar="FILE", help="text with the words to train on")
-    add("--record", type=Path, metavar="FILE", help="JSON file of rows, to continue")
     return parser.parse_args()
 
 
@@ -151,8 +147,6 @@ def main() -> None:
         "updates": args.updates,
     }
     rows = []
-    if args.record and args.record.exists():
-        rows = json.loads(args.record.read_text(encoding="utf-8"))
     for family in args.families:
         size = FAMILIES[family].sizes["tiny"]
         case = Case.from_args(args, family=family, size=size, vocabulary=1_000)
@@ -161,15 +155,10 @@ def main() -> None:
         text = read_words(args.text, case) if args.text else None
         for contender in group:
             options = {"family": family, **contender._asdict(), **settings}
-            if any(options.items() <= row.items() for row in rows):  # is recorded
-                continue
             named = f"{family}, {contender.encoding}, {contender.backend}"
             print(f"{named} ...", file=sys.stderr, flush=True)
             torch.manual_seed(1)
             rows.append(options | survive(contender, case, args.updates, text))
-            if args.record:
-                lines = ",\n".join(json.dumps(row) for row in rows)
-                write_whole(args.record, f"[\n{lines}\n]\n")
     commands.print_rows(args, rows, rows_table)
     if not all(row["finite"] for row in rows):
         raise UserError("not every encoding survived")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from pathlib import Path
@@ -154,7 +153,7 @@ def test_backends_that_cannot_run_or_are_unknown_are_shown(capsys):
         backend_names(["fast"])
 
 
-def test_kept_figures_come_back_and_fill_the_page(tmp_path):
+def test_the_page_is_up_to_date_and_kept_figures_fill_it(tmp_path):
     cases = TINY, TINY._replace(length=32)
     kept = [row for case in cases for row in compare("layer", case, ["m4m"], ["auto"], *QUICKLY)]
     (document := tmp_path / "benchmarks.md").write_text(page.PAGE.read_text())
@@ -163,15 +162,11 @@ def test_kept_figures_come_back_and_fill_the_page(tmp_path):
     (again,) = page.load_results(tmp_path)
     assert again._replace(rows=[]) == result._replace(rows=[])
     assert again.rows[1]["ratio"] == pytest.approx(kept[1]["ratio"], rel=1e-4)
-    text = document.read_text()
-    assert text == page.fill_sections(page.PAGE.read_text(), [again])
+    text, published = document.read_text(), page.PAGE.read_text("utf-8")
+    assert text == page.fill_sections(published, [again])
     assert "| encoding | n = 16 | n = 32 |" in text
-
-
-def test_the_page_is_up_to_date():
-    """Else: python benchmarks/attention.py --write-docs."""
-    text = page.PAGE.read_text("utf-8")
-    assert text == page.fill_sections(text, page.load_results())
+    # Else: python benchmarks/attention.py --write-docs.
+    assert published == page.fill_sections(published, page.load_results())
 
 
 def script(name: str, *arguments: str, **how: Any) -> Run:
@@ -201,19 +196,27 @@ def test_generate_and_train_print_their_rows():
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_what_survives_has_learnt(family):
-    size = families.FAMILIES[family].sizes["tiny"]
-    whole = families.Case(16, 4, 0.0, torch.bfloat16, CPU, family=family, size=size, vocabulary=100)
-    text = torch.tensor([4 + number % 7 for number in range(2000)])
-    row = survive.survive(Contender("rope", "reference"), whole, 20, text)
-    assert row["finite"]
-    assert row["last"] < row["first"] - 1  # bits
+def test_what_survives_has_learnt(family, tmp_path, monkeypatch, capsys):
+    (path := tmp_path / "text").write_text("a b c d e f g " * 300)
+    words = "survive.py --json --encodings rope --backends reference --updates 20 --length 16 "
+    words += f"--batch 4 --dropout 0 --dtype bfloat16 --families {family} --text {path}"
+    monkeypatch.setattr(sys, "argv", words.split())
+    survive.main()
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["encoding"] for row in rows] == ["none", "rope"]
+    for row in rows:
+        assert (row["family"], row["finite"]) == (family, True)
+        assert row["last"] < row["first"] - 1  # bits
+    path.write_text("a b c " * 12)
+    assert survive.read_words(path, TINY).tolist() == [4, 5, 6] * 12
+    with pytest.raises(UserError, match="has 36 words; a batch needs 66"):
+        survive.main()
 
 
 def test_what_fairseq_stops_does_not_survive(tmp_path, monkeypatch):
     def build_trainer(*given, **named):
         trainer, batch = families.build_trainer(*given, **named)
-        next(trainer.model.parameters()).data.fill_(math.nan)
+        next(trainer.model.parameters()).data.fill_(torch.nan)
         return trainer, batch
 
     monkeypatch.chdir(tmp_path)
@@ -221,34 +224,6 @@ def test_what_fairseq_stops_does_not_survive(tmp_path, monkeypatch):
     row = survive.survive(Contender("rope", "reference"), TINY, 3, None)
     assert (row["skipped"], row["finite"], row["first"]) == (0, False, None)
     assert not list(tmp_path.iterdir())  # such as fairseq's `crash.pt`
-
-
-def test_a_record_is_continued_with_other_options(tmp_path, monkeypatch):
-    def take(contender, case, updates, text):
-        return {"finite": True, "taken": [case.length, updates]}
-
-    monkeypatch.setattr(survive, "survive", take)
-    record = tmp_path / "record.json"
-    for options in ("--updates 2", "--updates 2", "--updates 3", "--updates 3 --length 16"):
-        words = f"survive.py --encodings none --record {record} {options}".split()
-        monkeypatch.setattr(sys, "argv", words)
-        survive.main()
-    taken = [row["taken"] for row in json.loads(record.read_text())]
-    assert taken == [[128, 2], [128, 3], [16, 3]]
-
-
-def test_a_text_shorter_than_a_batch_is_refused(tmp_path):
-    path = tmp_path / "text"
-    path.write_text("a b c " * 10)
-    with pytest.raises(UserError, match="has 30 words; a batch needs 34"):
-        survive.read_words(path, TINY)
-    path.write_text("a b c " * 12)
-    assert survive.read_words(path, TINY).tolist() == [4, 5, 6] * 12
-
-
-def test_explicit_options_win_over_those_of_a_quick_measurement():
-    args = attention.parse_args(["--quick", "--encodings", "t5", "--lengths", "64"])
-    assert (args.encodings, args.lengths, args.modes) == (["t5"], [64], ["training"])
 
 
 def test_layers_have_the_type_and_the_batch_of_the_options():

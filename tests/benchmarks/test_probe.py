@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from fairseq import criterions
 from fairseq.data import Dictionary
 
 import probe
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tasks.answers import ASKS, BLANK, ENDS
+from fairseq_posenc.tasks.answers import ASKS, BLANK, ENDS, AnswersCriterion
 from probing.tasks import TASKS
 from tests.helpers.commands import run
 from tests.helpers.products import some_of
+from tests.helpers.tiny_models import make_dictionary
 
 
 def add(question: list[str]) -> list[str]:
@@ -61,28 +61,29 @@ def by_following(question: list[str]) -> list[str]:
     return found
 
 
+def say_last(known: dict[str, list[str]], words: list[str]) -> list[str]:
+    """Return what is known of the last word; all answers before it must be right as well."""
+    for key, asks, value, ends in zip(words, words[1:], words[2:], words[3:]):
+        assert asks != ASKS or (known[key], ends) == ([value], ENDS)
+    return known[words[-1]]
+
+
 def by_reading_all(question: list[str]) -> list[str]:
-    """Answers on the way must be right as well."""
     words, asked = halves(question)
     found: dict[str, list[str]] = {}
     for key, is_needle, value in zip(words, words[1:], words[2:]):
         if is_needle == "is":
             found.setdefault(key, []).append(value)
-    while len(asked) > 1:
-        key, asks, value, ends, *asked = asked
-        assert (asks, found[key], ends) == ("=", [value], ";")
-    return found[asked[0]]
+    assert asked[1::4] == [ASKS] * (len(asked) // 4)
+    return say_last(found, asked)
 
 
 def by_recalling(question: list[str]) -> list[str]:
-    """The first words are the pairs; each of their keys is asked once, and its value is right."""
-    asked = [key for key, asks in zip(question, question[1:]) if asks == "="] + question[-1:]
+    """The first words are the pairs; each of their keys is asked once."""
+    asked = [key for key, asks in zip(question, question[1:]) if asks == ASKS] + question[-1:]
     pairs = question[: 2 * len(asked)]
-    known = dict(zip(pairs[::2], pairs[1::2]))
-    assert sorted(known) == sorted(asked)
-    for key, asks, value in zip(question, question[1:], question[2:]):
-        assert asks != "=" or known[key] == value
-    return [known[question[-1]]]
+    assert sorted(pairs[::2]) == sorted(asked)
+    return say_last({key: [value] for key, value in zip(pairs[::2], pairs[1::2])}, question)
 
 
 BRUTE_FORCE = {
@@ -123,30 +124,17 @@ def test_answers_are_what_brute_force_finds(name):
     assert max(map(answers.count, answers)) < 140, "right by always saying the same"
 
 
-def dictionary(*words: str) -> Dictionary:
-    found = Dictionary()
-    for word in words:
-        found.add_symbol(word)
-    return found
-
-
 def criterion(words: Dictionary, targets: list[str] | None = None):
     task = SimpleNamespace(target_dictionary=words, targets=targets)
-    return criterions.CRITERION_REGISTRY["answers"](task)
+    return AnswersCriterion(task)
 
 
-WORDS = dictionary(ASKS, BLANK, ENDS, *"abc")
+WORDS = make_dictionary([ASKS, BLANK, ENDS, *"abc"])
 
 
 def lines(*texts: str) -> torch.Tensor:
     numbers = [torch.tensor([WORDS.index(word) for word in text.split()]) for text in texts]
     return torch.nn.utils.rnn.pad_sequence(numbers, batch_first=True, padding_value=WORDS.pad())
-
-
-def test_an_unknown_word_ends_no_answer():
-    words = dictionary(ASKS, *"ab")  # without a sign of an end
-    given = torch.tensor([[words.unk(), words.index(ASKS), words.index("a")]])
-    assert criterion(words).mask_answers(given, given).tolist() == [[False, True, True]]
 
 
 def test_an_encoder_sees_blanks_in_place_of_answers():
@@ -180,10 +168,14 @@ def test_loss_and_exact_match_are_those_of_answers_alone():
         assert (tokens, int(logged["exact"])) == (9, 2)
 
 
-@pytest.mark.parametrize(("words", "missing"), [([], ASKS), ([ASKS], BLANK)])
-def test_a_dictionary_without_a_symbol_is_refused(words, missing):
-    with pytest.raises(UserError, match=f"the dictionary has no '{missing}'"):
-        criterion(dictionary(*words), ["self"])
+def test_a_dictionary_may_lack_the_sign_of_an_end_alone():
+    for words, missing in (([], ASKS), ([ASKS], BLANK)):
+        with pytest.raises(UserError, match=f"the dictionary has no '{missing}'"):
+            criterion(make_dictionary(words), ["self"])
+    without = make_dictionary([ASKS, *"ab"])
+    given = torch.tensor([[without.unk(), without.index(ASKS), without.index("a")]])
+    # An unknown word is no sign.
+    assert criterion(without).mask_answers(given, given).tolist() == [[False, True, True]]
 
 
 @pytest.mark.slow

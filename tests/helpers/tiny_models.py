@@ -21,6 +21,7 @@ register()
 
 NAMES = registry.names()
 COMPANIONS = sorted({*ENCODINGS} - {*NAMES})  # windows, temperatures and their like
+WORDS = [f"w{index}" for index in range(20)]
 ARCHITECTURES = {
     "masked_lm": "roberta_none_tiny",
     "causal_lm": "transformer_lm_none_tiny",
@@ -140,10 +141,10 @@ def encoding_specs(*places: str) -> list[str]:
     return found
 
 
-def make_dictionary(symbols: int = 20) -> Dictionary:
+def make_dictionary(symbols: Iterable[str] = WORDS) -> Dictionary:
     dictionary = Dictionary()
-    for index in range(symbols):
-        dictionary.add_symbol(f"w{index}")
+    for symbol in symbols:
+        dictionary.add_symbol(symbol)
     return dictionary
 
 

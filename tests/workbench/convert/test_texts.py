@@ -28,6 +28,7 @@ from fairseq_posenc.workbench.translation import Translator
 from tests.helpers.commands import new_directory, run
 from tests.helpers.exchanged import checkpoint, data_bin, export_to, export_words, refuse
 from tests.helpers.preprocess import binarize, fairseqs_bpe, write_bpe, write_pieces
+from tests.helpers.tiny_models import make_dictionary
 from tests.workbench.convert.test_parity import let_sentences_end
 
 SYLLABLES = ["ba", "ré", "ti", "nou", "ß", "ka", "lo", "1", "2", ",", "ment"]
@@ -86,9 +87,7 @@ def test_numbers_are_those_of_the_dictionary_and_are_decoded(kind, flags):
     """Also where it lacks pieces; decoded where it has all."""
     tokens, cut, decode = tokenize(kind, flags)
     for known in (sentences(20), TEXT):
-        dictionary = Dictionary()
-        for symbol in chain(*map(cut, known), ["<mask>"]):
-            dictionary.add_symbol(symbol)
+        dictionary = make_dictionary(chain(*map(cut, known), ["<mask>"]))
         dictionary.finalize()
         tokenizer = build_tokenizer(tokens, dictionary)
         for line in [*TEXT, *HOSTILE]:

@@ -283,16 +283,13 @@ def test_a_text_is_cut_by_the_pieces_of_its_language(tmp_path):
     prefix = str(tmp_path / "sentencepiece.en")
     whole = ["▁the", "▁old"]
     learn_pieces(19, input=str(tmp_path / "text"), model_prefix=prefix, user_defined_symbols=whole)
-    dictionary = make_dictionary(0)
-    for piece in whole:
-        dictionary.add_symbol(piece)
-    found = tokenize("the old  house", "--text", tmp_path, dictionary, "en")
+    found = tokenize("the old  house", "--text", tmp_path, make_dictionary(whole), "en")
     labels = [label for _, label in found]
     assert labels[:2] == ["the", "old"]
     assert all(label.endswith(" (unknown)") for label in labels[3:])
     assert "".join(label.removesuffix(" (unknown)") for label in labels[2:]).endswith("house")
     with pytest.raises(UserError, match=r"--text 'the old': no token of it is in the dictionary"):
-        tokenize("the old", "--text", tmp_path, make_dictionary(2), "en")
+        tokenize("the old", "--text", tmp_path, make_dictionary(["w0", "w1"]), "en")
 
 
 def test_without_a_tokenizer_symbols_stand_between_spaces(tmp_path):
