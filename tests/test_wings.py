@@ -268,8 +268,8 @@ LINES = {
     "fairseq_posenc/workbench/reports": (370, 400),
     "preprocess": (2583, 2600),
     "docs/generate": (423, 750),
-    "benchmarks": (2998, 3600),
-    "tests": (30125, 32000),
+    "benchmarks": (2976, 3600),
+    "tests": (30002, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

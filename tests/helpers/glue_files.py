@@ -35,6 +35,7 @@ def write_task(
 
     Returns the examples of each split: the text, which is the second one of a pair, and the label.
     MRPC's files with labels begin with a mark, as published; they are Windows' and compressed.
+    QQP's end with a row that lacks columns, as some of the published do.
     """
     task, rng = {**TASKS, "WNLI": WNLI}[name], random.Random(0)
     labels = task.classes or ("0.000", "2.571", "5.000")
@@ -54,6 +55,7 @@ def write_task(
             cells = {**dict.fromkeys(task.sentences, "the tree"), task.sentences[-1]: text}
             cells |= {"index": str(number), "id": str(number), task.label: label}
             lines.append("\t".join(cells.get(column, "x") for column in columns))
+        lines += ["short"] if name == "QQP" and labelled else []
         path = folder / name / f"{task.files[split]}.tsv"
         path.parent.mkdir(parents=True, exist_ok=True)
         content = "\n".join([*lines, ""])

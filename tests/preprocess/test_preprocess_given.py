@@ -51,6 +51,7 @@ def test_a_given_dictionary_is_kept_byte_for_byte(text, program, content):
     if program == "squad":
         squads = [write_squad(place / name) for name in ("train.json", "dev.json")]
         start(program, *more, "--train", squads[0], "--valid", squads[1])
+        assert (place / "n" / "sentencepiece.model").is_file()
     [found] = {path.read_bytes() for path in (place / "n").rglob("dict.txt")
                if path.parent.name != "label"}  # fmt: skip
     assert found == content
@@ -174,6 +175,8 @@ NUMBERS = [
     ("mix --corpus plain TEXT size=1B", "left to train on: lower hold-out=, or raise size="),
     ("glue --max-tokens 7", f"argument --max-tokens: {WHOLE} 8, not '7'"),
     ("squad --stride 445", "--stride 445: give 1 to 444, as --max-length 512 leaves 444 "),
+    ("squad --max-length 10 --max-question 6", "--max-question 6: give 1 to 5, as --max-length"),
+    ("squad --max-length 5", "--max-length 5: give 6 or more"),
     ("translation --max-ratio nan", f"--max-ratio: {FINITE}, not 'nan'"),
     ("translation --max-ratio 0.5", f"--max-ratio: {FINITE}, not '0.5'"),
     ("translation --vocab-size 0", f"argument --vocab-size: {WHOLE} 1, not '0'"),

@@ -21,7 +21,7 @@ from binarize import formats, sources
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens import subwords
-from tests.helpers.preprocess import DATA, binarize, bpe_options, write_pieces
+from tests.helpers.preprocess import DATA, binarize, bpe_options, published, write_pieces
 
 BENCHMARK = spec_from_file_location(
     "preprocess_benchmark", Path(__file__).parents[2] / "benchmarks" / "preprocess.py"
@@ -32,7 +32,6 @@ assert BENCHMARK.loader
 chain = sys.modules["preprocess_benchmark"] = module_from_spec(BENCHMARK)
 BENCHMARK.loader.exec_module(chain)
 BPE = DATA / "gpt2_bpe"
-needs_data = pytest.mark.skipif(not BPE.is_dir(), reason="the data files are not here")
 GPT2 = bpe_options(BPE)
 KEEP = ["--empty-lines", "keep"]
 FILES = ("train.bin", "train.idx", "dict.txt")
@@ -73,7 +72,7 @@ def items(folder: Path, split: str = "train") -> list[list[int]]:
     return [item.tolist() for item in MMapIndexedDataset(str(folder / split))]
 
 
-@needs_data
+@published
 @pytest.mark.parametrize("keep_empty", [False, True], ids=["drop", "keep"])
 def test_gpt2_bpe_is_byte_identical_to_fairseqs_chain(tmp_path, keep_empty, monkeypatch):
     monkeypatch.setattr(sources, "CHUNK_BYTES", 700)  # many chunks
@@ -93,7 +92,7 @@ def roberta() -> tuple[subwords.GPT2, Dictionary]:
     return subwords.GPT2(BPE / "encoder.json", BPE / "vocab.bpe", dictionary), dictionary
 
 
-@needs_data
+@published
 @pytest.mark.parametrize("seed", range(6))
 def test_gpt2_bpe_of_random_unicode_is_fairseqs(seed, roberta):
     encoder, dictionary = roberta
@@ -110,7 +109,7 @@ def test_gpt2_bpe_of_random_unicode_is_fairseqs(seed, roberta):
         assert encoder.tokens(whole).ids.tolist() == numbers
 
 
-@needs_data
+@published
 @pytest.mark.parametrize("unit", ["a", " ", "^", "中", "\u0301"])
 def test_gpt2_bpe_of_long_runs_is_fairseqs(unit, roberta):
     encoder, dictionary = roberta
@@ -175,7 +174,7 @@ def test_sentencepieces_are_those_of_the_chain(tmp_path, pieces):
     assert len(Dictionary.load(str(dictionary))) == 4 + 50 - 3  # <unk>, <s>, </s> are fairseq's
 
 
-@needs_data
+@published
 def test_wikitext_is_that_of_the_chain(tmp_path):
     with gzip.open(DATA / "wikitext-2" / "valid.txt.gz", "rb") as file:
         sample = b"".join(file.readlines()[:300])

@@ -23,12 +23,11 @@ from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.options import Parser
 from parallel.corpora import read_files, read_iwslt
 from tests.helpers.commands import script
-from tests.helpers.preprocess import DATA, start
+from tests.helpers.preprocess import DATA, published, start
 from tests.helpers.programs import true_start
 from tests.helpers.waiting import wait_until
 from translation import choose_pairs, train_model
 
-MULTI30K = DATA / "multi30k"
 slow = pytest.mark.slow
 WORDS = {
     **{"le": "the", "la": "a", "chat": "cat", "chien": "dog", "mange": "eats", "dort": "sleeps"},
@@ -383,11 +382,11 @@ def test_windows_files_are_read_as_others(tmp_path):
 
 
 @slow
-@pytest.mark.skipif(not MULTI30K.exists(), reason="needs Multi30k beside the repository")
+@published
 def test_multi30k(tmp_path):
     for name, count in (("train", 800), ("val", 50), ("test_2016_flickr", 40)):
         for language in ("fr", "en"):
-            content = gzip.decompress((MULTI30K / f"{name}.{language}.gz").read_bytes())
+            content = gzip.decompress((DATA / "multi30k" / f"{name}.{language}.gz").read_bytes())
             lines = content.decode().split("\n")[:count]
             write(tmp_path / "multi30k" / f"{name}.{language}.gz", lines)
     out = tmp_path / "bin"

@@ -36,11 +36,11 @@ from fairseq_posenc.workbench.finetuning.glue.worker import predict
 from tests.helpers import exchanged, tiny_models
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import Checkpoint, carry, checkpoint, export_to, export_words, refuse
+from tests.helpers.glue_files import train_pieces, write_task
 from tests.helpers.hf_models import MODELS, POSITIONS, SYMBOLS, edit_config, save_llama
-from tests.helpers.preprocess import DATA, bpe_options, start
+from tests.helpers.preprocess import DATA, bpe_options, published, start
 from tests.helpers.products import product_of, some_of
-from tests.workbench.finetuning.test_finetuning import data as glue_data
-from tests.workbench.finetuning.test_finetuning import people
+from tests.workbench.finetuning.test_finetuning import data as finetuning_data
 
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 UNTIED = {"no_share_decoder_input_output_embed": True}
@@ -363,11 +363,15 @@ def published_glue() -> tuple[Path, Path, Path]:
 
 
 def small_glue() -> tuple[Path, Path, Path]:
-    return glue_data() / "raw", glue_data() / "glue", glue_data() / "pieces.model"
+    folder, tasks = new_directory(), ["CoLA", "STS-B"]
+    for task in tasks:
+        write_task(folder / "raw", task, {"train": 9, "valid": 29, "test": 4})
+    tokens = ["--sentencepiece-model", train_pieces(folder), "--tasks", ",".join(tasks)]
+    start("glue", folder / "raw", "--out", folder / "glue", *tokens)
+    return folder / "raw", folder / "glue", folder / "pieces.model"
 
 
-HERE = pytest.mark.skipif(not (DATA / "gpt2_bpe").is_dir(), reason="GLUE's files are not here")
-PUBLISHED = pytest.param("CoLA", "m4m", published_glue, marks=[HERE, pytest.mark.matrix])
+PUBLISHED = pytest.param("CoLA", "m4m", published_glue, marks=[published, pytest.mark.matrix])
 SMALL = product_of(["CoLA", "STS-B"], ["learned", "m4m+rope"], [small_glue])
 
 
@@ -392,7 +396,7 @@ def test_predictions_of_glue_are_those_of_fairseq(task, spec, make_data):
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", some_of(["m4m+rope"], ["learned", "m4m+rope"]))
 def test_answers_begin_and_end_at_the_same_tokens(spec):
-    data = people() / "bin"
+    data = finetuning_data() / "squad"
     trained = checkpoint("masked_lm", spec, data, task="squad", max_positions=48)
     folder = export_to(trained, "--tokens", data)
     check_lost_head(trained, folder)

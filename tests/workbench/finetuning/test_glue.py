@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.data import NestedDictionaryDataset, RawLabelDataset
 from fairseq.dataclass.configs import CommonConfig
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from fairseq.trainer import Trainer
@@ -21,17 +20,19 @@ from fairseq_posenc.checkpoints.dictionary import MANIFEST
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.data import find_training_data, open_glue_data
-from fairseq_posenc.tasks.glue.definitions import TASKS, parse_tasks
-from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig, _ScoreDataset
+from fairseq_posenc.tasks.glue.definitions import TASKS
+from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig
 from fairseq_posenc.workbench.finetuning import recipes
 from fairseq_posenc.workbench.finetuning.glue import report
 from fairseq_posenc.workbench.finetuning.glue.runs import CONFIGS
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
 from glue import find_file, read_examples, truncate_lengths
 from tests.helpers.glue_files import HEADERS, train_pieces, write_task
-from tests.helpers.preprocess import DATA, start
+from tests.helpers.preprocess import DATA, published, start
 
 SIZES = {"train": 9, "valid": 5, "test": 4, "valid1": 3, "test1": 6, "test2": 7}
+PAIR = "sentence1,sentence2,"  # columns
+HALF = SimpleNamespace(cfg=SimpleNamespace(common=SimpleNamespace(fp16=True, bf16=False)))
 
 
 @pytest.fixture(scope="module")
@@ -44,39 +45,10 @@ def read(folder, name, split="train"):
     return read_examples(find_file(folder, task, split), task, split)
 
 
-def read_changed(folder, task, split, change):
-    """Read a file whose last row is short or has another label, or without the label column."""
-    write_task(folder, task, SIZES)
-    path = find_file(folder, TASKS[task], split)
-    text = path.read_text()
-    if change == "short":
-        text += "this\n"
-    elif change == "renamed":
-        text = text.replace("label", "labels", 1)
-    else:
-        text = text.rpartition("\t")[0] + f"\t{change}\n"
-    path.write_text(text)
-    return read(folder, task, split)
-
-
-@pytest.mark.parametrize(
-    ("task", "split", "change", "message"),
-    [
-        ("QNLI", "train", "short", "line 11: 1 columns instead of 4; fix the file"),
-        ("QQP", "test", "short", "line 6: 1 columns instead of 3; fix the file"),
-        ("RTE", "valid", "maybe", "line 6: the label 'maybe' is not one of entailment, not_entail"),
-        ("STS-B", "valid", "5.1", "line 6: the score '5.1' is not between 0 and 5; fix the file"),
-        ("STS-B", "valid", "-1", "line 6: the score '-1' is not between 0 and 5; fix the file"),
-        ("STS-B", "valid", "nan", "line 6: the score 'nan' is not between 0 and 5; fix the file"),
-        ("SST-2", "train", "renamed", "line 1: no column is called 'label' (sentence, labels)"),
-    ],
-)
-def test_a_wrong_row_is_shown_with_its_place(tmp_path, task, split, change, message):
-    with pytest.raises(UserError) as refusal:
-        read_changed(tmp_path, task, split, change)
-    path = find_file(tmp_path, TASKS[task], split)
-    assert str(refusal.value).startswith(f"{path}, {message}")
-    assert "\n" not in str(refusal.value)
+def rows(folder, task, split, text):
+    path = folder / "a.tsv"
+    path.write_text(text.replace(",", "\t"))
+    read_examples(path, TASKS[task], split)
 
 
 def preprocess(folder, tasks, *tokens):
@@ -100,6 +72,18 @@ def compose(_, change):
 @pytest.mark.parametrize(
     ("call", "given", "message"),
     [
+        (rows, ["SST-2", "train", "sentence,label\na"], "a.tsv, line 2: 1 columns instead of 2;"),
+        (
+            rows,
+            ["QQP", "test", "id,question1,question2\na"],
+            "1 columns instead of 3; fix the file",
+        ),
+        (rows, ["SST-2", "valid", "sentence,label\na,2"], "a.tsv, line 2: the label '2' is not"),
+        (rows, ["RTE", "valid", PAIR + "label\na,b,2"], "'2' is not one of entailment, not_entail"),
+        (rows, ["STS-B", "valid", PAIR + "score\na,b,5.1"], "a.tsv, line 2: the score '5.1' is"),
+        (rows, ["STS-B", "valid", PAIR + "score\na,b,-1"], "'-1' is not between 0 and 5; fix the"),
+        (rows, ["STS-B", "valid", PAIR + "score\na,b,nan"], "the score 'nan' is not between 0 and"),
+        (rows, ["SST-2", "train", "sentence,x\na,1"], r"a.tsv, line 1: .*'label' \(sentence, x\)"),
         (preprocess, ["RTE", "--encoder-json", "e", "--vocab-bpe", "v"], "give --dict: the dict"),
         (preprocess, ["WNLI"], "--tasks WNLI: unknown task 'WNLI': choose MNLI"),
         (preprocess, ["RTE,RTE"], "--tasks RTE,RTE: a task is named"),
@@ -123,15 +107,6 @@ def test_bad_input_is_one_line(tmp_path, call, given, message):
     with pytest.raises(UserError, match=message) as refusal:
         call(tmp_path, *given)
     assert "\n" not in str(refusal.value)
-
-
-def test_all_tasks_are_the_eight():
-    assert parse_tasks("all") == parse_tasks("MNLI, QQP, QNLI, SST-2, CoLA, STS-B, MRPC, RTE")
-
-
-def test_short_rows_of_qqps_files_with_labels_are_counted(tmp_path):
-    found = read_changed(tmp_path, "QQP", "train", "short")
-    assert (len(found.ids), found.broken) == (9, 1)
 
 
 def test_the_longer_sentence_is_cut_first():
@@ -174,6 +149,7 @@ def test_fairseqs_own_task_reads_the_texts_and_labels_of_every_file(tmp_path, na
     for split in task.files:
         found = read(tmp_path / "raw", name, split)
         assert found.sentences[-1] == [text for text, _ in written[split]]
+        assert found.broken == (name == "QQP" and split not in task.test_splits)
         for reader in readers:
             dataset = reader.load_dataset(split)
             assert len(dataset) == SIZES[split] == data.splits[split]["examples"]
@@ -187,6 +163,11 @@ def test_fairseqs_own_task_reads_the_texts_and_labels_of_every_file(tmp_path, na
         if split in task.test_splits:
             assert found.labels == []
             assert data.test_ids(split) == [*map(str, range(SIZES[split]))]
+        elif task.regression:  # half precision does not round the scores of a batch
+            batch = Trainer._fp_convert_sample(HALF, dataset.collater([dataset[0], dataset[1]]))
+            exact = [float(label) / 5 for _, label in written[split][:2]]
+            assert batch["target"].flatten().tolist() == pytest.approx(exact, rel=1e-6)
+            assert batch["dataset_size"] == len(dataset)
     # Long ones are cut and counted.
     limit = data.splits["train"]["longest"] - 1
     start("glue", *common, tmp_path / "cut", "--max-tokens", limit)
@@ -233,7 +214,7 @@ PUBLISHED = {"CoLA": (8551, 1043, 1063), "SST-2": (67349, 872, 1821), "RTE": (24
 PUBLISHED |= {"MRPC": (3668, 408, 1725), "STS-B": (5749, 1500, 1379), "QNLI": (0, 5463, 5463)}
 
 
-@pytest.mark.skipif(not (DATA / "glue_data").is_dir(), reason="GLUE's files are not here")
+@published
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_published_files_have_their_published_counts(name):
     for split, expected in zip(("train", "valid", "test"), PUBLISHED[name]):
@@ -267,15 +248,6 @@ def test_correlations_of_scores_with_ties_equal_scipy():
     assert set(metrics.regression(first[:0], second[:0]).values()) == {0.0}  # no scores
     assert ours["pearson"] == pytest.approx(100 * stats.pearsonr(first, second)[0])
     assert ours["spearman"] == pytest.approx(100 * stats.spearmanr(first, second)[0])
-
-
-def test_half_precision_does_not_round_the_scores_of_a_batch():
-    dataset = _ScoreDataset(NestedDictionaryDataset({"target": RawLabelDataset([3.2, 1.4])}))
-    batch = dataset.collater([dataset[0], dataset[1]])
-    precision = SimpleNamespace(common=SimpleNamespace(fp16=True, bf16=False))
-    halved = Trainer._fp_convert_sample(SimpleNamespace(cfg=precision), batch)
-    assert halved["target"].tolist() == pytest.approx([3.2, 1.4], rel=1e-6)
-    assert halved["dataset_size"] == 2
 
 
 @pytest.mark.parametrize(
@@ -342,22 +314,22 @@ def test_the_yaml_files_have_the_settings_of_the_papers(protocol, name):
 
 
 def test_updates_follow_from_the_data_or_the_paper():
-    overrides = ["dataset.batch_size=16", "optimization.update_freq=[2]"]
-    for more in ([], overrides):  # 3668 examples are 114 batches of 32 and one of 20
-        found = recipes.compose_recipe(CONFIGS / "m4m_mrpc.yaml", 3668, more)
-        assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (345, 21)
-    found = recipes.compose_recipe(CONFIGS / "decbert_mrpc.yaml", 3668, [])
-    assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (2296, 137)
-    assert set(found.model) == {"_name", "dropout", "attention_dropout"}
-    # A recipe may leave rates, seeds and warm-up open.
     left_out = ["~task.learning_rates", "~task.seeds", "~task.warmup_ratio"]
-    found = recipes.compose_recipe(CONFIGS / "m4m_mrpc.yaml", 3668, [*left_out, "common.seed=9"])
+    half = ["dataset.batch_size=16", "optimization.update_freq=[2]"]
+    for name, changes, *expected in (
+        ("m4m_mrpc", [], 345, 21),  # 3668 examples are 114 batches of 32 and one of 20
+        ("m4m_mrpc", half, 345, 21),
+        ("m4m_mrpc", ["lr_scheduler.warmup_updates=0"], 345, 0),
+        ("m4m_mrpc", ["++lr_scheduler.warmup_updates=0"], 345, 0),
+        ("decbert_mrpc", [], 2296, 137),
+        ("m4m_mrpc", [*left_out, "common.seed=9"], 345, 0),
+    ):
+        found = recipes.compose_recipe(CONFIGS / f"{name}.yaml", 3668, changes)
+        assert [found.optimization.max_update, found.lr_scheduler.warmup_updates] == expected
+        assert set(found.model) == {"_name", "dropout", "attention_dropout"}
+    # A recipe may leave rates, seeds and warm-up open.
     assert (found.task.learning_rates, found.task.seeds) == ([], [])
     assert (found.optimization.lr, found.common.seed) == ([2e-5], 9)
-    assert found.lr_scheduler.warmup_updates == 0
-    for none in ("lr_scheduler.warmup_updates=0", "++lr_scheduler.warmup_updates=0"):
-        found = recipes.compose_recipe(CONFIGS / "m4m_mrpc.yaml", 3668, [none])
-        assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (345, 0)
 
 
 @pytest.mark.parametrize("value", ["true", "True", "yes", "on", "1", "false", "no", "0"])

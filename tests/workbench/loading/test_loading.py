@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from fairseq_posenc.checkpoints.dictionary import Placeholders
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints, open_model
 from fairseq_posenc.workbench.loading.open_model import STOCK_CLASSES, open_task, translates
-from tests.helpers.exchanged import checkpoint
-from tests.helpers.tiny_models import ARCHITECTURES, STOCK
+from fairseq_posenc.workbench.loading.pretrained import read_pretrained
+from tests.helpers.exchanged import checkpoint, write_release
+from tests.helpers.tiny_models import ARCHITECTURES, STOCK, make_model
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
@@ -123,3 +125,34 @@ def test_a_state_is_written_whole(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["a.pt"]
     with pytest.raises(UserError, match=str(tmp_path)):
         checkpoints.write_state({}, tmp_path / "none" / "a.pt")
+
+
+M4M = "learned+m4m(max_distance=5)"
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "spec"),
+    [
+        ("roberta_none_tiny", {"position_encoding": M4M}, M4M),
+        ("roberta", {}, "learned"),
+        ("roberta", {"encoder_learned_pos": False}, "sinusoidal(layout=fairseq)"),
+        ("roberta", {"no_token_positional_embeddings": True}, "none"),
+    ],
+)
+def test_a_model_and_fairseqs_own_are_built_again_from_a_checkpoint(arch, options, spec):
+    """As older fairseqs wrote it, with which RoBERTa was released."""
+    directions = "" if arch == "roberta" else "lr,rl"
+    model = make_model("masked_lm", arch, attention_directions=directions, **options)
+    args = Namespace(**(vars(model.args) | {"arch": arch, "task": "masked_lm", "data": "x"}))
+    pretrained = read_pretrained(write_release(args, model.state_dict()))
+    assert str(pretrained.spec) == pretrained.roberta_section["position_encoding"] == spec
+    assert pretrained.roberta_section.get("attention_directions", "") == directions
+    assert pretrained.roberta_section["_name"].startswith("roberta_")  # ours, not "roberta"
+    assert (pretrained.max_positions, pretrained.dictionary.size) == (24, 24)
+    rebuilt = make_model("masked_lm", **pretrained.roberta_section)
+    rebuilt.load_state_dict(torch.load(pretrained.path)["model"], strict=True)
+    tokens = torch.tensor([[0, 5, 6, 7, 2], [0, 9, 2, 1, 1]])
+    torch.testing.assert_close(rebuilt(tokens)[0], model(tokens)[0])
+    args.attention_directions = "lr,up"
+    with pytest.raises(UserError, match="unknown direction 'up'"):
+        read_pretrained(write_release(args, model.state_dict()))

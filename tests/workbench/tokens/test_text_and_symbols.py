@@ -6,14 +6,20 @@ import bz2
 import gzip
 import lzma
 import os
+import re
+from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
-from fairseq.data import Dictionary
+from tokenizers import ByteLevelBPETokenizer
 
+from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens import files, tokenizer
-from fairseq_posenc.tokens.tokenizer import TextTokens, spans_of_bytes, token_dtype
+from fairseq_posenc.tokens.subwords import GPT2, PieceEncoder, Pieces
+from fairseq_posenc.tokens.tokenizer import token_dtype
+from tests.helpers.preprocess import write_bpe, write_pieces
+from tests.helpers.tiny_models import make_dictionary
 
 TEXT = "Zwölf Boxkämpfer \n\n  jagen\x0bVik\u2028tor 🥊\t\r\n".encode()
 LINES = ["Zwölf Boxkämpfer", "", "  jagen\x0bVik\u2028tor 🥊"]  # only a line feed ends a line
@@ -91,10 +97,7 @@ def test_lines_that_arrive_come_at_once(tmp_path):
 
 @pytest.fixture
 def dictionary():
-    made = Dictionary()
-    for symbol in ("a", "b", "▁"):
-        made.add_symbol(symbol)
-    return made
+    return make_dictionary("ab▁")
 
 
 @pytest.mark.parametrize("kind", ["words", "characters"])
@@ -133,17 +136,41 @@ def test_a_text_of_unknown_words_is_warned_of(unknown, warned, capsys):
     ) == warned
 
 
-def test_characters_of_tokens_of_bytes():
-    text = "aß€🥊b"  # of 1, 2, 3, 4 and 1 bytes
-    assert spans_of_bytes(text, np.array([1, 2, 3, 4, 1])) == [(n, n + 1) for n in range(5)]
-    assert spans_of_bytes(text, np.array([3, 8])) == [(0, 2), (2, 5)]
-    assert spans_of_bytes(text, np.array([2, 1, 7, 1])) == [(0, 2), (1, 2), (2, 4), (4, 5)]
+TEXTS = [
+    "  Zoë Müller was born in København (北京?) in 1912. ",
+    "e\u0301t\u0301e 😀😀x\n\nthe\u00a0 ﬁsh ate ½ of ㎏, it's 3–4%\t!",
+    "the cat sat on the mat, and the cat's mat was the best mat that there was",
+    "",
+    " ",
+]
 
 
-def test_tokens_that_cover_a_span():
-    tokens = TextTokens.from_spans("the  cat sat", [7, 8, 9], [(0, 3), (3, 8), (8, 12)])
-    assert tokens.starts.tolist() == [0, 5, 9]
-    assert tokens.ends.tolist() == [3, 8, 12]
-    covered = {(0, 3): (0, 0), (1, 6): (0, 1), (5, 12): (1, 2), (3, 5): None, (2, 3): (0, 0)}
-    assert {span: tokens.covering(*span) for span in covered} == covered
-    assert TextTokens.from_spans("a  b", [1, 2], [(0, 1), (1, 3)]).starts.tolist() == [0, 1]
+@pytest.mark.parametrize("options", [{}, {"byte_fallback": True, "character_coverage": 0.98}])
+def test_the_tokens_of_words_have_their_characters_and_no_others(tmp_path, options):
+    lines = [text for text in TEXTS if text.strip()] * 20
+    pieces = Pieces(write_pieces(tmp_path, 330, lines, **options))
+    encoder = PieceEncoder(pieces, pieces.build_dictionary())
+    for text in TEXTS:
+        tokens = encoder.tokens(text)
+        assert (tokens.starts < tokens.ends).all()  # of ½, too, which becomes several
+        words = [word.span() for word in re.finditer(r"\S+", text)]
+        for (start, _), (_, end) in combinations_with_replacement(words, 2):
+            first, last = tokens.covering(start, end)
+            assert text[tokens.starts[first] : tokens.ends[last]] == text[start:end]
+            needed = np.flatnonzero((tokens.ends > start) & (tokens.starts < end))
+            assert [*range(first, last + 1)] == needed.tolist()
+        assert tokens.covering(0, 0) is None
+        assert tokens.ids.tolist() == encoder.encode([text]).tokens[:-1].tolist()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_offsets_of_bytes_are_those_of_another_library(tmp_path, text):
+    dictionary = load_dictionary(write_bpe(tmp_path, TEXTS, merges=60) / "dict.txt")
+    files = tmp_path / "encoder.json", tmp_path / "vocab.bpe"
+    ours = GPT2(*files, dictionary).tokens(text)
+    theirs = ByteLevelBPETokenizer(*map(str, files)).encode(text)
+    assert ours.ids.tolist() == [dictionary.index(str(number)) for number in theirs.ids]
+    assert dictionary.unk() not in ours.ids
+    for start, end, (begun, ended) in zip(ours.starts, ours.ends, theirs.offsets):
+        piece = text[begun:ended]
+        assert (text[start:end], end) == (piece.lstrip() or piece, ended)
