@@ -73,11 +73,12 @@ def hold_out(documents: list[Document]) -> tuple[list[Document], list[Document]]
     """Shuffle documents from a fixed seed; return the training and the validation documents."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
     least_words = VALIDATION_SHARE * sum(map(count_words, documents))
-    words = held_out = 0  # words of the documents that are held out, and number of these documents
-    while words < least_words and held_out < len(shuffled) - 1:  # at least one is for training
-        words += count_words(shuffled[held_out])
-        held_out += 1
-    return shuffled[held_out:], shuffled[:held_out]
+    count = 0  # of documents that are held out
+    words = 0  # in these documents
+    while words < least_words and count < len(shuffled) - 1:  # at least one is for training
+        words += count_words(shuffled[count])
+        count += 1
+    return shuffled[count:], shuffled[:count]
 
 
 def read_documents(path: Path | None) -> list[Document]:
@@ -128,7 +129,5 @@ def _read_docstrings(path: Path) -> Document:
     except (OSError, SyntaxError, ValueError):  # the library has files with deliberate errors
         return []
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = [
-        ast.get_docstring(node) or "" for node in ast.walk(module) if isinstance(node, documented)
-    ]
-    return [paragraph for text in docstrings for paragraph in split_paragraphs(text)]
+    texts = (ast.get_docstring(x) or "" for x in ast.walk(module) if isinstance(x, documented))
+    return [paragraph for text in texts for paragraph in split_paragraphs(text)]

@@ -124,7 +124,7 @@ def build_settings(
         "checkpoint.finetune_from_model": pretrained.path.resolve(),
     }
     formatted = [*(format_override(*pair) for pair in settings.items()), *overrides]
-    return dict(text.partition("=")[::2] for text in formatted)  # name -> value; the last wins
+    return {name: value for name, _, value in (x.partition("=") for x in formatted)}  # last wins
 
 
 def join_overrides(settings: Mapping[str, str]) -> list[str]:

@@ -40,7 +40,7 @@ class TextAttention(NamedTuple):
     family: str  # name of its family or class
     positions: dict[str, str | None]  # spec of each stack; None for fairseq's own positions
     labels: dict[str, list[str]]  # text of each token, by stack
-    captured: list[CapturedAttention]
+    captured: list[CapturedAttention]  # of every layer; has weights and scores `(1, H, T, S)`
 
     def group_by_kind(self) -> dict[str, list[CapturedAttention]]:
         """Group the layers by the kind of attention, a key of :data:`STACKS`."""

@@ -62,8 +62,8 @@ def _translate(opened: OpenModel, source: Tensor, target: str | None) -> list[To
         return tokenize(target, "--target", opened.data, symbols, task.cfg.target_lang)
     generator = task.build_generator([opened.model], GenerationConfig())
     data = task.build_dataset_for_inference([source[0]], [source.size(1)])
-    ((best, *_),) = task.inference_step(generator, [opened.model], data.collater([data[0]]))
-    return label_tokens(best["tokens"][:-1].tolist(), symbols)  # without </s>
+    (hypotheses,) = task.inference_step(generator, [opened.model], data.collater([data[0]]))
+    return label_tokens(hypotheses[0]["tokens"][:-1].tolist(), symbols)  # the best, without </s>
 
 
 def _make_batch(opened: OpenModel, stack: str, tokens: list[Token]) -> Tensor:

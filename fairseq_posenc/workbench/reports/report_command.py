@@ -147,7 +147,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
     else:  # a task of fine-tuning
         return
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
-    shared = flatten(container) | {"seed": None, "updates": updates}  # without --save-dir
+    shared = flatten(container) | {"seed": None, "updates": updates}  # no seed, no --save-dir
     fingerprint = hashlib.sha256(str(sorted(shared.items())).encode()).hexdigest()[:8]
     yield Result(title, folder.name, encoding, figures, str(folder), fingerprint)
 
@@ -172,7 +172,7 @@ def _average_seeds(rows: Iterable[Result]) -> Iterator[Result]:
     """Yield the means of training runs that differ only in their seeds."""
     for group in group_by(rows, lambda row: row.fingerprint).values():
         seeds = {row.figures.get("seed") for row in group}  # of other results only None
-        if 1 < len(seeds) == len(group):  # several, and each seed once
+        if len(seeds) > 1 and len(seeds) == len(group):  # several, and each seed once
             figures: Figures = {}
             for name in group[0].figures.keys() - {"seed"}:
                 known = [x for row in group if (x := row.figures.get(name)) is not None]

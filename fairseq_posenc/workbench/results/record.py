@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +58,6 @@ def read(path: Path) -> Record:
         UserError: the file is not a record.
     """
     content = read_json(path)
-    if not isinstance(content, dict) or content.keys() != Record.__dataclass_fields__.keys():
+    if not isinstance(content, dict) or content.keys() != {x.name for x in fields(Record)}:
         raise UserError(f"{path}: not a record of this version of fairseq-posenc")
     return Record(**content)

@@ -1,6 +1,6 @@
 """Command-line options that several commands share, each defined once.
 
-``add_NAME`` adds the option ``--NAME``; its parameter ``text`` is the help. Functions that parse
+``add_data`` adds ``--data``, and so on; a parameter ``text`` is the help. Functions that parse
 values, defaults included, raise ``ArgumentTypeError``, which :class:`Parser` makes a UserError.
 """
 
@@ -81,7 +81,7 @@ def parse_slurm(words: Sequence[str]) -> dict[str, str] | None:
     """
     if words == ["local"]:
         return None
-    options = dict(word.lstrip("-").partition("=")[::2] for word in words[1:])  # name, value
+    options = {k: value for k, _, value in (x.lstrip("-").partition("=") for x in words[1:])}
     if words[0] != "slurm" or not options.get("time"):
         form = "local, or slurm with options of sbatch, as in slurm partition=gpu time=12:00:00"
         raise UserError(f"--on {' '.join(words)}: write {form}")

@@ -67,7 +67,7 @@ def run_on_slurm(
         with executor.batch():  # all are submitted at its end, as one array of jobs
             running = {label: executor.submit(_Requeued(task)) for label, task in tasks.items()}
         while running:
-            listed = _list_jobs(name)  # before the results: a job in neither has failed
+            listed = _list_jobs(name)  # first: a job in neither the list nor the results has failed
             time.sleep(_POLL_SECONDS)
             for label, job in list(running.items()):
                 has_result = job.paths.result_pickle.exists()

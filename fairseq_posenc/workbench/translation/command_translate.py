@@ -53,8 +53,8 @@ def _print_all(translator: Translator, sentences: list[str], args: argparse.Name
     warn_of_long(sentences, translator)
     best = translator.translate(sentences, args.beam, min(_NBEST, args.beam), args.lenpen)
     if args.plain:
-        for hypothesis, *_ in best:
-            print(hypothesis.text)
+        for hypotheses in best:
+            print(hypotheses[0].text)
     else:
         # To compare: greedy search, which has one hypothesis.
         greedy = translator.translate(sentences, beam=1, length_penalty=args.lenpen)

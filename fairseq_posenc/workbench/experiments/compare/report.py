@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -87,14 +88,14 @@ def _format_row(model: outcomes.ModelOutcome) -> dict[str, str]:
     def mean(figure: Callable[[TrainingEnd], float], show: Callable[[float], str]) -> str:
         return show(fmean(map(figure, model.undiverged))) if model.undiverged else "-"
 
-    finite = [x for x in model.by_seed.values() if x == x]  # NaN, of a diverged seed, is not itself
+    known = [x for x in model.by_seed.values() if not math.isnan(x)]  # NaN: the seed diverged
     return {
         "encoding": model.variant.name,
         "position parameters": mean(lambda end: end.position_parameters, "{:,.0f}".format),
         "learning rate": model.lr,
         "seeds": str(len(model.ends)),
         "validation perplexity": model.divergence or model.perplexity.show(2),
-        "each seed": ", ".join(f"{value:,.1f}" for value in finite) or "-",
+        "each seed": ", ".join(f"{value:,.1f}" for value in known) or "-",
         "tokens/s": mean(lambda end: end.curve.speed, "{:,.0f}".format),
         "time": mean(lambda end: end.seconds, tqdm.format_interval),  # minutes:seconds
     }

@@ -10,21 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import add
-from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.squad_file import V1, Question, Squad
 
 Figures = dict[str, float]
+Scores = dict[str, dict[str, float]]  # `exact` and `f1` -> id of a question -> its score, 0 to 1
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
-class Scores(NamedTuple):
-    """Both scores of each question, by id, from 0 to 1."""
-
-    exact: dict[str, float]
-    f1: dict[str, float]
 
 
 def normalise(text: str) -> str:
@@ -84,7 +77,7 @@ def evaluate(
         scores = _compute_scores(answered, predictions, empty_agrees=False)
         # The script adds one score after the other; from Python 3.12 on, `sum` compensates rounding
         # errors. The script for 2.0 calls `sum`: its figures and ours depend on Python's version.
-        exact_matches, f1s = (reduce(add, values.values(), 0.0) for values in scores)
+        exact_matches, f1s = (reduce(add, values.values(), 0.0) for values in scores.values())
         count = len(squad.questions)
         return {"exact_match": 100.0 * exact_matches / count, "f1": 100.0 * f1s / count}
     return _evaluate_v2(squad, predictions, odds, threshold)
@@ -98,24 +91,26 @@ def unanswered(squad: Squad, predictions: Mapping[str, object]) -> list[str]:
 def _evaluate_v2(
     squad: Squad, predictions: Mapping[str, str], odds: Mapping[str, float] | None, threshold: float
 ) -> Figures:
+    """Compute the figures of SQuAD 2.0 (:func:`evaluate`)."""
     _refuse_missing(squad, predictions, "predictions")
     if odds is not None:
         _refuse_missing(squad, odds, "odds of no answer")
     has_answer = {question.id: bool(question.answers) for question in squad.questions}
     raw = _compute_scores(squad.questions, predictions, empty_agrees=True)
-    final = Scores(dict(raw.exact), dict(raw.f1))  # copies: the best thresholds need the raw ones
+    final = {metric: dict(scores) for metric, scores in raw.items()}  # copies, changed below
     for question_id, is_answerable in has_answer.items():
         # Without odds, the official script assumes 0 for every question.
         if (0.0 if odds is None else odds[question_id]) > threshold:
-            final.exact[question_id] = final.f1[question_id] = float(not is_answerable)
+            for scores in final.values():
+                scores[question_id] = float(not is_answerable)
     figures: Figures = {}
     for prefix, included in {"": (True, False), "HasAns_": (True,), "NoAns_": (False,)}.items():
         if ids := [key for key, is_answerable in has_answer.items() if is_answerable in included]:
-            for metric, values in zip(Scores._fields, final):
-                figures[prefix + metric] = 100.0 * sum(values[key] for key in ids) / len(ids)
+            for metric, scores in final.items():
+                figures[prefix + metric] = 100.0 * sum(scores[key] for key in ids) / len(ids)
             figures[f"{prefix}total"] = len(ids)
     if odds is not None:
-        for metric, scores in zip(Scores._fields, raw):
+        for metric, scores in raw.items():
             best, best_threshold = _find_best_threshold(predictions, scores, odds, has_answer)
             figures.update({f"best_{metric}": best, f"best_{metric}_thresh": best_threshold})
     return figures
@@ -124,14 +119,15 @@ def _evaluate_v2(
 def _compute_scores(
     questions: Iterable[Question], predictions: Mapping[str, str], empty_agrees: bool
 ) -> Scores:
-    scores = Scores({}, {})
+    """Compute both scores of each question: the highest over the annotators' answers."""
+    scores: Scores = {"exact": {}, "f1": {}}
     for question in questions:
         texts = [answer.text for answer in question.answers or ()]
         if empty_agrees:  # in 2.0, answers without words do not count, and no answer is ""
             texts = [text for text in texts if normalise(text)] or [""]
         predicted = predictions[question.id]
-        scores.exact[question.id] = max(exact(text, predicted) for text in texts)
-        scores.f1[question.id] = max(f1(text, predicted, empty_agrees) for text in texts)
+        scores["exact"][question.id] = max(exact(text, predicted) for text in texts)
+        scores["f1"][question.id] = max(f1(text, predicted, empty_agrees) for text in texts)
     return scores
 
 
@@ -147,13 +143,16 @@ def _find_best_threshold(
     order: each question that it passes is answered with its prediction.
     """
     # As long as no question is answered, those without an answer score 1.
-    total = best = float(sum(not is_answerable for is_answerable in has_answer.values()))
+    total = float(sum(not is_answerable for is_answerable in has_answer.values()))
+    best = total
     threshold = 0.0  # as in the official script, also if no threshold is better than no answers
     for question_id in sorted(odds, key=odds.__getitem__):
         if question_id not in scores:  # the file of odds may have more questions
             continue
-        # A text predicted for a question without an answer loses the score 1 of no answer.
-        total += scores[question_id] if has_answer[question_id] else -bool(predictions[question_id])
+        if has_answer[question_id]:
+            total += scores[question_id]
+        elif predictions[question_id]:  # a text, which loses the score 1 of no answer
+            total -= 1
         if total > best:
             best = total
             threshold = odds[question_id]
