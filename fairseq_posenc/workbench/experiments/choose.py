@@ -16,18 +16,21 @@ from fairseq_posenc.workbench.results.record import group_by
 from fairseq_posenc.workbench.running import options
 
 TABLE = Path(__file__).with_name("choose.json")
+Figures = dict[str, str]  # encoding -> figure, such as `15.94 (14.12 to 18.00)`
 
 
 class Advice(NamedTuple):
-    """The encodings to use in one case, each with its figure: ``15.94 (14.12 to 18.00)``."""
+    """The encodings to use in one case."""
 
     models: str  # the measured models: size, text, updates and seeds
     figure: str  # what was measured
     up_to: float  # longest text, as a multiple of the training length
     encodings: int  # number that were measured; for trained models, without the one they had
-    best: dict[str, str]  # the one with the best figure; for trained models, the one they had
-    others: dict[str, str]  # those not significantly worse; for trained models, those better
-    fast: dict[str, str]  # the best one whose layer is at most 10 % slower than without positions
+    best: Figures | None = None  # for new models: the one with the best figure
+    others: Figures | None = None  # for new models: those not significantly worse
+    fast: Figures | None = None  # best one with a layer at most 10 % slower than without positions
+    before: Figures | None = None  # for trained models: the one they had
+    better: Figures | None = None  # for trained models: those significantly better
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +53,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("--length: give the longest text to read, in tokens; at least --trained")
     key = "from trained" if args.from_trained else "new"  # the keys of choose.json
     ratio = (args.length or trained) / trained  # as `up_to` of an answer
-    answers = find_answers(key, args.family, ratio)
-    print("\n\n".join(describe(answer, ratio, args.from_trained) for answer in answers))
+    print("\n\n".join(describe(x, ratio) for x in find_answers(key, args.family, ratio)))
     advice = f"train candidates on yours: fairseq-posenc compare --family {args.family} --text FILE"
     if args.from_trained:
         advice = "try a change on yours: docs/hf.md (transformers), docs/exchange.md (fairseq)"
@@ -69,24 +71,24 @@ def find_answers(key: str, family: str, ratio: float) -> list[Advice]:
     return [answer for answer in answers if answer.up_to >= min(ratio, longest)]
 
 
-def describe(answer: Advice, ratio: float, from_trained: bool) -> str:
+def describe(answer: Advice, ratio: float) -> str:
     """Describe which encoding to use for new models, or which positions to give trained ones."""
-    best, others, fast = map(_join, (answer.best, answer.others, answer.fast))
-    use = f"Use {best}: the best {answer.figure} of {answer.encodings} encodings."
-    if from_trained and others:
-        parts = [f"Change {best} to {others}: significantly better ({answer.figure})."]
-    elif from_trained:
-        parts = [f"Keep {best}: none of {answer.encodings} others is better ({answer.figure})."]
-    elif others:
-        parts = [use, f"Not significantly worse: {others}."]
+    before, figure, count = _join(answer.before), answer.figure, answer.encodings
+    use = f"Use {_join(answer.best)}: the best {figure} of {count} encodings."
+    if answer.better:
+        parts = [f"Change {before} to {_join(answer.better)}: significantly better ({figure})."]
+    elif answer.before:
+        parts = [f"Keep {before}: none of {count} others is better ({figure})."]
+    elif answer.others:
+        parts = [use, f"Not significantly worse: {_join(answer.others)}."]
     else:
         parts = [use, "The next is significantly worse (paired by seed; intervals may overlap)."]
-    if fast:
-        parts.append(f"If speed matters, use {fast}.")
+    if answer.fast:
+        parts.append(f"If speed matters, use {_join(answer.fast)}.")
     if ratio > answer.up_to:
         parts.append("Longer inputs were not measured.")
     return "\n".join([*parts, f"Measured on {answer.models}."])
 
 
-def _join(figures: dict[str, str]) -> str:
-    return ", ".join(f"{name} {figure}" for name, figure in figures.items())
+def _join(figures: Figures | None) -> str:
+    return ", ".join(f"{name} {figure}" for name, figure in (figures or {}).items())

@@ -102,9 +102,8 @@ def _score_model(
 ) -> list[scoring.Score]:
     """Compute the scores of a model by length; read those that are finished from their files."""
     scores = []
-    files = sorted(path for path in named.path.iterdir() if path.is_file())
     shared = {  # what the scores depend on, except length and stride
-        "model": {path.name: checksum(path) for path in files},
+        "model": {x.name: checksum(x) for x in sorted(named.path.iterdir()) if x.is_file()},
         "positions": named.spec_override,
         "text": checksum(args.text),
         "precision": [args.fp16, args.bf16],

@@ -85,10 +85,9 @@ def tokenize_text(text: str, folder: Path, model: PreTrainedModel) -> Tensor:
             f"{folder}: transformers {transformers.__version__} reads its tokenizer wrongly: a "
             "text loses its spaces; install another version"
         )
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    first_token = eos if bos is None else bos
-    if first_token is None:
+    first_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    if first_id is None:
         raise UserError(f"{folder}: its tokenizer has no token with which a text begins")
-    ids = torch.tensor([first_token, *tokens])
+    ids = torch.tensor([first_id, *tokens])
     check_ids(folder, ids, model)  # refuses ids for which the model has no embedding
     return ids
