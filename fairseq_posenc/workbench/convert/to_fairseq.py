@@ -75,11 +75,11 @@ def import_folder(path: Path, out: Path) -> list[str]:
             model.register_span_head()
         elif head == "classes":
             model.register_classification_head(HEAD, num_classes=config.num_labels)
-    weights = dict(model.named_parameters(remove_duplicate=False))
+    weights = dict(model.named_parameters(remove_duplicate=False))  # tied ones by each name
     is_fine_tuned = head != stock.family
     if is_fine_tuned:  # the folder lacks this head, and random values would look trained
         for name in [name for name in weights if name.startswith(_PRETRAINING_HEAD)]:
-            weights.pop(name).zero_()  # also of the tied token embeddings, which are copied next
+            weights.pop(name).zero_()  # if tied, also the token embeddings, which are copied next
     for weight, parameter in stock.pair_weights(weights, source, path):
         weight.copy_(parameter)
     notes = []

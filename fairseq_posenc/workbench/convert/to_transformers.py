@@ -44,7 +44,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     specs = {str(stack.spec) for stack in trained.stacks.values()}
     has_one_way_layers = any(stack.identity.directions for stack in trained.stacks.values())
     is_plain = specs == {stock.own_positions} and not has_one_way_layers  # the class has them
-    name = stock.classes[trained.head]
+    name = stock.classes[trained.head]  # such as RobertaForMaskedLM, for the head `masked_lm`
     tokenizers = build_tokenizers(trained, tokens)  # each has the dictionary's symbols, and others
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
         if surplus := tokenizer.get_vocab_size() - len(dictionary):

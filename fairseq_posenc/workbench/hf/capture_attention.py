@@ -50,7 +50,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
                 rotation = positions.rotation(state.shared, query.size(2))  # of all T tokens
             _, weights = reference.attend(call._replace(need_weights=True))
             assert weights is not None
-            layer = len([x for x in captured if (x.stack, x.cross) == (stack, cross)])  # before it
+            layer = len([x for x in captured if (x.stack, x.cross) == (stack, cross)])  # so far
             keys = key.repeat_interleave(query.size(1) // key.size(1), 1)  # one for each query head
             parts = split(queries, keys, call.terms, rotation, mask=call.mask)  # of the scores
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))

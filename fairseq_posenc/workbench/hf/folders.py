@@ -1,4 +1,4 @@
-"""Loads the models and tokenizers in folders of transformers, which may be a stranger's.
+"""Loads the models and tokenizers in folders of transformers, which may come from strangers.
 
 A folder is checked first: transformers runs the ``custom_generate`` of a local folder, fetches
 functions that its configuration names, and follows links.

@@ -94,15 +94,15 @@ def _find_subject(args: argparse.Namespace) -> Subject:
 
 def _draw_attention(args: argparse.Namespace) -> Any:
     """Draw the attention of a model to the text."""
-    read = read_attention(args.checkpoint, args.data, args.text, args.target)
-    by_kind = read.group_by_kind()  # encoder, decoder or cross -> its layers
+    captured = read_attention(args.checkpoint, args.data, args.text, args.target)
+    by_kind = captured.group_by_kind()  # encoder, decoder or cross -> its layers
     kind = _choose_stack(f"--checkpoint {args.checkpoint}", list(by_kind), args.stack)
     name = str(args.checkpoint)
     numbers = _choose_numbers(args.layer, len(by_kind[kind]), "layer", name)
-    layers = [by_kind[kind][number] for number in numbers]
-    heads = _choose_numbers(args.head, layers[0].weights.size(1), "head", name)  # [1, H, T, S]
-    queries, keys = (read.labels[stack] for stack in STACKS[kind])  # texts of the tokens
-    return figures.draw_attention(layers, heads, queries, keys, f"{kind} attention in {name}")
+    attentions = [by_kind[kind][number] for number in numbers]
+    heads = _choose_numbers(args.head, attentions[0].weights.size(1), "head", name)  # [1, H, T, S]
+    queries, keys = (captured.labels[stack] for stack in STACKS[kind])  # texts of the tokens
+    return figures.draw_attention(attentions, heads, queries, keys, f"{kind} attention in {name}")
 
 
 def _choose_stack(model: str, stacks: Sequence[str], name: str | None) -> str:

@@ -59,22 +59,22 @@ def render_page(models: Sequence[TextAttention], command: str) -> str:
     Raises:
         UserError: attention that is NaN or infinite.
     """
-    described, codes = [], b""
+    described, packed = [], b""
     for model in models:
-        facts, codes_of_model = _describe_model(model)
-        described.append({**facts, "start": len(codes)})  # where its bytes begin
-        codes += codes_of_model
+        facts, packed_model = _describe_model(model)
+        described.append({**facts, "start": len(packed)})  # where its bytes begin
+        packed += packed_model
     data = {"command": command, "version": __version__, "models": described}
     page = TEMPLATE.read_text(encoding="utf-8")
-    page = page.replace("{{codes}}", base64.b64encode(zlib.compress(codes)).decode())
+    page = page.replace("{{codes}}", base64.b64encode(zlib.compress(packed)).decode())
     # "<" could end the script element around the data.
     return page.replace("{{data}}", json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
-    """Return what the page's script reads of a model, and the quantized planes of all kinds."""
+    """Return what the page's script reads of a model, and its quantized planes as bytes."""
     kinds = []
-    codes = bytearray()
+    packed = bytearray()
     for kind, layers in model.group_by_kind().items():
         weights = torch.cat([layer.weights for layer in layers])  # [L, H, T, S]: a batch of one
         visible = find_visible(weights)  # [L, 1, T, S]
@@ -88,10 +88,10 @@ def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
             coded = quantize(values, visible)
             # From these the page computes the values from their codes.
             scale = {"step": coded.step, "first": coded.first, "last": coded.last}
-            planes.append({"name": name, "role": role, "start": len(codes), **scale})
+            planes.append({"name": name, "role": role, "start": len(packed), **scale})
             # All low bytes, then all high bytes, compress well.
             for part in coded.codes % 256, coded.codes // 256:
-                codes += part.to(torch.uint8).numpy().tobytes()
+                packed += part.to(torch.uint8).numpy().tobytes()
         queries, keys = STACKS[kind]
         kinds.append(
             {
@@ -105,7 +105,7 @@ def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
             }
         )
     facts = {"path": str(model.path), "sha256": model.sha256, "family": model.family}
-    return {**facts, "positions": model.positions, "kinds": kinds}, bytes(codes)
+    return {**facts, "positions": model.positions, "kinds": kinds}, bytes(packed)
 
 
 def _collect_planes(layers: Sequence[CapturedAttention]) -> dict[tuple[str, str], Tensor]:

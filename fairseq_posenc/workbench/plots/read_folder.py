@@ -41,11 +41,11 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
         raise UserError(f"--text: the tokenizer of {folder} finds no token in it")
     check_ids(folder, inputs["input_ids"], model)
     refuse_long_text(f"{folder}:", inputs["input_ids"].size(1), read_limit(model))
-    tokens = {"encoder": inputs["input_ids"]}
+    ids = {"encoder": inputs["input_ids"]}  # by stack, `(1, T)`
     if has_two_stacks:
-        tokens["decoder"] = _read_target(folder, model, tokenizer, inputs, target)
-        inputs["decoder_input_ids"] = tokens["decoder"]
-    labels = {stack: _label(tokenizer, ids[0].tolist()) for stack, ids in tokens.items()}
+        ids["decoder"] = _read_target(folder, model, tokenizer, inputs, target)
+        inputs["decoder_input_ids"] = ids["decoder"]
+    labels = {stack: _label(tokenizer, tokens[0].tolist()) for stack, tokens in ids.items()}
     # `own` keeps the positions, but in modules of ours, which `capture_attention` reads.
     set_positions(model, "own", max(count_positions(model), *map(len, labels.values())))
     captured = capture_attention(model, inputs)

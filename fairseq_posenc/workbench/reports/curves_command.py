@@ -77,15 +77,15 @@ def run(args: argparse.Namespace) -> None:
 def collect_figures(trainings: Trainings) -> Tables:
     """Collect the figures of all tables for the record."""
     tables: Tables = {"best": [], "stages": [], "seeds": []}
-    for training, curves in trainings.items():
+    for model, curves in trainings.items():
         rows = [_describe_curve(curve) for curve in curves]
         for number, row in enumerate(rows, start=1):
-            row["training"] = f"{training} {number}" if len(curves) > 1 else training
+            row["training"] = f"{model} {number}" if len(curves) > 1 else model
             tables["best"].append({x: row[x] for x in ("training", *_COLUMNS, "diverged_at")})
             if "plateau" in row:
                 tables["stages"].append({x: row[x] for x in ("training", *_STAGE_COLUMNS)})
         if len(curves) > 1:
-            means: dict[str, object] = {"training": training, "seeds": len(curves)}
+            means: dict[str, object] = {"training": model, "seeds": len(curves)}
             for key in _SEED_COLUMNS:
                 values: list[Any] = [row.get(key) for row in rows]
                 if None not in values:  # a mean only if all seeds have the figure

@@ -37,7 +37,7 @@ class TrainedSystem(NamedTuple):
 class TranslationPlan(NamedTuple):
     """The source sentences of a test set, and how to translate them."""
 
-    source: Path  # the file of the sentences
+    source_file: Path
     sentences: list[str]
     beam: int
     length_penalty: float
@@ -53,7 +53,7 @@ class TranslationPlan(NamedTuple):
         request: Request = {  # all that the translations depend on
             "checkpoint": checksum(training.path),
             "pieces": checksum(translator.require_pieces(opened.data, opened.task.cfg.source_lang)),
-            "source": checksum(self.source),
+            "source": checksum(self.source_file),
             "precision": str(self.dtype),
             "search": [self.beam, self.length_penalty],
             "version": __version__,
@@ -101,19 +101,18 @@ def run(args: argparse.Namespace) -> None:
     languages = [(x.task.cfg.source_lang, x.task.cfg.target_lang) for x in tasks]
     if len(set(languages)) > 1:
         raise UserError("the systems are for different languages; evaluate them separately")
-    source, target = (tasks[0].data / f"{args.split}.raw.{language}" for language in languages[0])
-    source, target = args.source or source, args.reference or target
+    in_data = [tasks[0].data / f"{args.split}.raw.{language}" for language in languages[0]]
+    source_file, target_file = args.source or in_data[0], args.reference or in_data[1]
     split = f"--split {args.split}:"  # in messages
-    sources = read_lines(source, "--source" if args.source else split)
-    references = read_lines(target, "--reference" if args.reference else split)
-    if len(sources) != len(references):
-        raise UserError(
-            f"{source} has {len(sources)} sentences, but {target} has {len(references)}"
-        )
-    plan = TranslationPlan(source, sources, args.beam, args.lenpen, dtype)
+    sentences = read_lines(source_file, "--source" if args.source else split)
+    references = read_lines(target_file, "--reference" if args.reference else split)
+    if len(sentences) != len(references):
+        counts = f"{len(sentences)} sentences, but {target_file} has {len(references)}"
+        raise UserError(f"{source_file} has {counts}")
+    plan = TranslationPlan(source_file, sentences, args.beam, args.lenpen, dtype)
     with lock_folder(args.out):
         translations = [plan.translate(x, task, args.out) for x, task in zip(trainings, tasks)]
-        facts = {"subset": args.split, "reference": str(target), "sentences": len(references)}
+        facts = {"subset": args.split, "reference": str(target_file), "sentences": len(references)}
         record = _score(trainings, translations, plan, references, facts)
         report = scores.format_report(record)
         record.write(args.out / _FIGURES)

@@ -63,14 +63,14 @@ def run(args: argparse.Namespace) -> None:
     models = hf_model.parse_models(args.models)
     raw = read_text(args.text)
     rows: list[Row] = []
-    texts: list[Tensor] = []  # the text's tokens, for each model
+    tokenized: list[Tensor] = []  # the text's tokens, for each model
     for named in models:  # all are opened first, so that no mistake shows after hours of scoring
         model = hf_model.load(named, dtype, args.lengths[-1])  # for the longest text
-        texts.append(hf_model.tokenize_text(raw, named.path, model))
+        tokenized.append(hf_model.tokenize_text(raw, named.path, model))
         del model  # frees the memory for the next one
-        total = len(texts[-1]) - 1  # text[0] is the token with which texts begin
+        total = len(tokenized[-1]) - 1  # the first token is the one with which texts begin
         _check_length(total, args)
-        if not torch.equal(texts[-1][1:], texts[0][1:]):
+        if not torch.equal(tokenized[-1][1:], tokenized[0][1:]):
             raise UserError(
                 f"{models[0].name} and {named.name} tokenize the text differently, so their "
                 "perplexities per token cannot be compared: score them one by one"
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
     with lock_folder(args.out):
         if args.windows and args.windows < LEAST_SEEDS:  # they are the sample
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
-        for named, text in zip(models, texts):
+        for named, text in zip(models, tokenized):
             model = hf_model.load(named, dtype, args.lengths[-1])
             facts = {
                 "model": named.name,
