@@ -215,7 +215,8 @@ def _build_attention(rope: Rope | None, terms: Terms, bias: Tensor | None, dims:
     if rope is not None:
         unscaled = rope.base ** -(torch.arange(0, rope.rotated, 2) / rope.rotated)
         factors = (unscaled / rope.angles_per_position()).numpy()  # 1 without a scaling
-        spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = factors
+        spec.rotary_scaling_short_factor = factors
+        spec.rotary_scaling_long_factor = factors  # the same for longer texts
         spec.queries_scale *= rope.gain**2  # the gain multiplies rotated queries and keys
     if keys is not None:
         spec.relative_position_keys = keys[0].numpy()

@@ -135,9 +135,8 @@ def _list_ties(model: PreTrainedModel, stock: StockFamily) -> dict[str, bool]:
     """List the options that tie embeddings, by which tables of a model are equal."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
 
-    def are_equal(name: str, other_name: str) -> bool:
-        table, other = parameters[stock.find_name(name)], parameters[stock.find_name(other_name)]
-        return table.shape == other.shape and torch.equal(table, other)
+    def are_equal(name: str, other: str) -> bool:
+        return torch.equal(parameters[stock.find_name(name)], parameters[stock.find_name(other)])
 
     if stock.family == "masked_lm":
         names = (f"{_STACK}.embed_tokens.weight", f"{_PRETRAINING_HEAD}weight")

@@ -68,7 +68,7 @@ def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictC
         # Adds the task's defaults, and checks the types of its options.
         cfg.task = OmegaConf.merge(TASK_DATACLASS_REGISTRY[cfg.task._name], cfg.task)
         updates = _read_number(cfg.optimization, "max_update") or _count_updates(cfg, examples)
-        warmup = _read_number(cfg.lr_scheduler, "warmup_updates")
+        warmup = _read_number(cfg.lr_scheduler, "warmup_updates")  # 0 stays if the user sets it
         if not (warmup or any("lr_scheduler.warmup_updates=" in x for x in overrides)):
             warmup = round(cfg.task.get("warmup_ratio", _WARMUP_RATIO) * updates)
         cfg.optimization.max_update = int(updates)

@@ -106,7 +106,7 @@ def score_by_length(
 
 
 def format_report(record: Record) -> str:
-    """Format the report."""
+    """Format a record with the tables ``scores``, ``means``, ``differences`` and ``lengths``."""
     data, rows = record.data, record.rows
     search = f"beam {rows[0]['beam']}, length penalty {rows[0]['length_penalty']:g}"
     parts = [

@@ -23,7 +23,7 @@ def score_figures(score: Score) -> Row:
 
 
 def build_record(rows: Sequence[Row], text: str, tokens: int) -> Record:
-    """Build the record of all scores, a row for each model and context length."""
+    """Build the record; a row has facts about a model, and the figures of a score."""
     versions = {"fairseq_posenc": __version__, "torch": str(torch.__version__)}
     data = {"text": text, "tokens": tokens, **versions}
     return Record("lm-length", {"perplexity": rows}, data, command=own_command())

@@ -120,7 +120,7 @@ def _summarise_seeds(results: Sequence[GlueResult], metric: str, best: GlueResul
 
 
 def format_report(record: Record) -> str:
-    """Format the report in Markdown."""
+    """Format a record with the tables ``tasks`` and ``runs`` (:func:`build_record`)."""
     data, tasks = record.data, record.figures["tasks"]
     figures = select_figures(record)  # by column of the first table, with the average
     lines = [
