@@ -213,7 +213,7 @@ def test_best_spans_are_the_best_of_all(seed):
         expected = sorted(sums.items(), key=lambda item: -item[1])[: predict.NBEST]
         found = predict.find_best_spans(window, start, end)
         assert [((first, last), score) for first, last, score in found.spans] == expected
-        assert found.null == start[0] + end[0]
+        assert found.null_score == start[0] + end[0]
 
 
 def test_windows_together_give_the_best_text_and_the_surest_that_there_is_one():
@@ -222,9 +222,9 @@ def test_windows_together_give_the_best_text_and_the_surest_that_there_is_one():
     tokens = TextTokens(np.arange(6), *(np.array(side) for side in zip(*spans)))
     first = [predict.Span(0, 1, 5.0), predict.Span(1, 1, 3.0)]
     second = [predict.Span(3, 5, 6.0), predict.Span(5, 5, 4.0), predict.Span(4, 4, 9.0)]
-    scored = [predict.WindowSpans(first, null=2.0), predict.WindowSpans(second, null=7.0)]
+    scored = [predict.WindowSpans(first, 2.0), predict.WindowSpans(second, 7.0)]
     found = predict.combine_windows("q", context, tokens, scored)
     assert found == ("q", "the\n cat", 2.0 - 6.0)  # the span with 9.0 has no text
-    empty = predict.WindowSpans([], null=1.0)
+    empty = predict.WindowSpans([], 1.0)
     assert predict.combine_windows("q", "", tokens, [empty]) == ("q", "", 0.0)
     assert predict.Predictor(with_head(), None, "learned").predict([], max_tokens=64) == []

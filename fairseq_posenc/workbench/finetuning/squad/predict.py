@@ -46,7 +46,7 @@ class WindowSpans(NamedTuple):
     """The best spans of one window."""
 
     spans: list[Span]  # best first
-    null: float  # score of no answer
+    null_score: float  # of no answer
 
 
 def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> WindowSpans:
@@ -59,22 +59,22 @@ def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> 
         start: score of each token as the first one, ``[T]``.
         end: score of each token as the last one, ``[T]``.
     """
-    size = len(window.has_max_context)  # a mask, [S], of the context's tokens in the window
-    null = float(start[0] + end[0])  # token 0 is <s>
-    if not size:
-        return WindowSpans([], null)
-    part = slice(window.offset, window.offset + size)  # the context, in the window's tokens
+    null_score = float(start[0] + end[0])  # token 0 is <s>
+    is_best = window.has_max_context  # [S] of bool, for the window's tokens of the context
+    if not len(is_best):
+        return WindowSpans([], null_score)
+    part = slice(window.offset, window.offset + len(is_best))  # these, in the window's tokens
     # Row i of `ends` has the scores of tokens i to i + MAX_ANSWER - 1 as the last one.
     padded = np.concatenate([end[part], np.full(MAX_ANSWER - 1, -np.inf, dtype=end.dtype)])
     ends = np.lib.stride_tricks.sliding_window_view(padded, MAX_ANSWER)  # [S, MAX_ANSWER]
-    sums = np.where(window.has_max_context, start[part], -np.inf)[:, None] + ends
+    sums = np.where(is_best, start[part], -np.inf)[:, None] + ends  # [S, MAX_ANSWER]
     spans = []
     for index in np.argsort(-sums, axis=None, kind="stable")[:NBEST].tolist():
         first, further = divmod(index, MAX_ANSWER)  # row; column: how many tokens follow the first
         if np.isfinite(score := float(sums[first, further])):  # -inf: another window's, or outside
             first += window.first  # index in the whole context
             spans.append(Span(first, first + further, score))
-    return WindowSpans(spans, null)
+    return WindowSpans(spans, null_score)
 
 
 def combine_windows(
@@ -82,11 +82,11 @@ def combine_windows(
 ) -> Prediction:
     """Choose the best span, in any window of a question, whose text is not empty."""
     # As in BERT, the smallest score of no answer among the windows counts.
-    null = min(window.null for window in windows)
+    null_score = min(window.null_score for window in windows)
     for span in sorted(chain(*(window.spans for window in windows)), key=lambda span: -span.score):
         text = context[tokens.starts[span.first] : tokens.ends[span.last]].strip()  # characters
         if text:
-            return Prediction(question_id, text, null - span.score)
+            return Prediction(question_id, text, null_score - span.score)
     return Prediction(question_id, "", 0.0)
 
 
