@@ -63,16 +63,16 @@ def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> 
     is_best = window.has_max_context  # [S] of bool, for the window's tokens of the context
     if not len(is_best):
         return WindowSpans([], null_score)
-    part = slice(window.offset, window.offset + len(is_best))  # these, in the window's tokens
+    part = slice(window.offset, window.offset + len(is_best))  # their place in the window
     # Row i of `ends` has the scores of tokens i to i + MAX_ANSWER - 1 as the last one.
     padded = np.concatenate([end[part], np.full(MAX_ANSWER - 1, -np.inf, dtype=end.dtype)])
     ends = np.lib.stride_tricks.sliding_window_view(padded, MAX_ANSWER)  # [S, MAX_ANSWER]
     sums = np.where(is_best, start[part], -np.inf)[:, None] + ends  # [S, MAX_ANSWER]
     spans = []
     for index in np.argsort(-sums, axis=None, kind="stable")[:NBEST].tolist():
-        first, further = divmod(index, MAX_ANSWER)  # row; column: how many tokens follow the first
-        if np.isfinite(score := float(sums[first, further])):  # -inf: another window's, or outside
-            first += window.first  # index in the whole context
+        row, further = divmod(index, MAX_ANSWER)  # `further` tokens follow the first one
+        if np.isfinite(score := float(sums[row, further])):  # -inf: another window's, or outside
+            first = window.first + row  # index in the whole context
             spans.append(Span(first, first + further, score))
     return WindowSpans(spans, null_score)
 
