@@ -149,7 +149,7 @@ def run_trainings(
 
     Args:
         trainings: the runs, in the order in which they begin.
-        run_tasks: ``run_here`` or ``run_on_slurm``, given all but its ``tasks`` and ``watch``.
+        run_tasks: ``programs.run_here`` or ``slurm.run_on_slurm``, called with tasks and ``watch``.
         on_end: called with each run that is finished, also by an earlier command.
 
     Raises:

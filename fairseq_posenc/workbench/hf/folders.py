@@ -42,7 +42,7 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
         with torch.device("meta"):  # without memory
             numbers = sum(x.numel() for x in model_class(config).parameters())
         size = sum(path.stat().st_size for path in folder.iterdir())
-        if numbers > 8 * size + 2**20:  # less than a bit each; 2**20: tables that are computed
+        if numbers > 8 * size + 2**20:  # under a bit each, but for 2**20 in computed tables
             raise UserError(f"config.json describes {numbers:,} numbers in {size:,} bytes of files")
         model, info = model_class.from_pretrained(
             folder,

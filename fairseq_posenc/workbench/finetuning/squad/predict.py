@@ -1,7 +1,7 @@
 """Predicts answers with a fine-tuned model: the best spans of all windows, or no answer.
 
 As in BERT, the model scores each token as the first and as the last one of the answer. The score
-of a span is the sum of both; the score of no answer, called ``null``, is the sum for ``<s>``.
+of a span is the sum of both; the score of no answer (``null_score``) is the sum for ``<s>``.
 """
 
 from collections.abc import Sequence
