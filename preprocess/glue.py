@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     )
     for task in tasks:
         paths = files[task.name]
-        request = {
+        request = {  # all that the folder's content depends on
             "options": {"max_tokens": args.max_tokens},
             "files": vocabulary.checksums(),
             "inputs": {split: checksum(path) for split, path in paths.items()},
@@ -103,7 +103,7 @@ class TaskWriter(NamedTuple):
         manifest.entries["glue_task"] = task.name  # saved with the next split
         manifest.entries[DICTIONARY] = {"symbols": len(self.dictionary), "sha256": sha256}
         for split, path in files.items():
-            if manifest.read("splits", split) is None:
+            if manifest.read("splits", split) is None:  # an interrupted run has not finished it
                 counts = self._write_split(task, split, read_examples(path, task, split), folder)
                 manifest.save("splits", split, counts)
                 print(f"{task.name} {split}: {format_counts(counts)}", flush=True)

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
         invalid_lines=args.invalid_lines,
         workers=args.workers,
     )
-    request = {
+    request = {  # all that the folder's content depends on
         # The text is the same for any number of workers.
         "options": {**vars(rules), "workers": None},
         "corpora": [
@@ -133,7 +133,7 @@ def mix_corpora(
     num_train = 0  # documents with text to train on
     for number, ((corpus, files), sampler) in enumerate(zip(corpora, samplers)):
         finished = manifest.read("corpora", str(number))
-        if finished is None:
+        if finished is None:  # by an interrupted run
             documents = read_documents(corpus.format, files, rules)
             new_sizes = _sample(documents, sampler, paths, sizes)  # also fills `sampler.counts`
             finished = {"sizes": new_sizes, "drawn": dict(sorted(sampler.counts.items()))}

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     if squads["valid"].version != version:
         other = squads["valid"].version
         raise UserError(f"{args.train} is SQuAD {version}, but {args.valid} is {other}")
-    request = {
+    request = {  # all that the folder's content depends on
         "version": version,
         "limits": limits._asdict(),
         "inputs": {split: checksum(squad.path) for split, squad in squads.items()},
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
             shutil.copyfile(path, manifest.folder / _NAMES[option])
         maker = WindowMaker(vocabulary.load_tokenizer(dictionary), dictionary, limits)
         for split, squad in squads.items():
-            if manifest.read("splits", split) is None:
+            if manifest.read("splits", split) is None:  # an interrupted run has not finished it
                 say(f"{split}: {len(squad.questions):,} questions")
                 manifest.save("splits", split, write_split(squad, maker, manifest.folder / split))
             print(f"{split}: {format_counts(manifest.read('splits', split))}")

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
         corpus = read_iwslt(args.path, languages, args.valid, args.test)
     else:
         corpus = read_files(args.train, args.valid, args.test, languages)
-    request = {
+    request = {  # all that the folder's content depends on
         "options": {
             "corpus": args.corpus,
             "valid": [split.name for split in corpus.valid],
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
         manifest.entries["left_out"] = corpus.left_out  # saved with the next entry
         pieces = _load_or_train(corpus.train, args.vocab_size, args.workers, manifest)
         for name, split in corpus.splits.items():
-            if manifest.read("results", name) is None:
+            if manifest.read("results", name) is None:  # an interrupted run has not finished it
                 limits = args.max_length, args.max_ratio
                 figures = _write_split(name, split, pieces, languages, limits, manifest.folder)
                 manifest.save("results", name, figures)
@@ -77,7 +77,7 @@ def _load_or_train(
 ) -> Pieces:
     """Load the folder's sentencepiece model of both languages; train it first if it is missing."""
     path = manifest.folder / "sentencepiece.model"
-    if manifest.read("models", path.name) is None:
+    if manifest.read("models", path.name) is None:  # not trained yet
         say(f"learning {vocab_size:,} sentencepieces (bpe)")
         lines = [line for side in train.sides for line in side.lines]
         path.write_bytes(train_model(lines, vocab_size, workers))

@@ -43,7 +43,7 @@ def replace_positions(
     model: PreTrainedModel, settings: PositionSettings, extend: LengthRule | None
 ) -> None:
     """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`."""
-    settings.check(vars(model.config))  # refuses wrong types, and stock fields changed since then
+    settings.check(vars(model.config))  # refuses wrong types, and stock fields that were changed
     if extend not in (None, *LENGTH_RULES):
         raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
     stacks = _find_supported_family(model).find_stacks(model)
@@ -188,15 +188,15 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     Caches then drop the keys of a layer that no later query can see.
     """
     config = stack.config
-    stated = {field.name for field in fields(config)}
-    masks_by_type = "layer_types" in stated  # it makes a mask for each of its types of layers
-    if masks_by_type and not stated & {"sliding_window", "local_attention"}:
+    known = {field.name for field in fields(config)}
+    masks_by_type = "layer_types" in known  # the model makes a mask for each of these types
+    if masks_by_type and not known & {"sliding_window", "local_attention"}:
         return  # a hybrid: no field for a window, and types that say which layers attend
-    options = [{x.name: x.all_options for x in layer}.get("window") for layer in spec.layers]
+    windows = [{x.name: x.all_options for x in layer}.get("window") for layer in spec.layers]
     # Where later tokens see the first keys, or all, the cache must have all: a size of 0.
-    sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else 0 for x in options]
+    sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else 0 for x in windows]
     if masks_by_type and getattr(config, "is_heterogeneous", False):  # Gemma 4: widths by type
-        sliding = [x for x, kind in zip(cycle(sizes), config.layer_types) if "sliding" in kind]
+        sliding = [x for x, name in zip(cycle(sizes), config.layer_types) if "sliding" in name]
         config.sliding_window = max(sliding) if min(sliding, default=0) else 2**31 - 1  # all keys
         return
     if any(sizes) or (getattr(config, "sliding_window", None) and not masks_by_type):
