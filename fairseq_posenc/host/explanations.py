@@ -17,8 +17,8 @@ from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import chain, shortened, suggest
 from fairseq_posenc.transformer.options import list_settings
 
-# Models that this process trains, the current one last, and the folders of their checkpoints.
-trained: weakref.WeakKeyDictionary[PositionCheckpoints, str] = weakref.WeakKeyDictionary()
+# The models that this process trains, the current one last, and the folders of their checkpoints.
+save_dirs: weakref.WeakKeyDictionary[PositionCheckpoints, str] = weakref.WeakKeyDictionary()
 FITTING_TASKS = (  # in messages: the --task and --criterion that the models need
     "roberta_* and decbert_* are trained with --task masked_lm --criterion masked_lm, "
     "transformer_lm_* with --task language_modeling, transformer_* with --task translation"
@@ -78,8 +78,8 @@ def explain_failure(error: BaseException) -> str | None:
 
 def _explain(error: BaseException) -> str | None:
     """Explain a divergence, a setting that hydra refuses, a missing file, or one of ``_ADVICE``."""
-    if isinstance(error, FloatingPointError) and trained:  # in the update after the last counted
-        model, save_dir = list(trained.items())[-1]  # the current one
+    if isinstance(error, FloatingPointError) and save_dirs:  # in the update after the last counted
+        model, save_dir = list(save_dirs.items())[-1]  # the current one
         return (
             f"training stopped at update {(model.num_updates or 0) + 1:,}: {error}; checkpoints in "
             f"{save_dir}, except crash.pt, are from before: continue from one of them with a "

@@ -27,7 +27,7 @@ from fairseq_posenc.checkpoints.recovery import check_resumption, find_start, re
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import checks
-from fairseq_posenc.host.explanations import FITTING_TASKS, trained
+from fairseq_posenc.host.explanations import FITTING_TASKS, save_dirs
 from fairseq_posenc.transformer.options import read_task_options, refuse_unknown_settings
 
 _CROSS_ENTROPIES = ("cross_entropy", "label_smoothed_cross_entropy")
@@ -146,7 +146,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
     # fairseq, which torch loads only if files may run code. So several ranks could not resume.
     settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
-    trained[model] = settings.checkpoint.save_dir  # for the line on a divergence
+    save_dirs[model] = settings.checkpoint.save_dir  # for the line on a divergence
     keep_batches(task, settings.dataset.curriculum)
     _prepare_saving(task, settings.checkpoint)
     if not settings.distributed_training.use_sharded_state:  # files of each rank are not checked
