@@ -218,15 +218,15 @@ class Stack(NamedTuple):
         }
 
     def read_weights(self, owner: nn.Module) -> dict[str, Tensor]:
-        """Return the weights of present positions in the stack's module or in an attention."""
+        """Return the weights of positions in the stack's module or an attention, by our names."""
         if (positions := getattr(owner, POSITIONS, None)) is not None:
             return dict(positions.named_parameters())
         present = dict(owner.named_parameters())  # the stand-ins of `neutralize` have none
         weights = {}
         for name, stock_name in self.weight_names.items():
             if (weight := present.get(stock_name)) is not None:
-                first_row = self.first_row if "learned" in name else 0
-                weights[name] = weight.t() if "t5" in name else weight[first_row:]  # [H, buckets]
+                first_row = self.first_row if "learned" in name else 0  # ours of T5: [H, buckets]
+                weights[name] = weight.t() if "t5" in name else weight[first_row:]
         return weights
 
     @property

@@ -69,6 +69,6 @@ def list_positions(model: PreTrainedModel) -> dict[str, Any]:
     """List the positions of a model's stacks by the keys of their records in adapters."""
     stacks = find_family(type(model.config)).find_stacks(model)  # type: ignore[union-attr]
     parts = [getattr(stack.module, POSITIONS) for stack in stacks]
-    plain = [getattr(part, "original_module", part) for part in parts]  # of PEFT's wrappers
+    plain = [getattr(part, "original_module", part) for part in parts]  # in PEFT's wrappers
     # PEFT might take a key that is a number for an adapter's name, and remove it.
     return {f"stack_{number}.{STATE_KEY}": part for number, part in enumerate(plain)}

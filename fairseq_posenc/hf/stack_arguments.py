@@ -90,7 +90,7 @@ class StackArguments:
         if axes and isinstance(ids, Tensor) and ids.dim() == 3 and len(ids) in (axes, 1 + axes):
             if len(ids) > axes:
                 text_ids, ids = ids[0], ids[1:]
-            if axes not in [reader.axes for reader in readers.values()]:  # those of the text do
+            if axes not in [reader.axes for reader in readers.values()]:  # none reads these axes
                 if text_ids is None and self.may_mix:
                     self._refuse_restarts(ids[0])
                 ids = text_ids

@@ -141,9 +141,9 @@ class HFStackPositions(StackPositions):
                 f"{' and '.join(map(str, heads))}: use rotations alone"
             )
         widths = sorted({*stack.head_widths})
-        parts = [self.dims._replace(own_head_dim=x) for x in widths]
-        sizes = [assembly.count_parameters(spec, part, len(spec.layers)) for part in parts]
-        if len(widths) > 1 and not (model_rotates and all(x == sizes[0] for x in sizes)):
+        dims_by_width = [self.dims._replace(own_head_dim=x) for x in widths]
+        counts = [assembly.count_parameters(spec, x, len(spec.layers)) for x in dims_by_width]
+        if len(widths) > 1 and not (model_rotates and all(x == counts[0] for x in counts)):
             raise UserError(
                 f"{spec}: heads of this model are {' and '.join(map(str, widths))} wide, by layer: "
                 "use own, or encodings without rotations and tables of this width, such as alibi"
