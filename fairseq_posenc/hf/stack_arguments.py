@@ -209,21 +209,21 @@ class StackArguments:
         if boundary_id is not None and (self.inputs.dim() == 3 or past):
             raise UserError("boundary_id is found in input_ids: pass them all, use_cache=False")
         positions = Positions.from_padding(mask.eq(0), tgt_len=self.inputs.size(1))
-        differs: list[Tensor] = []  # bools `()`: whether counting gives other positions
+        differs: list[Tensor] = []  # bools `()`, of which any is true if counting differs
         if past and (earlier := getattr(self.cache, UNCOUNTED, None)) is not None:
             differs.append(earlier)  # with which an earlier pass marked its cache
         if self.has_documents and boundary_id is None:  # else the ends below show them
             if self.ids is not None and self.ids.dim() == 3:
                 raise UserError(_NO_DOCUMENTS)
-            ids = None if past else self.ids  # those after a cache must count on, see below
-            starts = find_documents(mask.long(), self._list_numbers(), ids)
+            # Ids after a cache begin no document: below, they must count on from those in it.
+            starts = find_documents(mask.long(), self._list_numbers(), None if past else self.ids)
             positions = positions.begin_documents(starts)
             differs.append(starts.any())
         ids = self.ids
         if ids is not None:
             by_axis = ids if ids.dim() == 3 else ids[..., None]
-            wrong = by_axis.ne(positions.ids[:, past:, None]).any(-1) & mask[:, past:].ne(0)
-            differs.append(wrong.any())
+            is_other = by_axis.ne(positions.ids[:, past:, None]).any(-1) & mask[:, past:].ne(0)
+            differs.append(is_other.any())
             # Ids that equal the counted ones are dropped. After a cache, all others are refused
             # below. In a graph values cannot be read: there, a first pass keeps its ids.
             if past or (may_sync(ids.device) and not differs[-1]):
@@ -235,9 +235,9 @@ class StackArguments:
                 "position_ids or documents do not count on from the tokens in a cache: pass all "
                 "tokens at once, without one (use_cache=False)",
             )
-        if boundary_id is not None:  # a caller's ids, below, replace what this counts
+        if boundary_id is not None:  # then the ends of documents and sentences are in the input
             ends = self.inputs.eq(boundary_id) & mask.ne(0)
             positions = encodings.number(positions._replace(ends=ends))  # documents count from 0
-        if ids is not None:
+        if ids is not None:  # last, as they replace what was counted
             positions = positions.replace_ids(ids)
         return positions, is_uncounted
