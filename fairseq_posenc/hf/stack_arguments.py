@@ -209,7 +209,7 @@ class StackArguments:
         if boundary_id is not None and (self.inputs.dim() == 3 or past):
             raise UserError("boundary_id is found in input_ids: pass them all, use_cache=False")
         positions = Positions.from_padding(mask.eq(0), tgt_len=self.inputs.size(1))
-        differs: list[Tensor] = []  # bools `()`, of which any is true if counting differs
+        differs: list[Tensor] = []  # bools `()`, one for each cause of other positions
         if past and (earlier := getattr(self.cache, UNCOUNTED, None)) is not None:
             differs.append(earlier)  # with which an earlier pass marked its cache
         if self.has_documents and boundary_id is None:  # else the ends below show them
