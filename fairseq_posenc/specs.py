@@ -177,7 +177,7 @@ class Spec(NamedTuple):
         inputs = len(self.input_items)
         for layer, same in groupby(self.layers):
             items = layer
-            if not repeated:  # encodings of the whole stack are written in the first layer
+            if not repeated:  # the first layer: the whole stack's are in it, the input's at first
                 items = self.whole_stack[:inputs] + layer + self.whole_stack[inputs:]
             text = "+".join(map(str, items)) or "none"
             count = len(list(same))

@@ -78,7 +78,7 @@ class Band(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, of_keys: bool) -> Tensor:
-        """Multiply ``(k, h, n, D)`` and ``(G, M + W - 1, D)`` to ``(k, h, M, W)``."""
+        """Multiply ``(k, h, n, D)`` and ``(G, M + W - 1, D)``, n = M or W, to ``(k, h, M, W)``."""
         ctx.save_for_backward(x, rows)
         ctx.of_keys = of_keys
         tiles, window = _tile(x, rows), _window(rows, x.size(2))
@@ -97,19 +97,19 @@ class Band(torch.autograd.Function):
         skewed = grad.new_empty(*tiles.shape[:2], *shape)
         skewed = skewed.mT if ctx.of_keys else skewed  # [G, tiles, k * h / G * N, N + others - 1]
         pairs = _unskew(skewed, x.shape)
-        size = pairs.size(3)
+        tile = pairs.size(3)  # N
         # Zeros stay where a tile's rows are not those of a token: up to N - 1 on either side.
-        skewed[..., : size - 1] = 0
+        skewed[..., : tile - 1] = 0
         skewed[..., pairs.size(4) :] = 0
-        by_tile = grad.unflatten(3 if ctx.of_keys else 2, (-1, size))
-        by_tile = by_tile.permute(0, 1, 3, 4, 2) if ctx.of_keys else by_tile
+        by_tile = grad.unflatten(3 if ctx.of_keys else 2, (-1, tile))
+        by_tile = by_tile.permute(0, 1, 3, 4, 2) if ctx.of_keys else by_tile  # shaped as `pairs`
         few = (-1, math.gcd(pairs.size(4), 16))  # transposing is faster in parts that fit a cache
         pairs.unflatten(4, few).copy_(by_tile.unflatten(4, few))
-        x_grad = (skewed @ window).unflatten(2, (-1, size))  # [G, tiles, k * h / G, N, D]
+        x_grad = (skewed @ window).unflatten(2, (-1, tile))  # [G, tiles, k * h / G, N, D]
         rows_grad = torch.zeros_like(rows)
         of_window = skewed.mT @ tiles  # [G, tiles, N + others - 1, D]
         for index in range(of_window.size(1)):  # one by one, since neighbouring tiles share rows
-            rows_grad[:, index * size : index * size + count] += of_window[:, index]
+            rows_grad[:, index * tile : index * tile + count] += of_window[:, index]
         return x_grad.transpose(1, 2).reshape(x.shape), rows_grad, None
 
 
@@ -123,7 +123,7 @@ def _window(rows: Tensor, tokens: int) -> Tensor:
     """View the rows of each tile of tokens, ``(G, tiles, N + others - 1, D)``; they overlap."""
     groups, count, width = rows.shape
     tile = math.gcd(tokens, MAX_TILE)  # N: 16, 32 or 64, which divides the (padded) tokens
-    size = (groups, tokens // tile, tile + count - tokens, width)
+    size = (groups, tokens // tile, tile + count - tokens, width)  # count: tokens + others - 1
     strides = (rows.stride(0), tile * rows.stride(1), rows.stride(1), rows.stride(2))
     return rows.as_strided(size, strides, rows.storage_offset())
 
