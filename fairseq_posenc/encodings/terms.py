@@ -106,7 +106,7 @@ class Terms(tuple[Term, ...]):
 
     @property
     def first(self) -> Tensor | None:
-        """The first token of each row, ``(B or 1, S)`` of bool; None without a reset."""
+        """True for the first token of a row or document, ``(B or 1, S)``; None without a reset."""
         reset = self.find(Reset)
         return None if reset is None else reset.first
 

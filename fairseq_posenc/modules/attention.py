@@ -123,12 +123,12 @@ class SelfAttention(_LayerAttention):
         input_checks.check_layer_input(x, positions, cache, self.dims.embed_dim)
         input_checks.check_self_cache(cache, state, self.num_key_value_heads, self.head_dim)
         # Of earlier steps: sums of forget gates, and rows of a table that this layer has projected.
-        past_decay, rows = (None, None) if cache is None else (cache.decay, cache.rows)
+        past_decay, projected = (None, None) if cache is None else (cache.decay, cache.projected)
         of_input = self.encodings.input_terms(x, positions, past_decay)
         decay = of_input.find(Decay)  # of forget gates, for the cache
         if cache is not None and cache.kept is not None and (past_decay is None) != (decay is None):
             raise UserError("the cache is of a layer with other encodings: give each its own")
-        terms = self.compute_terms(state, rows) | of_input
+        terms = self.compute_terms(state, projected) | of_input
         query, key, value = self.project(x)
         query, key = self.rotate_tokens(query, key, state)
         mask = state.mask.with_direction(self.direction)

@@ -126,7 +126,7 @@ class Cache:
         self.tokens = 0
         self.ids: Tensor | None = None  # of self-attention: positions that a caller gave, (B, S)
         self.decay: Decay | None = None  # of forget gates, of all tokens
-        self.rows = ProjectedRows()  # of tables by distance, for all sentences: not reordered
+        self.projected = ProjectedRows()  # rows of tables, for all sentences: not reordered
 
     def reorder(self, rows: Tensor) -> None:
         """Select rows of the batch, ``(new batch,)``, as beam search does after each step."""
@@ -191,20 +191,20 @@ class AttentionCore:
         """Combine the terms of the stack and of this layer."""
         return shared.layer_terms() | self.encodings.terms(shared.positions)
 
-    def compute_terms(self, shared: Shared, rows: ProjectedRows | None = None) -> Terms:
+    def compute_terms(self, shared: Shared, projected: ProjectedRows | None = None) -> Terms:
         """Combine the terms of stack and layer; project rows by distance, as DeBERTa's layers do.
 
         Those of the layer's input (:meth:`Encodings.input_terms`) are not among them.
 
         Args:
             shared: position state of the forward pass, for this kind of layer.
-            rows: those that earlier steps of decoding have projected, to which new ones are added;
+            projected: rows that earlier steps of decoding projected, to which new ones are added;
                 None in a pass without a cache.
         """
         terms = self.collect_terms(shared)
-        if rows is None:
+        if projected is None:
             return terms.projected(self._project_rows)
-        return rows.project(terms, shared.positions, self._project_rows)
+        return projected.project(terms, shared.positions, self._project_rows)
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Project rows by distance, ``(R, C)``, as queries and as keys, both ``(H, R, D)``."""
