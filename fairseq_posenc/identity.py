@@ -103,9 +103,9 @@ class Identity(NamedTuple):
         Programs that average state dicts or interpolate between them keep the identity if all are
         equal; if not, the mixture shows, because its bits are neither 1 nor -1.
         """
-        content = {**self._asdict(), **self.weight_settings._asdict()}
-        content["positions"] = self.positions.full()
-        del content["weight_settings"]
+        content: dict[str, Any] = {"positions": self.positions.full()}
+        content |= {"directions": self.directions, "trained_length": self.trained_length}
+        content |= self.weight_settings._asdict()
         text = json.dumps({name: x for name, x in content.items() if x is not None}).encode()
         text += b" " * (-len(text) % _BLOCK)
         bits = np.unpackbits(np.frombuffer(text, dtype=np.uint8), bitorder="little")
