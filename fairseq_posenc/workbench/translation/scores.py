@@ -6,7 +6,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
-from operator import itemgetter
+from operator import itemgetter, ne
 from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
@@ -59,8 +59,8 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
 
     Returns:
         Rows with the system, the metric, the difference of its score, and the p-value (None if
-        both have the same translations, which sacreBLEU would call significant); and the
-        signatures by metric. Both are empty for a single system.
+        both score the same, which sacreBLEU may call significant); and the signatures by metric.
+        Both are empty for a single system.
     """
     joined = {name: list(chain(*trainings)) for name, trainings in systems.items()}
     baseline, *others = systems
@@ -70,16 +70,18 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
     metrics = build_metrics([*references] * num_trainings)
     test_type = "ar" if num_trainings > 1 else "bs"  # approximate randomization, paired bootstrap
     # None in place of the references, which the metrics hold.
-    test = PairedTest(list(joined.items()), metrics, None, test_type)
     results: Any  # metric -> results of the systems; typed too narrowly by sacreBLEU
-    signatures, results = test()
+    signatures, results = PairedTest(list(joined.items()), metrics, None, test_type)()
     differences: list[Row] = []
     for index, name in enumerate(others, start=1):
-        is_same = joined[name] == joined[baseline]
+        # If all translations are exchanged, the difference is as large; sacreBLEU counts no ties.
+        least = 2.0 ** (1 - sum(map(ne, joined[name], joined[baseline])))
         for metric in METRICS:
             first, other = results[metric][0], results[metric][index]  # 0 is the baseline
-            row = {"system": name, "metric": metric, "difference": other.score - first.score}
-            differences.append({**row, "p_value": None if is_same else other.p_value})
+            difference = other.score - first.score
+            row = {"system": name, "metric": metric, "difference": difference}
+            p_value = max(least, other.p_value) if num_trainings > 1 else other.p_value
+            differences.append({**row, "p_value": p_value if difference else None})
     return differences, {name: str(signature) for name, signature in signatures.items()}
 
 
@@ -151,7 +153,7 @@ def _format_differences(differences: Sequence[Row]) -> str:
     for name, group in group_by(differences, itemgetter("system")).items():
         cells = [code(name)]
         for row in group:
-            p_value = "same translations" if row["p_value"] is None else f"{row['p_value']:.4f}"
+            p_value = "same score" if row["p_value"] is None else f"{row['p_value']:.4f}"
             cells += [f"{row['difference']:+.2f}", p_value]
         rows.append(cells)
     return table(["system", *(cell for metric in METRICS for cell in (metric, "p"))], rows)

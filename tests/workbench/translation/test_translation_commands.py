@@ -36,12 +36,8 @@ from tests.helpers.products import some_of
 
 slow = pytest.mark.slow
 # A word of the source is a word of the target; the order stays.
-WORDS = dict(
-    zip(
-        ["le", "chat", "noir", "boit", "du", "lait", "et", "dort"],
-        ["the", "cat", "black", "drinks", "some", "milk", "and", "sleeps"],
-    )
-)
+FRENCH, ENGLISH = "le chat noir boit du lait et dort", "the cat black drinks some milk and sleeps"
+WORDS = dict(zip(FRENCH.split(), ENGLISH.split()))
 LONGEST = 40  # positions of the models
 TEST = 12
 
@@ -319,10 +315,20 @@ def test_the_differences_are_those_of_sacrebleus_paired_tests(trainings, option,
     assert all(signature in theirs for signature in signatures.values())
 
 
-def test_same_translations_are_no_difference():
-    references = ["one two three four", "five six seven eight"]
-    found, _ = compare(references, {"a": [references], "b": [references]})
-    assert [(row["difference"], row["p_value"]) for row in found] == [(0, None)] * 2
+@pytest.mark.parametrize("trainings", [1, 2])
+def test_what_scores_the_same_is_no_difference(trainings):
+    """The same translations, those with more white space, and two models that learned nothing."""
+    lines = ["one two three four", "five six seven eight"]
+    for a, b in ((lines, lines), (lines, [f"{line} " for line in lines]), (["z"] * 2, [""] * 2)):
+        found, _ = compare(lines, {"a": [a] * trainings, "b": [b] * trainings})
+        assert [(row["difference"], row["p_value"]) for row in found] == [(0, None)] * 2
+
+
+def test_few_translations_that_differ_are_chance():
+    """Of the exchanges of three translations, none and all give the difference that was found."""
+    lines = ["one two three four", "five six seven eight"]
+    found, _ = compare(lines, {"a": [lines, lines], "b": [["", ""], ["", lines[1]]]})
+    assert [row["p_value"] for row in found] == [2 / 2**3] * 2
 
 
 @slow
