@@ -4,11 +4,11 @@ It reads the records of ``glue``, ``squad predict`` and ``bleu``, and folders wi
 """
 
 import argparse
-import glob
 import hashlib
 import json
 import statistics
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +58,9 @@ def run(args: argparse.Namespace) -> None:
     """
     results: dict[tuple[str, Path, str], Result] = {}  # links may lead twice to the same file
     for path in args.results:
-        if not (found := list(_find_results(path))):
+        if not path.exists():
+            raise UserError(f"{path}: no such file or folder")
+        if not (found := list(_find_results(path, set()))):
             raise UserError(f"{path}: no results of glue, squad predict, bleu or training yet")
         for x in found:
             results.setdefault((x.table, Path(x.path).resolve(), x.fingerprint or x.model), x)
@@ -66,23 +68,21 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps([x._asdict() for x in rows], indent=1) if args.json else format_report(rows))
 
 
-def _find_results(path: Path) -> Iterator[Result]:
-    """Find the results in a file or folder, and in all folders below it."""
-    if not path.exists():
-        raise UserError(f"{path}: no such file or folder")
-    below = glob.iglob(f"{glob.escape(str(path))}/**", recursive=True)  # follows links
-    for file in [path] if path.is_file() else sorted(map(Path, below)):
-        if file.name == LAST:
-            yield from _read_training(file.parent)
-        elif file.suffix == ".json":
-            try:
-                record = read(file)
-            except UserError:
-                if file == path:  # named by the user, not found in a folder
-                    raise
-                continue
+def _find_results(path: Path, known: set[Path]) -> Iterator[Result]:
+    """Find the results in a file or folder, and in all folders below it that are not ``known``."""
+    if path.is_dir():
+        if (place := path.resolve()) not in known:  # a link may lead to a folder above it
+            known.add(place)
+            for below in sorted(path.glob("[!.]*")):
+                yield from _find_results(below, known)
+    elif path.name == LAST:
+        yield from _read_training(path.parent)
+    elif path.suffix == ".json":
+        # Most files in folders are no records; one that the user named must be one.
+        with suppress(UserError) if known else nullcontext():
+            record = read(path)
             if record.kind in _READERS:
-                yield from _READERS[record.kind](record, file)
+                yield from _READERS[record.kind](record, path)
 
 
 def _read_glue(record: Record, path: Path) -> Iterator[Result]:

@@ -31,6 +31,8 @@ def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory
     scores, facts = {"exact": 0.0, "f1": 92.0}, {"name": "q", "squad": "1.1"}
     Record("squad", {"scores": [scores]}, facts).write(tmp_path / "squad.json")
     (tmp_path / "link").symlink_to(elsewhere := tmp_path_factory.mktemp("elsewhere"))
+    for name in ("back", "again"):  # each leads to all links, again and again
+        (elsewhere / name).symlink_to(tmp_path)
     found = [(1, 30.0), (1, 32.0), (5, 34.0)]
     rows = [{"system": "rope", "beam": beam, "BLEU": x, "chrF2": 50.0} for beam, x in found]
     facts = {"sentences": 1000, "subset": "test"}
