@@ -9,6 +9,7 @@ import math
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -147,9 +148,10 @@ def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
 
 
 def split_trainings(text: str) -> list[str]:
-    """Split paths of logs or checkpoints at commas, except at commas in names of existing files."""
-    parts = text.split(",")
-    counts = range(len(parts), 1, -1)  # of the parts in the first path, the longest path first
-    count = next((count for count in counts if Path(",".join(parts[:count])).exists()), 1)
-    others = split_trainings(",".join(parts[count:])) if parts[count:] else []
-    return [",".join(parts[:count]), *others]
+    """Split paths at commas, except in names of existing files; refuse a path that occurs twice."""
+    heads = [*accumulate(text.split(","), "{},{}".format)]  # the possible first paths
+    first = next((head for head in reversed(heads) if Path(head).exists()), heads[0])
+    others = split_trainings(text[len(first) + 1 :]) if first != text else []
+    if Path(first).resolve() in map(Path.resolve, map(Path, others)):
+        raise UserError(f"{first}: occurs twice; name the file of another seed")
+    return [first, *others]

@@ -186,7 +186,5 @@ def run_here(
 def raise_failures(failures: list[str], count: int) -> None:
     """Raise a RunError that lists the failures of ``count`` tasks, if there are any."""
     if failures:
-        raise RunError(
-            f"{len(failures)} of {count} runs failed; the same command tries them again: "
-            + "; ".join(failures)
-        )
+        said = f"{len(failures)} of {count} runs failed; the same command tries them again"
+        raise RunError(f"{said}: {'; '.join(failures)}")

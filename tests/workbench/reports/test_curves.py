@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.intervals import average_lines, interval
@@ -179,6 +180,8 @@ def test_folders_that_train_names_are_read_alone_and_among_seeds(tmp_path):
         logs = [str(write(tmp_path / name / f"seed{x}" / "train.log", 5, 4)) for x in (1, 2)]
         assert split_trainings(",".join(logs)) == logs
         assert split_trainings(logs[1]) == logs[1:]
+        with pytest.raises(UserError, match="occurs twice; name the file of another seed"):
+            split_trainings(",".join([*logs, logs[0]]))
     data = {"both": ",".join(logs), "one": logs[1]}  # of a name with a comma
     curves(tmp_path / "out", *map("=".join, data.items()))
     assert read(tmp_path / "out" / "curves.json").data == data
