@@ -40,6 +40,7 @@ _STAGE_COLUMNS = {
 }
 _SEED_COLUMNS = {name: _COLUMNS[name] for name in ("perplexity", "loss_at_the_end_nats")}
 _SEED_COLUMNS |= {name: _STAGE_COLUMNS[name] for name in ("plateau_ends", "plateau")}
+_MEANS = {"perplexity": intervals.interval_of_perplexity}  # of other figures: `interval`
 _STAGES_NOTE = (
     "The dive is the steepest line segment after a plateau, which is a segment at least "
     f"{loss_stages.SLOPE_RATIO} times flatter than the dive and than an earlier segment; in the "
@@ -89,8 +90,7 @@ def collect_figures(trainings: Trainings) -> Tables:
             for key in _SEED_COLUMNS:
                 values: list[Any] = [row.get(key) for row in rows]
                 if None not in values:  # a mean only if all seeds have the figure
-                    is_perplexity = key == "perplexity"
-                    mean = intervals.interval_of_perplexity if is_perplexity else intervals.interval
+                    mean = _MEANS.get(key, intervals.interval)
                     means |= mean(values).figures(key)  # KEY, KEY_low and KEY_high
             tables["seeds"].append(means)
     return tables

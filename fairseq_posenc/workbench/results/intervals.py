@@ -101,10 +101,7 @@ def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
 
     Holm's correction counts all pairs with enough seeds for a test.
     """
-    differences = {
-        (better, other): compare(samples[better], samples[other])
-        for better, other in combinations(samples, 2)
-    }
+    differences = {(x, y): compare(samples[x], samples[y]) for x, y in combinations(samples, 2)}
     tested = [pair for pair, difference in differences.items() if difference.seeds >= LEAST_SEEDS]
     largest = 0.0  # a corrected p-value is never below that of a smaller p-value
     for rank, pair in enumerate(sorted(tested, key=lambda pair: differences[pair].p_value)):

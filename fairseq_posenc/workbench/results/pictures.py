@@ -63,6 +63,7 @@ def draw_means(
     if log:
         axes.set_yscale("log", subs=(1.5, 2, 3, 5, 7))  # minor ticks, times powers of 10
         axes.yaxis.set_minor_formatter("{x:,g}")
+    drawn = []  # listed, as matplotlib itself leaves out labels that begin with "_"
     for name, means in lines.items():
         if not means:
             axes.plot([], [])  # takes a colour, so that each name has the same one in every picture
@@ -71,11 +72,11 @@ def draw_means(
         heights = [level.mean if math.isfinite(level.mean) else math.nan for level in levels]
         gap = next((x for x, height in zip(xs, heights) if math.isnan(height)), None)
         end = f"diverged at {gap:,}" if math.isnan(heights[-1]) else label(xs[-1], heights[-1])
-        (line,) = axes.plot(xs, heights, label=f"{name}  {end}", **style)
+        drawn += axes.plot(xs, heights, label=f"{name}  {end}", **style)
         if any(level.is_bounded for level in levels):  # infinite bounds leave a gap in the band
             _, low, high = zip(*levels)
-            axes.fill_between(xs, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+            axes.fill_between(xs, low, high, color=drawn[-1].get_color(), alpha=0.15, linewidth=0)
+    axes.legend(handles=drawn, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.grid(axis="y", color=GRID)
     axes.spines[["top", "right"]].set_visible(False)
