@@ -113,6 +113,7 @@ def test_only_what_the_trainings_show_is_said(curves, seeds, conclusions):
 
 def test_a_model_is_judged_at_its_best_rate_over_all_seeds():
     """One lucky seed does not make a rate the best; a rate that diverged never is."""
+    assert command._parse_rates("0.003, 3e-3,0.001") == ("0.003", "0.001")
     (variant,) = parse_variants("m4m")
     ends = {
         Run(variant, seed, lr): make_end([end or 9], diverged_at=0 if end else 1)
@@ -190,6 +191,7 @@ def test_the_page_needs_no_other_file_escapes_names_and_has_what_is_finished(tmp
         (["--encodings", "none,none"], "--encodings: 'none' would train the same model twice"),
         (["--encodings", "m4m,m4m()"], "'m4m' and 'm4m()' would train the same"),
         (["--lrs", "0.1,fast"], "argument --lrs: must be a finite number, not 'fast'"),
+        (["--lrs", "0.1,0"], "argument --lrs: 0.1,0: write numbers above 0, as in 0.001,0.003"),
         (["--", "--lr", "5"], "-- --lr: this option cannot be set here; use --lrs"),
         (["--", "--save-dir=x"], "cannot be set here; use --out"),
         (["demo"], "'demo' is not an option: give --encodings SPECS or --text FILE"),
@@ -347,7 +349,7 @@ def test_a_training_that_diverges_is_a_result_and_ends_no_other(tmp_path: Path) 
         logs = [path.read_text() for path in out.glob("models/none/*/train.log")]
         assert [log.count("$ fairseq-train") for log in logs] == [1, 1]
     broken, whole = record.read(out / report.RECORD).figures["trainings"]
-    assert (broken["lr"], broken["perplexity"]) == ("1e30", None)
+    assert (broken["lr"], broken["perplexity"]) == ("1e+30", None)
     assert 1 < broken["diverged"] <= 4
     assert whole["diverged"] is None
 

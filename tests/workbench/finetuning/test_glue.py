@@ -23,9 +23,10 @@ from fairseq_posenc.tasks.glue.data import find_training_data, open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig
 from fairseq_posenc.workbench.finetuning import recipes
-from fairseq_posenc.workbench.finetuning.glue import report
+from fairseq_posenc.workbench.finetuning.glue import command, report
 from fairseq_posenc.workbench.finetuning.glue.runs import CONFIGS
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
+from fairseq_posenc.workbench.running.options import Parser
 from glue import find_file, read_examples, truncate_lengths
 from tests.helpers.glue_files import HEADERS, train_pieces, write_task
 from tests.helpers.preprocess import DATA, published, start
@@ -65,6 +66,11 @@ def find_data(folder, splits):
     find_training_data(folder, TASKS["RTE"])
 
 
+def rates(_, text):
+    (parser := Parser()).add_argument("rates", type=command._parse_rates)
+    parser.parse_args([text])
+
+
 def compose(_, change):
     recipes.compose_recipe(CONFIGS / "m4m_rte.yaml", 10, [change])
 
@@ -94,6 +100,7 @@ def compose(_, change):
         (find_data, [{"train": {"examples": 9}}], "describes no GLUE task"),
         (find_data, [{"train": 9}], "describes no GLUE task"),
         (find_data, [{"valid": {"examples": 9, "longest": 9}}], "RTE has no train set: make it"),
+        (rates, ["1e-5,-1e-5"], "1e-5,-1e-5: write numbers above 0"),
         (compose, ["model.drop=1"], "m4m_rte.yaml: Could not override 'model.drop'"),
         (compose, ["task.seeds=[x]"], "m4m_rte.yaml: .*'x'.* Integer"),
         (compose, ["task.warmup_ratio=x"], "m4m_rte.yaml: .*'x'.* Float"),

@@ -179,7 +179,7 @@ def build_training(plan: ComparePlan, run: Run, out: Path, user_dir: Path) -> tr
 
 
 def _parse_rates(text: str) -> tuple[str, ...]:
-    rates = tuple(dict.fromkeys(rate.strip() for rate in text.split(",")))
-    if not all(options.finite_number(rate) > 0 for rate in rates):
+    rates = tuple(dict.fromkeys(map(options.finite_number, text.split(","))))
+    if min(rates) <= 0:
         raise argparse.ArgumentTypeError(f"{text}: write numbers above 0, as in 0.001,0.003")
-    return rates
+    return tuple(map(str, rates))

@@ -15,7 +15,7 @@ class Run(NamedTuple):
 
     variant: Variant
     seed: int
-    lr: str  # learning rate, as the user wrote it
+    lr: str  # learning rate
 
 
 class ModelOutcome(NamedTuple):

@@ -33,7 +33,7 @@ class ComparePlan(NamedTuple):
     family: str
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
-    lrs: tuple[str, ...]  # learning rates, as the user wrote them
+    lrs: tuple[str, ...]  # learning rates; one that is written in two ways counts once
     updates: int
     vocab_size: int
     options: tuple[str, ...] = ()  # of `fairseq-train`, the user's

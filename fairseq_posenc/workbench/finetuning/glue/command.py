@@ -92,4 +92,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _parse_rates(text: str) -> tuple[float, ...]:
-    return tuple(dict.fromkeys(map(options.finite_number, text.split(","))))
+    rates = tuple(dict.fromkeys(map(options.finite_number, text.split(","))))
+    if min(rates) <= 0:
+        raise argparse.ArgumentTypeError(f"{text}: write numbers above 0, as in 1e-5,2e-5")
+    return rates
