@@ -129,7 +129,7 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
         The counts for the manifest.
 
     Raises:
-        UserError: the file has no answers.
+        UserError: the file has no answers, or not in its paragraphs.
     """
     if not squad.answered:
         raise UserError(f"{squad.path}: has no answers, so nothing can be learnt from it")
@@ -155,6 +155,8 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
             continue
         spans += targets
         sequences += [window.tokens.astype(sequences[0].dtype) for window in windows]
+    if not spans:
+        raise UserError(f"{squad.path}: no paragraph has its answers; correct the file")
     tokens = np.concatenate(sequences)
     write_items(prefix, Encoded(tokens, np.array(list(map(len, sequences[1:])), np.int32)))
     np.save(f"{prefix}.spans.npy", np.array(spans, dtype=np.int32).reshape(-1, 2))

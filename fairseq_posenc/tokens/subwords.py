@@ -75,7 +75,7 @@ def _load(encoder_json: Path, vocab_bpe: Path) -> "gpt2_bpe_utils.Encoder":
         encoder = gpt2_bpe_utils.get_encoder(str(encoder_json), str(vocab_bpe))
         numbers = set(encoder.encoder.values())
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise UserError(f"{encoder_json}, {vocab_bpe}: {error}") from None
+        raise UserError(f"{encoder_json}, {vocab_bpe}: give GPT-2's files ({error})") from None
     if len(numbers) < len(encoder.encoder) or any(type(number) is not int for number in numbers):
         raise UserError(f"{encoder_json}: must give each piece a different whole number")
     # A line that is not a pair is shown whole: no piece has a space.
@@ -99,8 +99,8 @@ def learn_pieces(vocab_size: int, **options: Any) -> None:
             vocab_size=vocab_size, max_sentence_length=_MAX_LINE_BYTES, minloglevel=2, **options
         )
     except RuntimeError as error:
-        # sentencepiece says what is wrong, and the best size, after the place in its source.
-        reason = " ".join(str(error).split()).rpartition("] ")[2]
+        # sentencepiece says what is wrong after the place in its source; we lack its other option.
+        reason = " ".join(str(error).split()).rpartition("] ")[2].partition(" or decrease ")[0]
         raise UserError(f"--vocab-size {vocab_size}: {reason}") from None
 
 
@@ -122,10 +122,8 @@ class Pieces:
         # The pieces as strings, by number.
         self.texts = [self.model.id_to_piece(i) for i in range(self.model.get_piece_size())]
         if broken := [text for text in self.texts if len(text.split()) != 1]:
-            raise UserError(
-                f"{path}: has the piece {broken[0]!r}, and fairseq separates symbols by white "
-                "space; train a model without it"
-            )
+            text = "at white space fairseq separates symbols; train a model without it"
+            raise UserError(f"{path}: has the piece {broken[0]!r}, and {text}")
 
     def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
         """Split each line into pieces, as strings; unknown text becomes ``<unk>``."""

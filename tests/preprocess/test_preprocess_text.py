@@ -236,8 +236,9 @@ def test_another_byte_level_vocabulary_works(tmp_path):
         (["a b c"], ("", ""), "lacks the piece 'a b c' of"),
         (["a b"], ('"!"', '"!!"'), "lacks the piece '!', which is a single byte"),
         (["a b"], ("257", "256"), "must give each piece a different whole number"),
+        (["a b"], ("{", "#version"), "encoder.json, .*: give GPT-2's files .Expecting value"),
     ],
-    ids=["missing", "three", "byte", "number"],
+    ids=["missing", "three", "byte", "number", "no json"],
 )
 def test_broken_merges_and_numbers_are_refused(tmp_path, merges, changed, message):
     chosen = with_merges(tmp_path, *merges)

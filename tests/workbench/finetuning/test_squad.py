@@ -131,6 +131,9 @@ def test_targets_point_at_the_answer_and_what_is_lost_is_counted(tmp_path):
     test_set = squad._replace(questions=[questions[0]._replace(answers=None)])
     with pytest.raises(UserError, match=r"x.json: has no answers, so nothing can be learnt"):
         squad_windows.write_split(test_set, maker, tmp_path / "none")
+    lost = squad._replace(questions=[x for x in questions if x.id in ("lost", "blank")])
+    with pytest.raises(UserError, match=r"^x.json: no paragraph has its answers"):
+        squad_windows.write_split(lost, maker, tmp_path / "lost")
 
 
 TOKENS = torch.tensor([[0, 5, 6, 2, 2, 7, 8, 9, 2], [0, 9, 2, 2, 6, 2, 1, 1, 1]])

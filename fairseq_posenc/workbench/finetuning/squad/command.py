@@ -100,7 +100,7 @@ def _train(args: argparse.Namespace) -> None:
             say(f"{out}: the training is finished, and nothing was changed")
         else:
             recipes.train(command, out, lock, label=str(out), updates=updates, metric="loss")
-    say(f"wrote {out / LAST}; next: fairseq-posenc squad predict --checkpoint {out / LAST} ...")
+    say(f"next: fairseq-posenc squad predict --checkpoint {out / LAST} ...")
 
 
 def compose_training(

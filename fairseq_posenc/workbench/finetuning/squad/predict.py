@@ -112,9 +112,7 @@ class Predictor(NamedTuple):
         state = load_state(path, "--checkpoint")
         has_head = any(name.startswith("span_head.") for name in state["model"])
         if state["cfg"].task._name != "squad" or not has_head:
-            raise UserError(
-                f"--checkpoint {path}: was not fine-tuned on SQuAD; use fairseq-posenc squad train"
-            )
+            raise UserError(f"--checkpoint {path}: was not fine-tuned on SQuAD; use squad train")
         opened = open_model(path, data, state=state)
         dictionary = opened.task.dictionary
         tokenizer = load_tokenizer(opened.data, dictionary)
