@@ -64,7 +64,8 @@ def find_files(inputs: Sequence[str]) -> list[str]:
         elif path.is_file():
             files.append(name)
         else:
-            raise UserError(f"{name} is not a file or folder; give local ones")
+            why = "is not a file or folder" if path.exists() else "does not exist"
+            raise UserError(f"{name} {why}; give local files or folders")
     files = [name for name in files if os.path.getsize(name)]
     if not files:
         raise UserError(f"no text in {', '.join(inputs)}")

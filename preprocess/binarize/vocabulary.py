@@ -57,7 +57,8 @@ class Vocabulary(NamedTuple):
             raise UserError("give --dict: the dict.txt that belongs to --encoder-json")
         for name, path in files.items():
             if not path.is_file():
-                raise UserError(f"--{name.replace('_', '-')} {path} is not a file")
+                why = "is not a file" if path.exists() else "does not exist"
+                raise UserError(f"--{name.replace('_', '-')} {path} {why}; name another")
         return cls(files)
 
     def checksums(self) -> dict[str, str]:

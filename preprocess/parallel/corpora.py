@@ -153,9 +153,7 @@ def _find_side(prefix: str, language: str) -> Path:
     paths = [Path(f"{prefix}.{language}"), Path(f"{prefix}.{language}.gz")]
     found = [path for path in paths if path.exists()]
     if not found:
-        raise UserError(
-            f"neither {paths[0]} nor {paths[1]} exists; check the name and the language"
-        )
+        raise UserError(f"neither {paths[0]} nor {paths[1]} exists; check name and language")
     if len(found) > 1:
         raise UserError(f"{paths[0]} and {paths[1]} both exist; remove the one that is not meant")
     return found[0]

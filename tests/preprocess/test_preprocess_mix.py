@@ -214,7 +214,7 @@ def test_a_file_that_has_lost_bytes_is_not_filled_with_zeros(tmp_path, name):
     [
         (["latex", "TEXT"], r"--corpus latex .*: give a format \(plain, json, wikipedia, wiki"),
         (["plain"], "--corpus plain: give a format"),
-        (["plain", "nowhere"], "nowhere is not a file or folder"),
+        (["plain", "nowhere"], "nowhere does not exist; give local files"),
         (["plain", "TEXT", "size=64GB"], "size=64GB: write a number of B, KiB, MiB, GiB, as in"),
         (["plain", "TEXT", "hold-out=-1"], "hold-out= is a whole number of lines or documents"),
         (["plain", "TEXT", "size=1KiB", "lines=9"], "give size= or lines=, not both"),

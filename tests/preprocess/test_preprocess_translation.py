@@ -206,9 +206,8 @@ def test_fairseq_and_sentencepiece_number_the_pieces_alike(iwslt):
         assert pieces.decode(ids[:-1]) == line
     counts = dict(line.rsplit(" ", 1) for line in (data / "dict.fr.txt").read_text().splitlines())
     everything = [i for side in ("fr", "en") for line in numbers(data, "train", side) for i in line]
-    assert {i: int(counts[pieces.id_to_piece(i)]) for i in range(4, 60)} == {
-        i: everything.count(i) for i in range(4, 60)
-    }
+    for i in range(4, 60):
+        assert int(counts[pieces.id_to_piece(i)]) == everything.count(i)
 
 
 @slow
@@ -244,10 +243,8 @@ def test_iwslt_from_a_folder_in_the_other_direction(tmp_path):
     folder = release(tmp_path)
     corpus = read_iwslt(folder, ("en", "fr"), ["dev2010"], ["tst2013+tst2014", "tst2014"])
     english = corpus.train.source
-    assert (english.lines[1], english.locate(1)) == (
-        " " + sentences(40, 0)[1][1],
-        f"{folder}: train.tags.fr-en.en, line 8",
-    )
+    assert english.lines[1] == f" {sentences(40, 0)[1][1]}"
+    assert english.locate(1) == f"{folder}: train.tags.fr-en.en, line 8"
     assert [split.name for split in corpus.test] == ["tst2013+tst2014", "tst2014"]
     assert len(corpus.inputs) == 8
 
@@ -264,10 +261,7 @@ WRONG_RELEASES = {
         {"train.tags.fr-en.fr": talk(1, FRENCH_40[:25]) + talk(2, FRENCH_40[25:39])},
         r"train.tags.fr-en.en, line 52: no line of the other side .* 39 lines .* 40",
     ),
-    "a segment missing": (
-        {DEV_EN: segments(DEV[:5])},
-        r"fr.xml, line 10: no line of the other side belongs to it",
-    ),
+    "a segment missing": ({DEV_EN: segments(DEV[:5])}, r"fr.xml, line 10: no line of the other"),
     "an empty segment": (
         {DEV_EN: segments([*DEV[:2], "  ", *DEV[3:]])},
         r"en.xml, line 7: empty; lines are never left out of validation",
@@ -365,9 +359,7 @@ def test_files_that_cannot_be_read(tmp_path):
         with pytest.raises(UserError, match=r"test.en.gz: cannot be read \("):
             make(*files(tmp_path, tmp_path / "bin"))
     packed.unlink()
-    with pytest.raises(
-        UserError, match=r"neither .*test.en nor .*test.en.gz exists; check the name"
-    ):
+    with pytest.raises(UserError, match=r"neither .*test.en nor .*test.en.gz exists; check name"):
         make(*files(tmp_path, tmp_path / "bin"))
 
 
@@ -375,9 +367,8 @@ def test_windows_files_are_read_as_others(tmp_path):
     write_corpus(tmp_path)
     lines = b"\xef\xbb\xbf" + b"\r\n".join(f"chat {number}".encode() for number in range(7))
     (tmp_path / "test.fr").write_bytes(lines)
-    corpus = read_files(
-        str(tmp_path / "train"), [str(tmp_path / "valid")], [str(tmp_path / "test")], ("fr", "en")
-    )
+    train, valid, test = (str(tmp_path / name) for name in ("train", "valid", "test"))
+    corpus = read_files(train, [valid], [test], ("fr", "en"))
     assert corpus.test[0].source.lines == [f"chat {number}" for number in range(7)]
 
 
@@ -466,6 +457,5 @@ def test_a_stopped_run_keeps_what_was_finished(tmp_path):
     make(*files(data, out))
     assert (out / model.name).stat().st_mtime_ns == learnt
     make(*files(data, tmp_path / "again"))
-    assert (out / "train.fr-en.fr.bin").read_bytes() == (
-        tmp_path / "again" / "train.fr-en.fr.bin"
-    ).read_bytes()
+    one, other = (folder / "train.fr-en.fr.bin" for folder in (out, tmp_path / "again"))
+    assert one.read_bytes() == other.read_bytes()
