@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import random
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -329,7 +330,7 @@ WRONG_FILES = {
     "binary": ("valid.fr", b"cat\n\n\0dog\n", r"valid.fr, line 3: a NUL byte"),
     "old line ends": ("valid.fr", b"cat\ndog\rcow\n", r"valid.fr, line 2: a carriage return"),
     "no text": ("train.fr", b"\n \n", r"train.fr: the file is empty"),
-    "a side empty": ("test.en", b"cat\n \ndog\n", r"test.en, line 2: empty; .* never left out"),
+    "a side empty": ("test.en", b"cat\n \n" + 5 * b"dog\n", r"test.en, line 2: empty; .* left out"),
     "too few lines": ("train.en", b"cat\n", r"train.fr, line 2: no line .* 60 lines .* 1;"),
     "too many lines": ("test.en", b"cat\n" * 8, r"test.en, line 8: no line of the other side"),
 }
@@ -340,8 +341,6 @@ def test_wrong_files(case, tmp_path):
     name, content, message = WRONG_FILES[case]
     write_corpus(tmp_path)
     (tmp_path / name).write_bytes(content)
-    if case == "a side empty":
-        write(tmp_path / "test.fr", ["chat", "vache", "chien"])
     with pytest.raises(UserError, match=message):
         make(*files(tmp_path, tmp_path / "bin"))
     assert not (tmp_path / "bin").exists()
@@ -375,16 +374,13 @@ def test_windows_files_are_read_as_others(tmp_path):
 @slow
 @published
 def test_multi30k(tmp_path):
-    for name, count in (("train", 800), ("val", 50), ("test_2016_flickr", 40)):
+    names = {"train": ("train", 800), "valid": ("val", 50), "test": ("test_2016_flickr", 40)}
+    for split, (name, count) in names.items():
         for language in ("fr", "en"):
             content = gzip.decompress((DATA / "multi30k" / f"{name}.{language}.gz").read_bytes())
-            lines = content.decode().split("\n")[:count]
-            write(tmp_path / "multi30k" / f"{name}.{language}.gz", lines)
+            write(tmp_path / f"{split}.{language}.gz", content.decode().split("\n")[:count])
     out = tmp_path / "bin"
-    folder = tmp_path / "multi30k"
-    sets = ["--train", folder / "train", "--valid", folder / "val"]
-    sets += ["--test", folder / "test_2016_flickr"]
-    make("files", *sets, "--vocab-size", 600, "--out", out, "--workers", 2)
+    make(*files(tmp_path, out, "--vocab-size", 600, "--workers", 2))
     results = manifest(out)["results"]
     assert [results[split]["read"] for split in ("train", "valid", "test")] == [800, 50, 40]
     assert_same_numbers(out, "sentencepiece.model", "en")
@@ -413,14 +409,11 @@ def test_pieces_joined_are_the_text(tmp_path):
 
 def test_vocabularies_that_the_text_cannot_have():
     french, _ = sentences(60, 0)
-    with pytest.raises(UserError, match=r"--vocab-size 4000: .* too high .*<= \d+") as printed:
-        train_model(french, 4000, 1)
-    most = int(str(printed.value).split("<= ")[1].rstrip("."))
-    assert len(train_model(french, most, 1)) > 0
-    with pytest.raises(UserError, match=r"--vocab-size 9: .* smaller .* 9 vs \d+") as printed:
-        train_model(french, 9, 1)
-    least = int(str(printed.value).split(" vs ")[1].split(".")[0])
-    assert len(train_model(french, least, 1)) > 0
+    for size, said in ((4000, r" too high .*<= (\d+)"), (9, r" smaller .* 9 vs (\d+)")):
+        with pytest.raises(UserError) as printed:
+            train_model(french, size, 1)
+        (possible,) = re.findall(f"^--vocab-size {size}: .*{said}", str(printed.value))
+        assert len(train_model(french, int(possible), 1)) > 0
 
 
 def test_filters_count_what_they_drop():
@@ -446,9 +439,8 @@ def test_a_stopped_run_keeps_what_was_finished(tmp_path):
     program = [script("fairseq-posenc"), "preprocess", "translation", *files(data, out)]
     process = subprocess.Popen(program, env=true_start())
     model = out.with_name("bin.partial") / "sentencepiece.model"
-    manifest = model.with_name("manifest.json")
     try:
-        wait_until(manifest.exists, process)
+        wait_until(model.with_name("manifest.json").exists, process)
     finally:
         process.terminate()
     assert process.wait() == STOPPED

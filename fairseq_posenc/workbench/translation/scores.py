@@ -53,9 +53,8 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
 
     Systems with one checkpoint each are compared by paired bootstrap. Those with several, equally
     many, are compared by approximate randomization over training runs and sentences (Clark et al.
-    2011, "Better hypothesis testing for statistical machine translation"): the translations of
-    a sentence by the n-th checkpoints of two systems are exchanged at random, and the score is
-    computed from the translations by all checkpoints.
+    2011): the translations of a sentence by the n-th checkpoints of two systems are exchanged at
+    random, and the score is computed from the translations by all checkpoints.
 
     Returns:
         Rows with the system, the metric, the difference of its score, and the p-value (None if
@@ -78,10 +77,9 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
         least = 2.0 ** (1 - sum(map(ne, joined[name], joined[baseline])))
         for metric in METRICS:
             first, other = results[metric][0], results[metric][index]  # 0 is the baseline
-            difference = other.score - first.score
-            row = {"system": name, "metric": metric, "difference": difference}
+            row = {"system": name, "metric": metric, "difference": other.score - first.score}
             p_value = max(least, other.p_value) if num_trainings > 1 else other.p_value
-            differences.append({**row, "p_value": p_value if difference else None})
+            differences.append({**row, "p_value": p_value if row["difference"] else None})
     return differences, {name: str(signature) for name, signature in signatures.items()}
 
 

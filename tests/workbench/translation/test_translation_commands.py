@@ -250,19 +250,15 @@ def evaluated(tmp_path_factory):
     return out
 
 
-def sacrebleu(hypotheses: Path) -> list[dict]:
-    """Run sacreBLEU's own command."""
-    options = ["-m", "bleu", "chrf", "-w", 10, "-f", "json"]
-    return json.loads(run("sacrebleu", data() / "test.raw.en", "-i", hypotheses, *options).out)
-
-
 @slow
 def test_the_scores_are_those_of_sacrebleus_command(evaluated):
     found = read(evaluated / "bleu.json")
     described = [(row["system"], row["training"], row["beam"]) for row in found.rows]
     assert described == [(name, n, 3) for name in ("rope", "worse") for n in (1, 2)]
+    options = ["-m", "bleu", "chrf", "-w", 10, "-f", "json"]
     for row in found.rows[1:3]:  # of each system and training; a wrong order would swap these
-        for theirs in sacrebleu(evaluated / row["system"] / f"{row['training']}.txt"):
+        texts = data() / "test.raw.en", "-i", evaluated / row["system"] / f"{row['training']}.txt"
+        for theirs in json.loads(run("sacrebleu", *texts, *options).out):
             assert row[theirs["name"]] == pytest.approx(theirs["score"], abs=1e-9)
             assert 0 < row[theirs["name"]] < 100
             for word in theirs["signature"].split("|"):
@@ -316,17 +312,12 @@ def test_the_differences_are_those_of_sacrebleus_paired_tests(trainings, option,
 
 
 @pytest.mark.parametrize("trainings", [1, 2])
-def test_what_scores_the_same_is_no_difference(trainings):
-    """The same translations, those with more white space, and two models that learned nothing."""
+def test_what_scores_the_same_is_no_difference_and_a_few_lines_are_chance(trainings):
+    """The same, more white space, or nothing learned; then none and all of three exchanges."""
     lines = ["one two three four", "five six seven eight"]
     for a, b in ((lines, lines), (lines, [f"{line} " for line in lines]), (["z"] * 2, [""] * 2)):
         found, _ = compare(lines, {"a": [a] * trainings, "b": [b] * trainings})
         assert [(row["difference"], row["p_value"]) for row in found] == [(0, None)] * 2
-
-
-def test_few_translations_that_differ_are_chance():
-    """Of the exchanges of three translations, none and all give the difference that was found."""
-    lines = ["one two three four", "five six seven eight"]
     found, _ = compare(lines, {"a": [lines, lines], "b": [["", ""], ["", lines[1]]]})
     assert [row["p_value"] for row in found] == [2 / 2**3] * 2
 
@@ -389,9 +380,8 @@ def test_what_makes_no_sense_is_refused(command, message, capsys, tmp_path, monk
 @slow
 def test_texts_of_other_lengths_or_without_text_are_refused(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("short").write_text("a b\n")
-    Path("empty").write_text("")
-    Path("bytes").write_bytes(b"a\nb\xff\n")
+    for name, content in {"short": b"a b\n", "empty": b"", "bytes": b"a\nb\xff\n"}.items():
+        Path(name).write_bytes(content)
     bleu = ["bleu", f"rope={checkpoint()}"]
     message = refused(capsys, *bleu, "--reference", "short")
     assert message == f"{data()}/test.raw.fr has 12 sentences, but short has 1"

@@ -161,7 +161,5 @@ def _find_best_threshold(
 
 def _refuse_missing(squad: Squad, values: Mapping[str, object], name: str) -> None:
     if missing := unanswered(squad, values):
-        raise UserError(
-            f"{name}: {len(missing):,} of {len(squad.questions):,} questions are missing, the "
-            f"first is {missing[0]}; SQuAD 2.0 can be scored only with all of them"
-        )
+        count = f"{len(missing):,} of {len(squad.questions):,} questions are missing"
+        raise UserError(f"{name}: {count}, the first is {missing[0]}; SQuAD 2.0 needs all of them")
