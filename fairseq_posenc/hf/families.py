@@ -63,10 +63,8 @@ class Family:
     def find_stacks(self, model: PreTrainedModel) -> "list[Stack]":
         """List the stacks of a model, the encoder first.
 
-        A model may have fewer than its family, such as an encoder with a head.
-
-        Raises:
-            UserError: it has none, because it is a part of a model.
+        A model may have fewer than its family, such as an encoder with a head. One that has none
+        is a part of a model, and is refused.
         """
         parts: dict[str, Any] = dict(model.base_model.named_modules())  # without a head
         layers = {name: f"{name}.{self.layers}".lstrip(".") for name in self.stacks}
@@ -91,8 +89,7 @@ class Family:
     def project_rows(self, attention: nn.Module, rows: Tensor, dims: Dims) -> tuple[Tensor, Tensor]:
         """Project rows ``(R, C)`` to a layer's queries and keys, both ``(H, R, D)``.
 
-        Raises:
-            UserError: PEFT gives each text of the batch an adapter of its own, but rows have none.
+        Refused if PEFT gives each text of a batch an adapter of its own, as rows belong to no text.
         """
         projections = [attention.get_submodule(name) for name in self.projections]
         for hook in (x for part in projections for x in part._forward_pre_hooks.values()):

@@ -203,6 +203,11 @@ class HFStackPositions(StackPositions):
             if ids is None:  # they are counted, from those in the cache on
                 ids = torch.arange(inputs.size(1), device=inputs.device)[None] + arguments.past
             return named, PassState(self._make_cosines(module, self.shared.rotations(ids)))
+        return named, self._compute_state(stack, arguments)  # which changes `named`, too
+
+    def _compute_state(self, stack: Stack, arguments: StackArguments) -> PassState:
+        """Compute the state from the positions of all tokens; add vectors to the arguments."""
+        named, inputs = arguments.named, arguments.inputs
         if self.gated_kinds and getattr(arguments.cache, "offloading", False):
             raise UserError(f"{self.spec}: offloaded caches lose forget gates: take another cache")
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
@@ -219,15 +224,15 @@ class HFStackPositions(StackPositions):
         if self.input is not None:
             vectors: Any = self.input.as_list()[0].embed(states[0].positions)  # equal for all kinds
             named |= {"inputs_embeds": self._embed(stack, inputs, vectors), "input_ids": None}
-        has_types = hasattr(getattr(module, "embeddings", None), "token_type_ids")
+        has_types = hasattr(getattr(stack.module, "embeddings", None), "token_type_ids")
         if has_types and named.get("token_type_ids") is None:
             # Else its code reads zeros from a buffer that is as long as its own table of positions.
             named["token_type_ids"] = inputs.new_zeros(inputs.shape[:2], dtype=torch.long)
-        cosines = self._make_cosines(module, [x.rotation for x in states])
+        cosines = self._make_cosines(stack.module, [x.rotation for x in states])
         requested = named.get("output_attentions")
         needs_weights = stack.config.output_attentions if requested is None else requested
         ours = None if self.is_native else states  # what our attention function reads
-        return named, PassState(cosines, ours, needs_weights, len(stack.layers), is_uncounted)
+        return PassState(cosines, ours, needs_weights, len(stack.layers), is_uncounted)
 
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""

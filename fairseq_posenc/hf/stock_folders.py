@@ -48,10 +48,8 @@ def find_stock_model(model: Any) -> PreTrainedModel:
     """Build the stock model that computes the same as a model whose positions were set.
 
     It shares the weights of the model. Its class may be another one with weights of the same names
-    and shapes: SmolLM3 has those of Llama, and layers without positions.
-
-    Raises:
-        NoStockModelError: no class has it, or it cannot be compared.
+    and shapes: SmolLM3 has those of Llama, and layers without positions. A NoStockModelError says
+    why there is no such model, or none that can be compared.
     """
     stacks = find_family(type(model.config)).find_stacks(model)  # type: ignore[union-attr]
     settings = PositionSettings.read(model.config)
