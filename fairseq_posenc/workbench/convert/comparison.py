@@ -51,7 +51,7 @@ def compute_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:
     if head == "translation":
         source, target = tokens
         return model(source, source.ne(_PADDING).sum(1), target)[0]
-    return model(tokens[0])[0]
+    return model(tokens[0])[0]  # fairseq's models return scores, then other outputs
 
 
 def compute_hf_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:

@@ -139,9 +139,9 @@ def _list_ties(model: PreTrainedModel, stock: StockFamily) -> dict[str, bool]:
         return torch.equal(parameters[stock.find_name(name)], parameters[stock.find_name(other)])
 
     if stock.family == "masked_lm":
-        names = (f"{_STACK}.embed_tokens.weight", f"{_PRETRAINING_HEAD}weight")
-        has_head = stock.find_name(names[1]) in parameters
-        return {"untie_weights_roberta": has_head and not are_equal(*names)}
+        tokens, output = f"{_STACK}.embed_tokens.weight", f"{_PRETRAINING_HEAD}weight"
+        has_head = stock.find_name(output) in parameters
+        return {"untie_weights_roberta": has_head and not are_equal(tokens, output)}
     ties = are_equal("decoder.embed_tokens.weight", "decoder.output_projection.weight")
     options = {"share_decoder_input_output_embed": ties}
     if stock.family == "translation":

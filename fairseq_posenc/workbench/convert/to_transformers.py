@@ -142,7 +142,7 @@ def _set_positions(trained: OpenModel, model: PreTrainedModel) -> None:
             model,
             str(specs[0]),
             max_positions=max(stack.dims.max_positions for stack in stacks),
-            decoder_spec=str(specs[1]) if specs[0] != specs[-1] else None,
+            decoder_spec=str(specs[-1]) if specs[-1] != specs[0] else None,
             directions=stacks[0].identity.directions,
             boundary_id=stacks[0].eos_idx if reads_ends else None,
         )
@@ -213,7 +213,7 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily, is_plain: bool) 
         else:  # the field ties all three tables or none; two tied ones become copies
             fields["tie_word_embeddings"] = ties_all
         # fairseq's decoders begin with </s>. The field `langs` is ours, for `import`.
-        fields["decoder_start_token_id"] = stacks[1].eos_idx
+        fields["decoder_start_token_id"] = trained.stacks["decoder"].eos_idx
         fields["langs"] = [trained.settings.task.source_lang, trained.settings.task.target_lang]
     if trained.head == "classes":
         (classifier,) = trained.model.classification_heads.values()

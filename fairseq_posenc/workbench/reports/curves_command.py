@@ -136,12 +136,12 @@ def format_tables(tables: Tables) -> str:
 
 def _format_rows(rows: Sequence[Row], columns: Mapping[str, tuple[str, int]]) -> str:
     """Format the columns, name -> (title, decimals), in which any row has a figure."""
-    used = [name for name in columns if any(row.get(name) is not None for row in rows)]
-    cells = [
-        [code(row["training"]), *(_format_cell(row, name, columns[name][1]) for name in used)]
-        for row in rows
-    ]
-    return table(["training", *(columns[name][0] for name in used)], cells)
+    used = {x: columns[x] for x in columns if any(row.get(x) is not None for row in rows)}
+    cells = []
+    for row in rows:
+        figures = [_format_cell(row, name, digits) for name, (_, digits) in used.items()]
+        cells.append([code(row["training"]), *figures])
+    return table(["training", *(title for title, _ in used.values())], cells)
 
 
 def _format_cell(row: Row, name: str, digits: int) -> str:

@@ -121,8 +121,8 @@ def fit_segments(points: Sequence[tuple[int, float]]) -> Sequence[Segment]:
     segments = []
     for begin, end in zip(cuts, cuts[1:]):
         slope, height = map(float, np.polyfit(updates[begin:end], losses[begin:end], 1))
-        previous = points[begin - 1][0] if begin else 0
-        last = points[end - 1][0]
+        previous = int(updates[begin - 1]) if begin else 0  # last update of the segment before
+        last = int(updates[end - 1])
         segments.append(Segment(-slope, last - previous, last, height + slope * last))
     return segments
 

@@ -59,9 +59,9 @@ class ModelOutcome(NamedTuple):
     @property
     def still_falls(self) -> bool:
         """Whether perplexity fell by more than 2 % in the last quarter of the updates."""
-        curve = self.curve
-        before = [figure.mean for updates, figure in curve if updates <= 0.75 * curve[-1][0]]
-        return bool(before) and curve[-1][1].mean < 0.98 * before[-1]
+        last_update, final = self.curve[-1]
+        before = [figure.mean for updates, figure in self.curve if updates <= 0.75 * last_update]
+        return bool(before) and final.mean < 0.98 * before[-1]
 
 
 def rank_models(ends: Mapping[Run, TrainingEnd]) -> list[ModelOutcome]:

@@ -54,11 +54,11 @@ def format_results(record: Record) -> str:
 
 def _compare_with_first(groups: Mapping[str, Sequence[Row]]) -> list[str]:
     """Divide the perplexities of each model by the first one's, if windows were scored."""
-    (first, first_rows), *others = groups.items()  # in the user's order
+    first, *others = groups  # names of models, in the user's order
     notes = []
-    for model, rows in others:
+    for model in others:
         ratios = []
-        for row, first_row in zip(rows, first_rows, strict=True):  # one for each length
+        for row, first_row in zip(groups[model], groups[first], strict=True):  # by length
             log_ratio = intervals.compare(_read_windows(row), _read_windows(first_row)).interval
             if log_ratio.is_bounded:  # there were enough windows
                 low, high = math.exp(log_ratio.low), math.exp(log_ratio.high)
