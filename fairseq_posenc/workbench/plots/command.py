@@ -35,10 +35,10 @@ KINDS: dict[str, tuple[Callable[[Subject], Any] | None, str]] = {
 def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the kinds of pictures, each with its options."""
     parsers = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    for name, (draw, text) in KINDS.items():
-        kind = parsers.add_parser(name, help=text, description=text)
-        add = kind.add_argument
-        kind.set_defaults(layer=None, head=None)  # for `decay`, which lacks these options
+    for kind, (draw, text) in KINDS.items():
+        subparser = parsers.add_parser(kind, help=text, description=text)
+        add = subparser.add_argument
+        subparser.set_defaults(layer=None, head=None)  # for `decay`, which lacks these options
         stacks = ["encoder", "decoder"]
         if draw is None:
             add("--checkpoint", type=Path, required=True, metavar="FILE", help=_MODELS_OR_FOLDER)
@@ -46,16 +46,16 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
             add("--target", metavar="TEXT", help="the translation (default: the model's own)")
             stacks.append("cross")
         else:
-            source = kind.add_mutually_exclusive_group(required=True)
+            source = subparser.add_mutually_exclusive_group(required=True)
             source.add_argument("--checkpoint", type=Path, metavar="FILE", help=_MODELS)
             source.add_argument("--encoding", metavar="SPEC", help="draw an untrained SPEC instead")
-            add_count(kind, "--embed-dim", "size of the model for SPEC (default: 256)")
-            add_count(kind, "--heads", "its number of heads (default: 4)")
+            add_count(subparser, "--embed-dim", "size of the model for SPEC (default: 256)")
+            add_count(subparser, "--heads", "its number of heads (default: 4)")
             add("--decoder", action="store_true", help="draw SPEC in a causal stack")
         add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
-        add_data(kind, "folder with its dictionaries (default: the one it was trained on)")
+        add_data(subparser, "folder with its dictionaries (default: the one it was trained on)")
         add("--stack", choices=stacks, help="default: the model's first")
-        for option in ("--layer", "--head") if name != "decay" else ():  # all have one decay
+        for option in ("--layer", "--head") if kind != "decay" else ():  # all have one decay
             add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
 
 

@@ -92,14 +92,14 @@ def evaluate(folder: Path) -> None:
 
 
 @torch.no_grad()
-def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
+def predict(model: Any, fairseq_task: Any, split: str) -> tuple[Tensor, Tensor]:
     """Predict a split; return outputs ``(N, C)`` and labels ``(N,)`` in the order of its file.
 
     A test set has no labels: they are 0.
     """
-    dataset = task.load_dataset(split)  # tasks of GLUE return what they load
-    batches = task.get_batch_iterator(
-        dataset, max_sentences=_BATCH_SIZE, max_positions=task.max_positions()
+    dataset = fairseq_task.load_dataset(split)  # our task of GLUE returns what it loads
+    batches = fairseq_task.get_batch_iterator(
+        dataset, max_sentences=_BATCH_SIZE, max_positions=fairseq_task.max_positions()
     ).next_epoch_itr(shuffle=False)
     outputs = [torch.empty(0)] * len(dataset)  # all replaced below
     labels = torch.zeros(len(dataset), dtype=torch.float64)  # float32 would round STS-B's scores
