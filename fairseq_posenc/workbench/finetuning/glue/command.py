@@ -69,9 +69,9 @@ def run(args: argparse.Namespace) -> None:
         return
     with folders.lock_folder(out):
         modified = pretrained.path.stat().st_mtime_ns
-        model = {"protocol": args.protocol, "checkpoint": str(pretrained.path)}
+        facts = {"protocol": args.protocol, "checkpoint": str(pretrained.path)}
         # Records these facts in the folder, or refuses one with results of other facts.
-        folders.claim(out, {**model, "version of the checkpoint": modified})
+        folders.claim(out, {**facts, "version of the checkpoint": modified})
         for glue_run in planned:
             runs.claim(glue_run, out)  # the same for each run: its settings, in its own folder
         tasks = {x.label: partial(fine_tune, x, out) for x in planned if not x.is_finished(out)}
