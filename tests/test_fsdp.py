@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
+
+from tests.helpers.commands import run
 
 PROGRAM = """
 import sys
@@ -41,6 +42,5 @@ SPECS = ["rope", "xpos", "rope(scaling=yarn:4)", "learned+randomized", "t5", "m4
 
 @pytest.mark.slow
 def test_a_sharded_model_equals_the_one_whose_weights_it_loads(tmp_path):
-    words = [sys.executable, "-c", PROGRAM, str(tmp_path / "store"), *SPECS]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == [f"{spec} equal" for spec in SPECS], done.stderr
+    done = run("python", "-c", PROGRAM, tmp_path / "store", *SPECS, cwd=Path(__file__).parents[1])
+    assert done.out.splitlines() == [f"{spec} equal" for spec in SPECS]

@@ -24,9 +24,9 @@ from tests.helpers.formulas import (
     PAD,
     awake,
     make,
+    our_scores,
     padding_of,
     rotated,
-    split_heads,
     their_scores,
 )
 from tests.helpers.products import product_of, some_of
@@ -49,17 +49,6 @@ WITH_TABLES = [
 
 def give(ids: Tensor, tgt_len: int) -> Positions:
     return Positions.from_tokens(torch.full(ids.shape, 5), PAD, EOS, tgt_len).replace_ids(ids)
-
-
-def scores_at(built, query: Tensor, key: Tensor, ids: Tensor) -> Tensor:
-    """Return our scores of one sentence whose tokens stand at ``ids``, ``(S,)``."""
-    tgt_len, ids = query.size(1), ids[None]
-    query, _ = rotated(built, query[None], query[None], ids[:, ids.size(1) - tgt_len :])
-    _, key = rotated(built, key[None], key[None], ids)
-    positions = give(ids, tgt_len)
-    terms = built.terms(positions).projected(split_heads)
-    terms |= built.input_terms(INPUTS[None, : ids.size(1)].to(query.dtype), positions)
-    return reference.scores(query, key, terms)[0]
 
 
 def formula_at(built, spec: str, query: Tensor, key: Tensor, ids: Tensor) -> Tensor:
@@ -103,7 +92,7 @@ def test_scores_equal_the_formula_at_the_ids(spec, tgt_len):
     built, ids = make(spec), torch.tensor([6, 2, 6, 0, 7])
     query = torch.randn(2, tgt_len, 8, dtype=torch.float64)
     key = torch.randn(2, 5, 8, dtype=torch.float64)
-    ours, theirs = scores_at(built, query, key, ids), formula_at(built, spec, query, key, ids)
+    ours, theirs = our_scores(built, query, key, ids), formula_at(built, spec, query, key, ids)
     tolerance = 1e-5 if IN_FLOAT32 & {item.name for item in specs.parse(spec).items} else 1e-12
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
@@ -305,7 +294,7 @@ def test_real_positions_have_sinusoids():
 def test_real_positions_have_distances(name):
     built = make(name)
     query, key = torch.randn(2, 2, 6, 8, dtype=torch.float64)
-    ours = scores_at(built, query, key, TIMES)
+    ours = our_scores(built, query, key, TIMES)
     given = {key.split(".")[-1]: x for key, x in built.named_parameters()}
     for h, i, j in product(range(2), range(6), range(6)):
         back = float(TIMES[i] - TIMES[j])

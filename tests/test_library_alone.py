@@ -10,8 +10,6 @@ import io
 import json
 import pydoc_data.topics
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -21,6 +19,7 @@ import torch
 import fairseq_posenc
 from fairseq_posenc.api import Cache
 from fairseq_posenc.errors import how_to_install
+from tests.helpers.commands import run
 from tests.helpers.products import some_of
 
 ROOT = Path(fairseq_posenc.__file__).resolve().parents[1]
@@ -79,13 +78,12 @@ def torch_alone(tmp_path):
 
 
 def test_it_works_with_torch_and_numpy_alone_and_what_needs_more_says_so_in_a_line(torch_alone):
-    words = [sys.executable, "-I", "-c", ALONE, str(torch_alone), str(ROOT)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=torch_alone)
-    assert done.stdout.startswith("torch.Size([2, 5, 16])\n"), done.stderr
-    *_, last = done.stdout.splitlines()
+    done = run("python", "-I", "-c", ALONE, torch_alone, ROOT, cwd=torch_alone)
+    assert done.out.startswith("torch.Size([2, 5, 16])\n")
+    *_, last = done.out.splitlines()
     assert "without build isolation" in (hint := how_to_install("fairseq"))
-    assert last == f"[0, 0, 0, 0, 2, 2, 2] needs fairseq: {hint}", done.stderr
-    of_compare, of_curves, of_swap = done.stderr.splitlines()
+    assert last == f"[0, 0, 0, 0, 2, 2, 2] needs fairseq: {hint}", done.err
+    of_compare, of_curves, of_swap = done.err.splitlines()
     assert of_compare.endswith(f"needs fairseq: {hint}")
     assert of_curves.endswith(hint)
     assert of_swap.endswith(f"needs transformers: {how_to_install('hf')}")

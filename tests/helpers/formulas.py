@@ -69,13 +69,14 @@ def rotated(built, query, key, ids):
     )
 
 
-def our_scores(built, query, key):
-    """Return the scores of one sentence, ``(heads, tgt_len, src_len)``."""
+def our_scores(built, query, key, ids=None):
+    """Return the scores of one sentence, ``(heads, tgt_len, src_len)``, of tokens at ``ids``."""
     tgt_len, src_len = query.size(1), key.size(1)
-    index = torch.arange(src_len)[None]
+    index = torch.arange(src_len)[None] if ids is None else ids[None]
     rotated_query, _ = rotated(built, query[None], query[None], index[:, -tgt_len:])
     _, rotated_key = rotated(built, key[None], key[None], index)
     positions = positions_of(tgt_len, src_len)
+    positions = positions if ids is None else positions.replace_ids(index)
     terms = built.terms(positions).projected(split_heads)  # as if a layer projected content rows
     terms |= built.input_terms(INPUTS[None, :src_len].to(query.dtype), positions)
     mask = Mask("lr" if any(each.causal_reason for each in built.as_list()) else "both")

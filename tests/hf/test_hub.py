@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from hashlib import sha1
@@ -19,6 +16,7 @@ import pytest
 from transformers import AutoConfig
 
 from fairseq_posenc.hf import read_positions, set_positions
+from tests.helpers import commands
 from tests.helpers.hf_models import MODELS
 from tests.helpers.products import some_of
 
@@ -115,11 +113,9 @@ def hub() -> Iterator[str]:
 
 def run(program: str, hub: str, folder: Path, *arguments: object) -> None:
     """Run a program with the hub at an address, which is read when its package is imported."""
-    settings = {"HF_ENDPOINT": hub, "HF_HOME": str(folder / "cache"), "HF_HUB_DISABLE_XET": "1"}
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    environment = {**os.environ, **settings}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
+    words = ["-c", program, *arguments]
+    home, root = str(folder / "cache"), Path(__file__).parents[2]
+    commands.run("python", *words, cwd=root, HF_ENDPOINT=hub, HF_HOME=home, HF_HUB_DISABLE_XET="1")
 
 
 PUSH = """

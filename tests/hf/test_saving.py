@@ -1,8 +1,6 @@
 """Folders of models with positions: saved, loaded, and never read as the stock model."""
 
 import copy
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.saving import AUTO_CLASSES
 from fairseq_posenc.workbench.hf.folders import is_stock, load_model
+from tests.helpers.commands import run
 from tests.helpers.hf_models import (
     MODELS,
     compute_logits,
@@ -162,9 +161,7 @@ def test_nothing_reads_a_folder_as_the_stock_model(tmp_path: Path) -> None:
     for name, size in {"llama": "20KB", "gpt2": "5GB", "opt": "20KB"}.items():
         make_model(name, "alibi").save_pretrained(tmp_path / name, max_shard_size=size)
         words += [str(tmp_path / name), MODELS[name].model, MODELS[name].config]
-    command = [sys.executable, "-c", STRANGER, *words]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-2000:]
+    run("python", "-c", STRANGER, *words)
 
 
 @pytest.mark.slow
@@ -181,7 +178,7 @@ inputs, logits = (torch.load(f"{sys.argv[1]}/{name}") for name in ("inputs", "lo
 with torch.no_grad():
     assert torch.equal(model(**inputs).logits, logits)
 """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    run("python", "-c", code, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral", "gte", "molmo2_text"])

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions, stock_folders
 from fairseq_posenc.hf.stock_folders import NoStockModelError, find_stock_model
 from fairseq_posenc.workbench.hf.folders import is_stock, load_model
+from tests.helpers.commands import run
 from tests.helpers.hf_models import MODELS, compute_logits, distance, make_inputs, pad
 from tests.helpers.products import some_of
 from tests.hf.test_families import ROTATED, build
@@ -186,10 +185,9 @@ def test_a_process_without_this_package_generates_the_same(spec, tmp_path):
     model = set_positions(MODELS["llama"].build(), spec)
     model.save_pretrained(tmp_path)
     ids = make_inputs(MODELS["llama"])["input_ids"][:1]
-    words = [sys.executable, "-c", STRANGER, str(tmp_path), json.dumps(ids.tolist())]
-    ran = subprocess.run(words, check=True, capture_output=True, text=True)
+    ran = run("python", "-c", STRANGER, tmp_path, json.dumps(ids.tolist()))
     expected = model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
-    assert json.loads(ran.stdout) == expected.tolist()
+    assert json.loads(ran.out) == expected.tolist()
 
 
 def test_half_precision_is_compared_too(tmp_path):

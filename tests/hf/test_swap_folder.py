@@ -1,7 +1,5 @@
 """``swap`` gives a folder of transformers other positions, and keeps all else, without fairseq."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.workbench.cli import main
+from tests.helpers.commands import run
 from tests.helpers.hf_models import MODELS, compute_logits, distance, make_inputs
 
 
@@ -143,6 +142,5 @@ def test_a_folder_needs_no_fairseq(stock: PreTrainedModel, tmp_path: Path) -> No
         "from fairseq_posenc.workbench.cli import main; raise SystemExit(main(sys.argv[1:]))"
     )
     words = ["swap", "--checkpoint", tmp_path / "stock", "--position-encoding", "alibi"]
-    arguments = map(str, [*words, "--out", tmp_path / "new"])
-    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    run("python", "-c", code, *words, "--out", tmp_path / "new")
     assert read_positions(AutoModelForCausalLM.from_pretrained(tmp_path / "new")) == "alibi"
