@@ -17,7 +17,15 @@ from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import Mask
 from tests.helpers.products import product_of
-from tests.helpers.terms import ROWS, TABLES, draft_call, leaves_of, terms_of, with_tensors
+from tests.helpers.terms import (
+    ROWS,
+    TABLES,
+    Inputs,
+    assert_equals_reference,
+    draft_call,
+    terms_of,
+    with_tensors,
+)
 from tests.helpers.uncompiled_flex import attend_uncompiled
 
 B, H, T, D = 2, 2, 70, 3
@@ -90,21 +98,9 @@ def make_terms(form: str, starts: Sequence[int], tgt_len: int, reset: bool) -> t
     return terms_of(runs, reset=first, **shared), terms_of(reset=first, **whole)
 
 
-def assert_same(name: str, terms: Terms, whole: Terms, mask: Mask, tgt_len: int) -> None:
-    """Assert that outputs and the gradients of distinct rows are those of repeated ones."""
-    query, key, value = (
-        torch.randn(B, H, n, D, dtype=torch.float64, requires_grad=True) for n in (tgt_len, T, T)
-    )
-    ours, _ = BACKENDS[name].attend(AttentionCall(query, key, value, terms, mask))
-    theirs, _ = BACKENDS["reference"].attend(AttentionCall(query, key, value, whole, mask))
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    weight = torch.randn_like(ours)
-    tables = leaves_of(terms)
-    for our, their in zip(
-        torch.autograd.grad((ours * weight).sum(), [query, key, value, *tables]),
-        torch.autograd.grad((theirs * weight).sum(), [query, key, value, *tables]),
-    ):
-        torch.testing.assert_close(our, their, rtol=1e-12, atol=1e-12)
+def inputs(tgt_len: int = T) -> Inputs:
+    query, key, value = (torch.randn(B, H, n, D, dtype=torch.float64) for n in (tgt_len, T, T))
+    return query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +112,7 @@ def test_equals_repeated_rows(name, starts, form, reset, tgt_len, direction, sav
     monkeypatch.setattr(blocked, "SAVED_BYTES", saved)
     terms, whole = make_terms(form, STARTS[starts], tgt_len, reset)
     if not BACKENDS[name].refuses(draft_call(terms, tgt_len=tgt_len)):
-        assert_same(name, terms, whole, Mask(direction), tgt_len)
+        assert_equals_reference(name, terms, Mask(direction), inputs(tgt_len), 1e-13, whole)
     else:
         assert form == "channels" or (form.startswith("values") and reset)
 
@@ -138,7 +134,7 @@ def test_limits_of_the_keys(name, starts, form, window, left):
     for direction in ("both", "lr"):
         mask = Mask(direction, padding, window=window, segments=segments)
         terms, whole = make_terms(form, STARTS[starts], T, left and form != "values")
-        assert_same(name, terms, whole, mask, T)
+        assert_equals_reference(name, terms, mask, inputs(), 1e-13, whole)
 
 
 @pytest.mark.parametrize(

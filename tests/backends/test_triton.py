@@ -17,7 +17,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import DIRECTIONS, Mask, PassCache
 from tests.helpers.products import WHOLE, product_of, some_of
-from tests.helpers.terms import leaves_of, terms_of, terms_of_groups
+from tests.helpers.terms import Inputs, leaves_of, terms_of, terms_of_groups
 from tests.helpers.triton_kernels import DEVICE, import_kernels, interpret
 
 (attention,) = import_kernels("attention")
@@ -73,9 +73,6 @@ def make_terms(form: dict, tgt_len: int, src_len: int, starts: Any = None) -> Te
 
 def leaf(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*size, dtype=dtype, device=DEVICE, requires_grad=True)
-
-
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value
 
 
 def inputs(batch: int, tgt_len: int, src_len: int, width: int = D) -> Inputs:
@@ -312,11 +309,8 @@ def test_dropout_is_the_same_backward_and_in_tiles_of_any_size(tile, monkeypatch
     theirs = plain * weights[..., :20].ne(0) / 0.7 @ value
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     leaves = all_leaves((query, key, value), terms)
-    for our, their in zip(
-        torch.autograd.grad(ours.square().sum(), leaves),
-        torch.autograd.grad(theirs.square().sum(), leaves),
-    ):
-        torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-4)
+    found, expected = (torch.autograd.grad(x.square().sum(), leaves) for x in (ours, theirs))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_same_seed_gives_the_same_bits():

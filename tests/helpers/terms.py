@@ -6,11 +6,14 @@ from typing import Any, get_args
 
 import torch
 
+from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.encodings import term as kinds
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.mask import Mask
 
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key and value
 ROWS = {kinds.RowsByDistance(torch.ones(1), of=x).name: x for x in get_args(kinds.RowsOf)}
 TABLES = {"bias", "gain", *ROWS}
 OTHERS: dict[str, Any] = {x.label: x for x in kinds.Term.__subclasses__() if hasattr(x, "label")}
@@ -86,3 +89,19 @@ def with_tensors(terms: Terms, tensors: Iterable[torch.Tensor]) -> Terms:
 def leaves_of(terms: Terms) -> list[torch.Tensor]:
     """List the tensors that learn, each once."""
     return list({id(x): x for x in terms.tensors().values() if x.requires_grad}.values())
+
+
+def assert_equals_reference(
+    name: str, terms: Terms, mask: Mask, qkv: Inputs, tolerance: float = 1e-9, whole: Any = None
+) -> None:
+    """Assert that outputs and, ten times less exactly, all gradients are the reference's.
+
+    ``whole``: another form of the terms, with the same leaves, for the reference.
+    """
+    whole = terms if whole is None else whole
+    ours, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, mask))
+    theirs, _ = BACKENDS["reference"].attend(AttentionCall(*qkv, whole, mask))
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    weight, leaves = torch.randn_like(ours), [*qkv, *leaves_of(terms)]
+    found, expected = (torch.autograd.grad((x * weight).sum(), leaves) for x in (ours, theirs))
+    torch.testing.assert_close(found, expected, rtol=10 * tolerance, atol=10 * tolerance)

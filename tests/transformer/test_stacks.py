@@ -232,8 +232,7 @@ def test_arguments_of_a_decoder_may_have_fairseqs_order():
     by_name = decoder.extract_features(tokens, alignment_layer=0)[1]
     by_place = decoder.extract_features(tokens, None, None, False, 0)[1]
     assert len(by_name["inner_states"]) == len(decoder.layers) + 1
-    for state, other in zip(by_place["inner_states"], by_name["inner_states"], strict=True):
-        torch.testing.assert_close(state, other)
+    torch.testing.assert_close(by_place["inner_states"], by_name["inner_states"])
 
 
 @pytest.mark.parametrize("name", registry.names())
