@@ -25,11 +25,9 @@ from fairseq.dataclass.configs import GenerationConfig
 
 import glue
 from fairseq_posenc import specs
-from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.identity import Identity, is_identity
-from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.convert import comparison, stock_classes
 from fairseq_posenc.workbench.finetuning.glue.worker import predict
@@ -44,9 +42,11 @@ from tests.workbench.finetuning.test_finetuning import data as finetuning_data
 
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 UNTIED = {"no_share_decoder_input_output_embed": True}
+UNTIED_ROBERTA = {"untie_weights_roberta": True}
 ALL_TIED = {"share_all_embeddings": True}
 SINUSOIDS = "sinusoidal(layout=fairseq)"
-Kind = tuple[str, dict[str, bool], str]  # family and options of models, the class's own positions
+SINUSOIDS_IN_DECODER = {"position_encoding_decoder": SINUSOIDS}
+Kind = tuple[str, dict[str, Any], str]  # family and options of models, the class's own positions
 CLASSES: dict[str, Kind] = {  # of transformers
     "RobertaForMaskedLM": ("masked_lm", {}, "learned"),
     "RobertaPreLayerNormForMaskedLM": ("masked_lm", {"encoder_normalize_before": True}, "learned"),
@@ -56,22 +56,24 @@ CLASSES: dict[str, Kind] = {  # of transformers
     "BartForConditionalGeneration": ("translation", {"layernorm_embedding": True}, ""),
     "MBartForConditionalGeneration": ("translation", PRE_NORM | {"layernorm_embedding": True}, ""),
 }
+FINE_TUNED: dict[str, Kind] = {
+    "RobertaForQuestionAnswering": ("masked_lm", {"task": "squad", "max_positions": 48}, "learned"),
+}
 ENGINES: dict[str, Kind] = {  # of CTranslate2
     "Translator": ("translation", {}, ""),
     "Generator": ("causal_lm", {}, ""),
 }
 VOCABULARY = ["<s>", "<pad>", "</s>", "<unk>", *exchanged.WORDS]  # in the order of their numbers
-CASES: list[tuple[str, str, dict[str, Any]]] = [
-    ("RobertaPreLayerNormForMaskedLM", "learned", {}),
+CASES: list[Any] = [
+    ("RobertaForMaskedLM", "learned", {}),
+    ("RobertaForMaskedLM", "learned+m4m", UNTIED_ROBERTA | {"attention_directions": "lr,rl"}),
     ("RobertaPreLayerNormForMaskedLM", "m3", {}),
-    ("RobertaForMaskedLM", "m4m", {"untie_weights_roberta": True, "attention_directions": "lr,rl"}),
     ("BioGptForCausalLM", "t5", {**UNTIED, "activation_fn": "relu"}),
-    ("BioGptForCausalLM", "rope", {"no_scale_embedding": True, "add_bos_token": True}),
+    ("BioGptForCausalLM", "learned+rope", {"no_scale_embedding": True, "add_bos_token": True}),
     ("MarianMTModel", "t5", {**ALL_TIED, "max_target_positions": 60}),
-    ("MarianMTModel", "rope+m4(reset=true)", {}),
+    ("MarianMTModel", "rope+m4(reset=true)", {"target_lang": "fr"}),  # of more symbols
     ("MarianMTModel", "rope", {"position_encoding_decoder": "m4m+alibi", "decoder_layers": 3}),
-    ("M2M100ForConditionalGeneration", "rope", ALL_TIED),
-    ("M2M100ForConditionalGeneration", SINUSOIDS, {}),
+    ("M2M100ForConditionalGeneration", "learned+rope", ALL_TIED | SINUSOIDS_IN_DECODER),
     ("M2M100ForConditionalGeneration", SINUSOIDS, {"activation_fn": "gelu_fast"}),
     ("BartForConditionalGeneration", "none", {}),
     ("BartForConditionalGeneration", "shaw", {"share_decoder_input_output_embed": True}),
@@ -79,22 +81,20 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("Translator", "learned", {**ALL_TIED, "layernorm_embedding": True}),
     ("Translator", "none", {**PRE_NORM, "no_decoder_final_norm": True, "activation_fn": "gelu"}),
     ("Translator", "rope(layout=half,fraction=0.5)", {"activation_fn": "gelu_fast"}),
-    ("Translator", "rope(scaling=yarn:4:length=9)", {"no_scale_embedding": True}),
-    ("Translator", "none,rope(base=500)+t5", {"encoder_attention_heads": 2}),
-    ("Translator", "t5(scale_factor=3)", {}),
-    ("Translator", "lerope", PRE_NORM),
-    ("Translator", "shaw+shaw_values", {}),
-    ("Translator", "shaw(max_distance=3,scale_factor=2)", PRE_NORM),
-    ("Translator", "shaw_values+rope", {"encoder_embed_dim": 48}),
-    ("Translator", "sandwich", {"activation_fn": "tanh"}),
+    ("Translator", "none,rope(base=500)+t5(scale_factor=3)", {"encoder_attention_heads": 2}),
+    ("Translator", "lerope,shaw(max_distance=3,scale_factor=2)", PRE_NORM),
+    ("Translator", "shaw+shaw_values,sandwich", {"activation_fn": "tanh"}),
+    ("Translator", "shaw_values+rope", {"encoder_embed_dim": 48, "no_scale_embedding": True}),
     ("Translator", "alibi(mode=asymmetric)", {"position_encoding_decoder": "alibi"}),
-    ("Translator", "alibi", {"position_encoding_decoder": "rope"}),
+    ("Translator", "alibi", {"position_encoding_decoder": "rope(scaling=yarn:4:length=9)"}),
     ("Generator", "learned", {}),
-    ("Generator", "none,rope", {}),
-    ("Generator", "rope(scaling=linear:4)", {"add_bos_token": True}),
-    ("Generator", "lerope(layout=half,scaling=yarn:4:length=9)", {}),
+    ("Generator", "none,rope(scaling=linear:4)", {"add_bos_token": True}),
+    ("Generator", "lerope(layout=half,scaling=yarn:4:length=9),shaw+shaw_values", UNTIED),
     ("Generator", "alibi", {"decoder_attention_heads": 2}),
-    ("Generator", "shaw+shaw_values", UNTIED),
+]
+CASES += [
+    pytest.param(*FINE_TUNED, spec, {}, marks=pytest.mark.slow)
+    for spec in some_of(["m4m+rope"], ["learned", "m4m+rope"])
 ]
 # One of each encoding, alone; each companion with rotations; compositions; layers that differ.
 SPECS = [*tiny_models.NAMES, *(f"rope+{name}" for name in tiny_models.COMPANIONS)]
@@ -119,6 +119,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {  # options of the command -> model
         *PARTS,
         ("causal_lm", "rope", {"layernorm_embedding": True}, "layernorm_embedding=True"),
         ("causal_lm", "rope", {"no_decoder_final_norm": True}, "lacks biogpt.layer_norm.weight"),
+        ("causal_lm", "rope", {"scale_heads": True}, "transformers has no decoder.layers.0.c_attn"),
         ("translation", "rope", {"encoder_normalize_before": True}, "decoder_normalize_before=F"),
         ("translation", "rope", {"decoder_embed_dim": 48}, "decoder_embed_dim=48 beside 64"),
         ("translation", "learned", {"max_target_positions": 60}, "one number of positions"),
@@ -143,12 +144,21 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {  # options of the command -> model
     "--quantization int8": [("masked_lm", "none", {}, "is for --to ctranslate2")],
     "--out {data}": [("masked_lm", "none", {}, "exists and is not empty")],
 }
+FOREIGN: list[tuple[Any, str]] = [  # a change of a RoBERTa of transformers, and the fault
+    (partial(edit_config, layer_norm_eps=1e-12), "layer_norm_eps is 1e-12, and fairseq's is 1e-05"),
+    (partial(edit_config, hidden_act="relu"), "RobertaForMaskedLM differs from fairseq's model by"),
+    (partial(edit_config, num_hidden_layers=5), "the weights lack"),
+    (lambda x: (x / "dict.txt").write_text("x 1"), "dict.txt: has 6 symbols, the model has 97"),
+    (partial(save_llama, words=[]), "a LlamaForCausalLM cannot be imported, only RoBERTa"),
+    (shutil.rmtree, "{folder} has no config.json: give a folder"),
+]
 
 
 def make(target: str, spec: str, **more: Any) -> Checkpoint:
     """Write a checkpoint that becomes a class or runs in an engine."""
-    family, options, _ = (CLASSES | ENGINES)[target]
-    return checkpoint(family, spec, **{**options, **more})
+    family, options, _ = (CLASSES | FINE_TUNED | ENGINES)[target]
+    data = finetuning_data() / "squad" if options.get("task") == "squad" else None
+    return checkpoint(family, spec, data, **{**options, **more})
 
 
 def load(folder: Path) -> Any:
@@ -188,24 +198,28 @@ def padded(side: str, rows: int = 4, longest: int = 20) -> tuple[torch.Tensor, t
     return tokens, tokens.ne(1)
 
 
+def score(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the scores of a model of transformers; the targets are the sources."""
+    inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": tokens.ne(1).long()}
+    if model.config.is_encoder_decoder:
+        inputs |= {f"decoder_{key}": value for key, value in inputs.items()}
+    found = model(**inputs)
+    scores: torch.Tensor = found.get("logits")
+    return torch.stack([*found.values()], -1) if scores is None else scores
+
+
 @torch.no_grad()
 def compare(ours: Any, theirs: Any, longest: int = 20) -> None:
-    """Compare scores of sentences padded on either side; the targets are the sources."""
+    """Compare scores of sentences padded on either side."""
+    family = "translation" if theirs.config.is_encoder_decoder else ""
     for side in ("left", "right"):
         tokens, real = padded(side, longest=longest)
-        inputs: dict[str, Any] = {"input_ids": tokens, "attention_mask": real.long()}
-        family = ""
-        if theirs.config.is_encoder_decoder:
-            inputs |= {f"decoder_{key}": value for key, value in inputs.items()}
-            family = "translation"
-        found = theirs(**inputs)
-        if "start_logits" in found:
-            scores = torch.stack([found.start_logits, found.end_logits], -1)[real]
+        if getattr(ours, "span_head", None):
             expected = torch.stack(ours(tokens, span_scores=True), -1)[real]
         else:
-            scores, expected = found.logits[real], tiny_models.logits(ours, family, tokens)[real]
+            expected = tiny_models.logits(ours, family, tokens)[real]
         bound = 1e-5 * min(1.0, float(expected.abs().max()))
-        torch.testing.assert_close(scores, expected, atol=bound, rtol=0)
+        torch.testing.assert_close(score(theirs, tokens)[real], expected, atol=bound, rtol=0)
 
 
 def compare_imported(folder: Path, model: Any, longest: int) -> dict[str, torch.Tensor]:
@@ -217,34 +231,55 @@ def compare_imported(folder: Path, model: Any, longest: int) -> dict[str, torch.
     return weights
 
 
-def find_changes(trained: Checkpoint, folder: Path) -> dict[str, torch.Tensor]:
-    """Import an exported folder; return the tensors that do not come back bit for bit."""
+def find_changes(trained: Checkpoint, folder: Path) -> set[str]:
+    """Import an exported folder; return the tensors that do not come back bit for bit.
+
+    The head for masked tokens may be zeros: fine-tuned models lose it, and others would differ.
+    """
     files = trained.path, carry("import", "--from", folder)
     before, after = (torch.load(file, weights_only=False)["model"] for file in files)
     assert before.keys() == after.keys()
-    return {name: after[name] for name in before if not torch.equal(before[name], after[name])}
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    return {name for name in changed if after[name].any() or "lm_head" not in name}
+
+
+def check_longer(trained: Checkpoint, model: Any, length: int) -> None:
+    """Make a model longer, train it in transformers, and import it, which records a length."""
+    model = set_positions(model, "own", max_positions=48, extend="copy").train()
+    tokens, real = padded("right", longest=12)
+    score(model, tokens)[real].logsumexp(-1).mean().backward()
+    untrained = {name for name, weight in model.named_parameters() if weight.grad is None}
+    assert untrained <= {*stock_classes.COPIES}  # not read where an untied one is read instead
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    folder = Path(shutil.copytree(trained.data, new_directory() / "trained"))  # dictionaries
+    model.save_pretrained(folder)
+    weights = compare_imported(folder, model.eval(), longest=48)
+    records = [Identity.from_tensor(weights[name]) for name in filter(is_identity, weights)]
+    assert {record.trained_length for record in records} == {length}
 
 
 @torch.no_grad()
 def compare_in_engine(trained: Checkpoint, name: str, start: int) -> None:
     """Compare log probabilities of sentences, one with an end within it; and continuations."""
-    targets, real = padded("right", rows=3, longest=23)
-    targets[2, 11] = 2
-    sources, lengths = targets.roll(1, 0), real.sum(1).roll(1)
-    prompts = torch.cat([torch.full((3, 1), start), targets[:, :-1]], 1)
-    given = (sources, lengths, prompts) if name == "Translator" else (prompts,)
-    expected = trained.model(*given)[0].log_softmax(-1).gather(2, targets[..., None])[real][:, 0]
-    rows = [row[mask].tolist() for row, mask in zip(targets, real)]
+    if name == "Generator":
+        let_sentences_end(trained, logit=0.0)
     engine = serve(trained, name)
+    sentences = [torch.randint(4, 44, (length,)).tolist() for length in (1, 11, 22)]
+    sentences[2][11] = 2
+    sources = [sentences[-1], *sentences[:-1]]
     if name == "Translator":
-        sides = [*rows[-1:], *rows[:-1]], rows
-        found = engine.score_batch(*(spell(row[:-1] for row in side) for side in sides))
+        results = engine.score_batch(spell(sources), spell(sentences))
     else:
-        found = engine.score_batch(spell([start, *row] for row in rows))
-    log_probs = torch.tensor([value for each in found for value in each.log_probs])
-    torch.testing.assert_close(log_probs, expected, atol=1e-4, rtol=0)
+        results = engine.score_batch(spell([start, *sentence, 2] for sentence in sentences))
+    for source, sentence, found in zip(sources, sentences, results):
+        given = [torch.tensor([[start, *sentence]])]
+        if name == "Translator":
+            given = [torch.tensor([[*source, 2]]), torch.tensor([len(source) + 1]), *given]
+        scores = trained.model(*given)[0][0].log_softmax(-1)
+        expected = scores[range(len(scores)), [*sentence, 2]]
+        torch.testing.assert_close(torch.tensor(found.log_probs), expected, atol=1e-4, rtol=0)
     if name == "Generator":  # token by token with a cache there; here in one pass
-        begun = [[start, *row[:-1]] for row in rows[:2]]
+        begun = [[start, *sentence] for sentence in sentences[:2]]
         found = engine.generate_batch(spell(begun), max_length=9, include_prompt_in_result=False)
         assert any(each.sequences[0] for each in found)
         for prompt, each in zip(begun, found):
@@ -264,39 +299,16 @@ def test_scores_are_those_of_fairseq_and_all_weights_come_back(target, spec, mor
     model = load(folder)
     assert type(model).__name__ == target
     assert target != "BioGptForCausalLM" or model.config.bos_token_id == first
-    own = spec == CLASSES[target][2] and "attention_directions" not in more
+    own = spec == (CLASSES | FINE_TUNED)[target][2] and "attention_directions" not in more
     assert own == ("fairseq_posenc" not in (folder / "config.json").read_text())
     assert own == ("import fairseq_posenc" not in (folder / "README.md").read_text())
     assert read_positions(model).partition(" ")[0] == str(specs.parse(spec))
     compare(trained.model, model)
     # transformers has one number of positions for both sides.
     changes = {"encoder._extra_state"} if "max_target_positions" in more else set()
-    assert find_changes(trained, folder).keys() == changes
-
-
-@pytest.mark.parametrize(
-    ("target", "spec", "more"),
-    [
-        ("RobertaForMaskedLM", "learned", {}),
-        ("RobertaForMaskedLM", "learned", {"attention_directions": "lr,rl"}),
-        *((name, "learned+m4m", {}) for name in some_of([*CLASSES][2:5:2], CLASSES)),
-    ],
-)
-def test_a_model_that_was_made_longer_and_trained_in_transformers_comes_back(target, spec, more):
-    trained = make(target, spec, **more)
-    model = set_positions(load(export_to(trained)), "own", max_positions=48, extend="copy")
-    tokens, real = padded("right", longest=12)
-    inputs = {"input_ids": tokens, "attention_mask": real.long()}
-    model.train()(**inputs, labels=tokens.masked_fill(~real, -100)).loss.backward()
-    untrained = {name for name, weight in model.named_parameters() if weight.grad is None}
-    assert untrained <= {"model.shared.weight"}  # not read where both sides have tables of theirs
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    folder = Path(shutil.copytree(trained.data, new_directory() / "trained"))  # dictionaries
-    model.save_pretrained(folder)
-    weights = compare_imported(folder, model.eval(), longest=48)
-    records = [Identity.from_tensor(weights[name]) for name in filter(is_identity, weights)]
-    length = 48 if (spec, more) == ("learned", {}) else 24  # a stock folder states its table's
-    assert {record.trained_length for record in records} == {length}
+    assert find_changes(trained, folder) == changes
+    if spec.startswith(("learned", "m3")):  # a stock folder states the length of its table
+        check_longer(trained, model, 48 if own else 24)
 
 
 def test_a_table_that_became_longer_after_the_recorded_training_is_exported_whole():
@@ -344,21 +356,9 @@ def test_translations_are_those_of_fairseq(target, spec, beam):
             assert found[n].scores[0] == pytest.approx(ours[n]["score"].item(), abs=1e-4)
 
 
-def check_lost_head(trained: Checkpoint, folder: Path) -> None:
-    """Check that all of a fine-tuned model comes back, with zeros for the head that it lost."""
-    for name, tensor in find_changes(trained, folder).items():
-        assert name.startswith("encoder.lm_head.")
-        assert not tensor.any(), name
-
-
 def published_glue() -> tuple[Path, Path, Path]:
-    bpe, raw, out = DATA / "gpt2_bpe", DATA / "glue_data", new_directory()
-    start("glue", raw, "--out", out, "--tasks", "CoLA,RTE", *bpe_options(bpe))
-    for task, sizes in {"CoLA": (1043, 47), "RTE": (277, 292)}.items():
-        made = open_glue_data(out / task)
-        assert (made.splits["valid"]["examples"], made.longest) == sizes
-        assert made.dictionary.read_bytes() == (bpe / "dict.txt").read_bytes()
-        assert len(load_dictionary(made.dictionary)) == 50265
+    raw, bpe, out = DATA / "glue_data", DATA / "gpt2_bpe", new_directory()
+    start("glue", raw, "--out", out, "--tasks", "CoLA", *bpe_options(bpe))
     return raw, out, bpe
 
 
@@ -390,17 +390,7 @@ def test_predictions_of_glue_are_those_of_fairseq(task, spec, make_data):
     torch.testing.assert_close(load(folder)(**inputs).logits, ours.cpu(), atol=1e-5, rtol=1e-5)
     labels = json.loads((folder / "config.json").read_text()).get("id2label")
     assert labels == ({"0": "LABEL_0"} if task == "STS-B" else {"0": "0", "1": "1"})
-    check_lost_head(trained, folder)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", some_of(["m4m+rope"], ["learned", "m4m+rope"]))
-def test_answers_begin_and_end_at_the_same_tokens(spec):
-    data = finetuning_data() / "squad"
-    trained = checkpoint("masked_lm", spec, data, task="squad", max_positions=48)
-    folder = export_to(trained, "--tokens", data)
-    check_lost_head(trained, folder)
-    compare(trained.model, load(folder), longest=48)
+    assert not find_changes(trained, folder)
 
 
 def save_roberta(name: str = "roberta", types: int = 1) -> tuple[Any, Path]:
@@ -420,26 +410,7 @@ def test_a_roberta_of_transformers_computes_the_same_in_fairseq(types, name):
     compare_imported(folder, model, longest=POSITIONS - 2)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            partial(edit_config, layer_norm_eps=1e-12),
-            "layer_norm_eps is 1e-12, and fairseq's is 1e-05",
-        ),
-        (
-            partial(edit_config, hidden_act="relu"),
-            "RobertaForMaskedLM differs from fairseq's model by",
-        ),
-        (partial(edit_config, num_hidden_layers=5), "the weights lack"),
-        (lambda x: (x / "dict.txt").write_text("x 1"), "dict.txt: has 6 symbols, the model has 97"),
-        (
-            partial(save_llama, words=[]),
-            "a LlamaForCausalLM cannot be imported, only RoBERTa",
-        ),
-        (shutil.rmtree, "{folder} has no config.json: give a folder"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), FOREIGN)
 def test_what_fairseq_does_not_have_is_refused(change, message, capsys):
     _, folder = save_roberta()
     change(folder)
