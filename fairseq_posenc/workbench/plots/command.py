@@ -137,8 +137,7 @@ def run_inspect(args: argparse.Namespace) -> None:
         raise UserError(f"--checkpoint: {len(args.checkpoint)} were named; name one or two")
     refuse_bad_place(args.out, "--out")
     models = [read_attention(path, args.data, args.text, args.target) for path in args.checkpoint]
-    page = render_page(models, own_command())
-    write_whole(args.out, page)
+    write_whole(args.out, render_page(models, own_command()))
     say(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.2f} MB")
 
 

@@ -24,6 +24,7 @@ STACKS = {
     "decoder": ("decoder", "decoder"),
     "cross": ("decoder", "encoder"),
 }
+MOST_TOKENS = 1024  # of a text: each head has figures for all pairs of them
 TEMPLATE = Path(__file__).with_name("inspect.html")
 # A matrix has at least `MIN_STEPS` steps between its smallest and its largest value, each at most
 # `MAX_STEP`; but larger steps if there would be more than `_MAX_STEPS`.
@@ -48,9 +49,11 @@ class TextAttention(NamedTuple):
 
 
 def refuse_long_text(reader: str, length: int, limit: int | None) -> None:
-    """Refuse a text that is longer than the positions of its reader; None if it has no limit."""
-    if limit is not None and length > limit:
-        raise UserError(f"{reader} reads {limit} tokens, and the text has {length}; shorten it")
+    """Refuse a text that is longer than ``MOST_TOKENS``, or than its reader's limit, if any."""
+    most = MOST_TOKENS if limit is None else min(limit, MOST_TOKENS)
+    if length > most:
+        who = reader if most == limit else "a picture or page"
+        raise UserError(f"{who} reads {most} tokens, and the text has {length}; shorten it")
 
 
 def render_page(models: Sequence[TextAttention], command: str) -> str:
@@ -81,10 +84,8 @@ def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
         planes: list[dict[str, Any]] = []
         for (name, role), values in _collect_planes(layers).items():
             if broken := [n for n, layer in enumerate(values, 1) if not layer.isfinite().all()]:
-                raise UserError(
-                    f"{model.path}: attention that is NaN or infinite ({kind}, layer {broken[0]}, "
-                    f"{name}); the model's training diverged"
-                )
+                where = f"({kind}, layer {broken[0]}, {name}); the model's training diverged"
+                raise UserError(f"{model.path}: attention that is NaN or infinite {where}")
             coded = quantize(values, visible)
             # From these the page computes the values from their codes.
             scale = {"step": coded.step, "first": coded.first, "last": coded.last}

@@ -71,8 +71,8 @@ def _make_batch(opened: OpenModel, stack: str, tokens: list[Token]) -> Tensor:
 
     Texts too long for fairseq's own position table are refused; our encodings check by themselves.
     """
-    if opened.positions[stack] is None:
-        refuse_long_text(f"its {stack}", len(tokens), opened.stacks[stack].max_positions())
+    limit = None if opened.positions[stack] else opened.stacks[stack].max_positions()
+    refuse_long_text(f"its {stack}", len(tokens), limit)
     return torch.tensor([[token_id for token_id, _ in tokens]])
 
 

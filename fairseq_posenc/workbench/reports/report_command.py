@@ -133,7 +133,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
     metric = settings.checkpoint.best_checkpoint_metric  # whose value is `best`, such as bleu
     loss = float(best) if metric == "loss" and best is not None else None  # in bits
     if task in ("masked_lm", "language_modeling"):
-        perplexity = None if loss is None else 2.0**loss
+        perplexity = None if loss is None else 2.0 ** min(loss, 1000.0)  # more would overflow
         figures["perplexity"] = best if metric == "ppl" else perplexity
         title = f"Perplexity, validation text of {data}"
     elif task == "translation":

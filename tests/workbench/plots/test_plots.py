@@ -268,10 +268,8 @@ class TestCommand:
             assert main(["plot", *words.split(), "--out", str(out)]) == 0
             written.append(out.read_bytes())
         assert written[0] == written[1]
-        if ending == "png":
-            assert int.from_bytes(written[0][16:20], "big") == 800  # pixels
-        else:
-            assert b"<svg" in written[0]
+        width = int.from_bytes(written[0][16:20], "big")  # of a PNG, in pixels
+        assert width == 800 if ending == "png" else b"<svg" in written[0]
 
     @pytest.mark.parametrize(
         ("words", "says"),
@@ -347,6 +345,7 @@ class TestCheckpoints:
             ("masked_lm", "attention --text w1 --head 9", "--head 9: "),
             ("masked_lm", "attention --text w1 --stack cross", "has encoder only"),
             ("masked_lm", "attention --text w1 --target w2", "--target is for translation"),
+            ("masked_lm", f"attention --text '{'w1 ' * 1100}'", "page reads 1024 tokens, and the"),
             ("causal_lm", f"attention --text '{'w1 ' * 40}'", "sequence of 41 tokens is longer"),
         ],
     )

@@ -51,7 +51,7 @@ def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory
 @pytest.mark.slow
 def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_path, capsys):
     state = trained("masked_lm").checkpoint()
-    for seed, loss, spec in ((1, 2.0, "m4m"), (2, 3.0, "m4m"), (4, 9.0, "m4m"), (3, 5.0, None)):
+    for seed, loss, spec in ((1, 2.0, "m4m"), (2, 3.0, "m4m"), (4, 5000.0, "m4m"), (3, 5.0, None)):
         # By another metric, the best figure is not a loss.
         state["cfg"]["checkpoint"]["best_checkpoint_metric"] = "loss" if spec else "accuracy"
         state["cfg"]["common"]["seed"] = seed
