@@ -66,7 +66,8 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
     binary = folder / BINARY
     shutil.rmtree(binary, ignore_errors=True)  # a killed command may have left it
     binary.mkdir()
-    parts = dict(zip(("train", "valid"), corpus.hold_out(documents)))
+    train, valid = corpus.hold_out(documents)
+    parts = {"train": train, "valid": valid}
     texts = {name: [line for document in part for line in document] for name, part in parts.items()}
     for name, lines in texts.items():  # a line is a paragraph
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", "utf-8")
@@ -84,15 +85,13 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
         (folder / f"{name}.pieces").write_text("\n".join(map(" ".join, encoded)) + "\n", "utf-8")
         command += [f"--{name}pref", str(folder / f"{name}.pieces")]
     run_logged(command, folder / "preprocess.log", lock=None)  # it ends with this process
-    train_words, valid_words = (sum(map(count_words, part)) for part in parts.values())
-    train_tokens, valid_tokens = (sum(map(len, lines)) for lines in pieces.values())
     return DataFacts(
         documents=len(documents),
-        words=train_words + valid_words,
-        train_words=train_words,
-        valid_words=valid_words,
-        train_tokens=train_tokens,
-        valid_tokens=valid_tokens,
+        words=sum(map(count_words, documents)),
+        train_words=sum(map(count_words, train)),
+        valid_words=sum(map(count_words, valid)),
+        train_tokens=sum(map(len, pieces["train"])),
+        valid_tokens=sum(map(len, pieces["valid"])),
         unigram_perplexity=unigram_perplexity(pieces["train"], pieces["valid"]),
     )
 
