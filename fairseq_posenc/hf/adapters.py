@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import SAFETENSORS_WEIGHTS_NAME, AuxiliaryTrainingWrapper
-from safetensors.torch import load_file
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import Tensor
 
 from fairseq_posenc.hf import record
@@ -85,7 +84,7 @@ def _save_configuration(config: Any, folder: Any, **options: Any) -> None:
     If these have records, it excludes a module that a stock model lacks. The configuration itself
     stays as it is, because it or a copy of it may also serve a stock model.
     """
-    written, weights = copy.copy(config), Path(folder) / SAFETENSORS_WEIGHTS_NAME
-    if weights.exists() and any(f"{record.RECORDS}." in name for name in load_file(weights)):
+    written, files = copy.copy(config), Path(folder).glob("adapter_model.*")  # in either format
+    if any(f"{record.RECORDS}.".encode() in path.read_bytes() for path in files):
         written.exclude_modules = _EXCLUDED
     type(config).save_pretrained(written, folder, **options)

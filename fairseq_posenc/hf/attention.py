@@ -30,13 +30,11 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import caches
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions, PassState
-from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, OWN_CODE
+from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, OWN_CODE, WITHOUT_POSITIONS
 from fairseq_posenc.modules.attention_core import AttentionCore, Kept, use_kept
 from fairseq_posenc.shared import Shared
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
-# Attribute of other attention in a model with positions, such as that to an encoder's output.
-WITHOUT_POSITIONS = "attends_without_positions"
 
 
 @dataclass

@@ -21,15 +21,11 @@ from fairseq_posenc import registry
 from fairseq_posenc.derived import add_mixin, refuse_replaced_forward
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import own_positions
-from fairseq_posenc.hf.attention import (
-    WITHOUT_POSITIONS,
-    AttentionPositions,
-    AttentionWithPositions,
-)
+from fairseq_posenc.hf.attention import AttentionPositions, AttentionWithPositions
 from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
-from fairseq_posenc.hf.stand_ins import OWN_CODE
+from fairseq_posenc.hf.stand_ins import OWN_CODE, WITHOUT_POSITIONS
 from fairseq_posenc.own_specs import expand_own, names_own
 from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule, copy_parameters
 from fairseq_posenc.specs import Spec, parse

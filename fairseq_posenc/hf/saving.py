@@ -60,16 +60,15 @@ _NO_FOLDER = (
 )
 
 
-def make_saveable(model: PreTrainedModel) -> None:
+def make_saveable(model: Any) -> None:
     """Make a model save and load its positions: it and its configuration get derived classes."""
     if not isinstance(model.config, ConfigWithPositions):
-        stock: Any = type(model.config)
-        model.config.__class__ = _derive_and_register(stock)
+        model.config.__class__ = _derive_and_register(model.config.__class__)
     if not isinstance(model, ModelWithPositions):
         add_mixin(model, ModelWithPositions)
         model.add_model_tags(_TAG)
-    cast(ModelWithPositions, model).is_saved = False
-    cast(ModelWithPositions, model).record_in_adapters()
+    model.is_saved = False
+    model.record_in_adapters()
     model.config._name_or_path = _NO_FOLDER
     model.name_or_path = ""  # which PEFT writes to adapters: their base model is in no folder
 
@@ -161,19 +160,17 @@ class ModelWithPositions(Derived):
         if hasattr(cls, "stock"):  # a class of `derive`, not this mixin
             cls.config_class = derive(cls.stock.config_class, (ConfigWithPositions,))  # type: ignore[attr-defined]
 
-    def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Any, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        model = cast(PreTrainedModel, self)
-        replace_positions(model, PositionSettings.read(config), extend=None)  # no loaded table yet
+        replace_positions(self, PositionSettings.read(config), extend=None)  # no loaded table yet
         self.record_in_adapters()
 
-    def record_in_adapters(self) -> None:
+    def record_in_adapters(self: Any) -> None:
         """Let PEFT record the positions in adapters, if a program uses it: importing it is slow."""
-        model = cast(PreTrainedModel, self)
-        if sys.modules.get("peft") and not hasattr(model, record.RECORDS):
+        if sys.modules.get("peft") and not hasattr(self, record.RECORDS):
             from fairseq_posenc.hf.adapters import AdapterRecords
 
-            model.add_module(record.RECORDS, AdapterRecords(model))
+            self.add_module(record.RECORDS, AdapterRecords(self))
 
     def save_pretrained(
         self,
@@ -219,21 +216,17 @@ class ModelWithPositions(Derived):
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
         """Load a model from a folder; refuse weights that do not fit the spec in config.json."""
-        wants_info = kwargs.pop("output_loading_info", False)
-        may_resize = kwargs.pop("ignore_mismatched_sizes", False)
+        wants_info = kwargs.get("output_loading_info", False)
+        may_resize = kwargs.get("ignore_mismatched_sizes", False)
+        # The info then lists all weights of other shapes, which are checked below.
+        kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         if kwargs.get(_ATTENTION) == OUR_ATTENTION:  # another model's, as TRL passes it on
             del kwargs[_ATTENTION]
         pattern = record.stock_name_pattern(cls.config_class)  # type: ignore[attr-defined]
         # Names in files -> in the model: of a record (\1 is the stack's), and of the stock weight.
         ours = {f"^{pattern}$": rf"\1{record.RECORD}", rf"^(.+){re.escape(record.SUFFIX)}$": r"\1"}
-        model, info = super().from_pretrained(  # type: ignore[misc]
-            source,
-            *args,
-            key_mapping={**ours, **(kwargs.pop("key_mapping", None) or {})},
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # so that the info lists them; checked below
-            **kwargs,
-        )
+        kwargs["key_mapping"] = {**ours, **(kwargs.get("key_mapping") or {})}
+        model, info = super().from_pretrained(source, *args, **kwargs)  # type: ignore[misc]
         record.refuse_other_weights(
             filter(record.is_of_positions, info["missing_keys"]),
             filter(record.is_of_positions, info["unexpected_keys"]),
@@ -286,9 +279,18 @@ class ModelWithPositions(Derived):
             )
         super()._validate_generation_mode(mode, config, *args)  # type: ignore[misc]
 
+    def _prepare_attention_mask_for_generation(self, tokens: Any, config: Any, *args: Any) -> Any:
+        """Find padding, but not in what an assistant continues: it may generate this symbol."""
+        find = super()._prepare_attention_mask_for_generation  # type: ignore[misc]
+        return tokens.new_ones(tokens.shape) if config.is_assistant else find(tokens, config, *args)
+
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
         """Refuse paged caches here: transformers would only log that a pass refuses them."""
         raise UserError("continuous batching (paged caches) is not supported here: use generate")
+
+    def resize_position_embeddings(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse to put the stock class's own table beside these positions."""
+        raise UserError("change the length by set_positions(model, 'own', max_positions=...)")
 
     def load_adapter(self, *args: Any, **kwargs: Any) -> None:
         """Refuse adapters that transformers would load, as it cannot compare their positions."""

@@ -14,7 +14,10 @@ POSITION_STATE = "position_state"  # argument of layers and attention: the state
 SPEC_FIELD = "position_encoding"  # of configurations whose positions were set
 SPEC_FIELDS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
 LENGTH_FIELD = "position_encoding_max_positions"
-_STOCK_FIELDS = ("rope_parameters", "sliding_window")  # which state positions without a spec
+# Fields that state positions without a spec.
+_STOCK_FIELDS = {"rope_parameters", "sliding_window", "local_attention", "layer_types"}
+_STOCK_FIELDS |= {"no_rope_layers", "layer_rope_theta", "attn_logit_softcapping"}
+_STOCK_FIELDS |= {"relative_attention_num_buckets", "relative_attention_max_distance"}
 
 
 class PositionSettings(NamedTuple):

@@ -17,6 +17,8 @@ from fairseq_posenc.errors import UserError
 CALLED_BY_ITSELF = "a part of a model was called by itself: call the model as a whole"
 # After the name of a model or an attention:
 OWN_CODE = "computes attention by code of its own, which takes no other positions than rotations"
+# Attribute of other attention in a model with positions, such as that to an encoder's output.
+WITHOUT_POSITIONS = "attends_without_positions"
 
 _pass = threading.local()  # has `cosines` in a pass; torch.compile traces no `ContextVar`
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
@@ -69,14 +69,11 @@ def test_a_table_by_distance_is_not_cut_as_if_its_rows_were_positions() -> None:
     assert not torch.isin(model.get_parameter(name), old).any()
 
 
-@pytest.mark.parametrize("name", ["marian", "pegasus"])
-def test_sinusoids_are_no_trained_table(name: str) -> None:
+@pytest.mark.parametrize("kind", ["Marian", "Pegasus"])
+def test_sinusoids_are_no_trained_table(kind: str) -> None:
     """Both are an ``nn.Embedding`` in transformers, but hold nothing that was trained."""
-    sizes = {f"{x}_{y}": 2 for x in ("encoder", "decoder") for y in ("ffn_dim", "layers")}
-    config = AutoConfig.for_model(
-        name, d_model=32, vocab_size=20, pad_token_id=0, decoder_start_token_id=0, **sizes
-    )
-    stacks = FAMILIES[name].find_stacks(AutoModel.from_config(config))
+    model = MODELS["marian"]._replace(model=f"{kind}Model", config=f"{kind}Config").build()
+    stacks = FAMILIES[kind.lower()].find_stacks(model)
     assert len(stacks) == 2
     assert not any(stack.read_weights(stack.module) for stack in stacks)
 

@@ -73,10 +73,10 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
+        name = path.split("/", 5)[-1]
         if path.startswith("/api/models/") and not path.startswith(f"/api/models/{REPOSITORY}"):
             self._answer(b"{}", error="RepoNotFound")
-            return
-        if path.startswith("/api/models/"):
+        elif path.startswith("/api/models/"):
             siblings = [{"rfilename": name} for name in self.files]
             entries = [
                 {"type": "file", "path": name, "size": len(content), "oid": _hash(content)}
@@ -84,9 +84,7 @@ class Hub(BaseHTTPRequestHandler):
             ]
             facts = {"id": REPOSITORY, "sha": self.commit, "siblings": siblings}
             self._answer(json.dumps(entries if "/tree/" in path else facts).encode())
-            return
-        name = path.split("/", 5)[-1]
-        if not path.startswith(f"/{REPOSITORY}/") or name not in self.files:
+        elif not path.startswith(f"/{REPOSITORY}/") or name not in self.files:
             self._answer(b"{}", error="EntryNotFound", commit=self.commit)
         else:
             content = self.files[name]

@@ -168,13 +168,12 @@ def test_nothing_reads_a_folder_as_the_stock_model(tmp_path: Path) -> None:
 def test_a_folder_is_loaded_by_trust_without_an_import(tmp_path: Path) -> None:
     model, inputs = make_model(), make_inputs(MODELS["llama"])
     model.save_pretrained(tmp_path)
-    torch.save(compute_logits(model, inputs), tmp_path / "logits")
-    torch.save(inputs, tmp_path / "inputs")
+    torch.save((inputs, compute_logits(model, inputs)), tmp_path / "expected")
     code = """
 import sys, torch
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True).eval()
-inputs, logits = (torch.load(f"{sys.argv[1]}/{name}") for name in ("inputs", "logits"))
+inputs, logits = torch.load(f"{sys.argv[1]}/expected")
 with torch.no_grad():
     assert torch.equal(model(**inputs).logits, logits)
 """
@@ -216,6 +215,7 @@ UNFIT: dict[str, tuple[Any, str]] = {  # a change of settings or weights, and wh
     "no spec": ({SPEC: None}, "config.json: position_encoding must be a spec, not None"),
     "no length": ({ROOM: "64"}, "max_positions must be a whole number of at least 1, not '64'"),
     "rotations": ({"rope_parameters": {"rope_theta": 9}}, "rope_theta was 10000.0: restore"),
+    "windows": ({"layer_types": ["sliding_attention"] * 4}, r"layer_types was \['full.*: restore"),
     "no rotations": ({f"{SPEC}_replaced": [1]}, r"_replaced was \[1\]: restore"),
     "an unknown encoding": ({SPEC: "owl"}, "unknown position encoding 'owl'"),
     "an unknown model": ({TYPE: "lama"}, "config.json: transformers has no type 'lama'"),
@@ -229,7 +229,7 @@ UNFIT: dict[str, tuple[Any, str]] = {  # a change of settings or weights, and wh
 @pytest.mark.parametrize("problem", UNFIT)
 def test_a_folder_that_does_not_fit_is_refused_in_a_line(problem: str, tmp_path: Path) -> None:
     change, message = UNFIT[problem]
-    make_model().save_pretrained(tmp_path)
+    make_model("gemma3" if problem == "windows" else "llama").save_pretrained(tmp_path)
     if isinstance(change, dict):
         edit_config(tmp_path, **change)
     else:

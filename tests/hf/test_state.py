@@ -193,12 +193,22 @@ def test_layers_that_peft_replicates_have_positions(spec: str) -> None:
         assert distance(replicated(TOKENS[:, 8:], **{CACHE: cache}).logits, full[:, 8:]) < 1e-5
 
 
-def test_continuous_batching_is_refused() -> None:
+def test_an_assistant_may_generate_the_symbol_of_padding() -> None:
+    model, named = Cell.build("llama", "alibi").model, {"max_new_tokens": 8, "do_sample": False}
+    expected = model.generate(TOKENS, **named, eos_token_id=None)
+    named |= {"pad_token_id": int(expected[0, 14]), "assistant_model": copy.deepcopy(model)}
+    assert torch.equal(model.generate(TOKENS, **named, eos_token_id=None), expected)
+
+
+def test_what_transformers_would_do_without_positions_is_refused() -> None:
     model = set_positions(MODELS["llama"].build(), "own")
     with pytest.raises(UserError, match="continuous batching"):
         model.generate_batch(TOKENS.tolist())
     with pytest.raises(UserError, match="continuous batching"):
         model.generate(TOKENS, cache_implementation="paged")
+    pegasus = MODELS["marian"]._replace(model="PegasusModel", config="PegasusConfig").build()
+    with pytest.raises(UserError, match=r"set_positions\(model, 'own', max_positions="):
+        set_positions(pegasus, "alibi").resize_position_embeddings(128)
 
 
 @torch.no_grad()
@@ -275,18 +285,12 @@ def test_a_decoder_whose_class_counts_from_its_padding_generates(spec: str, padd
 
 
 @torch.no_grad()
-def test_a_mask_that_is_shorter_than_ids_is_refused() -> None:
-    model = set_positions(MODELS["roberta"].build(), "alibi")
-    ids = torch.arange(2, 2 + TOKENS.size(1))[None]
-    with pytest.raises(UserError, match=r"attention_mask \(1, 4\) must be \(1, 12\)"):
-        model(TOKENS, attention_mask=torch.ones(1, 4), position_ids=ids)
-
-
-@torch.no_grad()
-def test_numbers_of_documents_are_of_all_tokens() -> None:
-    model = set_positions(MODELS["llama"].build(), "alibi+documents")
-    with pytest.raises(UserError, match=r"seq_idx \(1, 4\) must be \(1, 12\)"):
-        model(TOKENS, seq_idx=torch.zeros(1, 4, dtype=torch.long))
+@pytest.mark.parametrize(("name", "short"), [("roberta", "attention_mask"), ("llama", "seq_idx")])
+def test_a_mask_and_numbers_of_documents_are_of_all_tokens(name: str, short: str) -> None:
+    model = set_positions(MODELS[name].build(), "alibi+documents")
+    named = {"position_ids": torch.arange(2, 14)[None], short: torch.ones(1, 4).long()}
+    with pytest.raises(UserError, match=rf"{short} \(1, 4\) must be \(1, 12\)"):
+        model(TOKENS, **named)
 
 
 @torch.no_grad()
