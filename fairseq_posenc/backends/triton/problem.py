@@ -197,8 +197,8 @@ def find_visible(
             raise UserError(
                 "position backend triton needs documents whose numbers ascend: choose blocked"
             )
-        # Neither falls from query to query, so keys are searched in them; `contiguous`: no warning.
-        first, last = (x.contiguous() for x in found)  # [B or 1, T] each
+        # Neither falls: the first query with last >= k to the last one with first <= k see key k.
+        first, last = (x.contiguous() for x in found)  # [B or 1, T] each; others give a warning
         keys = torch.arange(src_len, device=device).expand(len(first), -1).contiguous()
         of_keys = torch.searchsorted(last, keys), torch.searchsorted(first, keys, right=True) - 1
         shared = len(first) == 1
