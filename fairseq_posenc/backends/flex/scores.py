@@ -113,7 +113,7 @@ def build_score_mod(
     if (by_pair := terms.find(NumbersByPair)) is not None:
         summands.append(_Numbers(F.pad(at_least_fp32(by_pair.numbers), missing)))
         mark_batch_dynamic(summands[-1].numbers)
-    if (states := terms.find(States)) is not None:
+    if (states := terms.find(States)) is not None:  # of the queries, (B, H, T, W), for rows of W
         vectors = F.pad(states.vectors, (0, 0, *missing[2:]))
         summands += tabulate(terms.rows("state"), vectors)
     softcap, temperatures = terms.softcap, []
