@@ -150,7 +150,7 @@ def add_to_table(problem, opt, slab, side, chunks, program):
     last = side.table.last
     group, step = split_program(program, last + 1, opt.N)
     chunk, head = group // problem.heads, group % problem.heads
-    offset = find_offset(side) + step  # of the block's first table row, in row 0 of the tiles
+    offset = find_offset(side) + step  # the block's first column in row 0 of the tiles
     tokens = problem.tgt_len if side.SIGN > 0 else problem.src_len
     others = problem.src_len if side.SIGN > 0 else problem.tgt_len
     rows, stride = (slab.queries, slab.keys) if side.SIGN > 0 else (slab.keys, slab.queries)
