@@ -74,8 +74,6 @@ def _describe_misfit(error: BaseException) -> str | None:
             "the checkpoint's optimizer state is for other parameters than the model's: give the "
             "options of its training, or continue training with --reset-optimizer"
         )
-    if isinstance(error, AssertionError) and "please reset the optimizer" in text:
-        return shortened(text)  # fairseq names the classes of optimizer or criterion
     # torch also refuses files that fairseq opens elsewhere, and whose path is not known.
     return describe_damage(error) if _runs_code(error) else None
 

@@ -67,10 +67,9 @@ def open_whole(path: Path) -> dict[str, Any]:
 def refuse_incomplete(state: Mapping[str, object]) -> None:
     """Refuse a checkpoint without the entries that fairseq reads, such as weights alone."""
     has_history = "optimizer_history" in state or "best_loss" in state  # `best_loss`: old files
-    if not isinstance(state.get("model"), dict) or not has_history:
-        raise UserError("not a complete checkpoint of fairseq (it lacks a model, or its training)")
-    if not state.get("cfg") and not state.get("args"):
-        raise UserError("not a complete checkpoint of fairseq (it has no settings)")
+    has_settings = state.get("cfg") or state.get("args")
+    if not (isinstance(state.get("model"), dict) and has_history and has_settings):
+        raise UserError("not a complete checkpoint of fairseq (it lacks weights, settings or more)")
 
 
 def is_torn(path: Path) -> bool:

@@ -76,6 +76,9 @@ class PositionCheckpoints(nn.Module):
         _refuse_other_dictionary(state_dict, model_state)
         stacks = {name: x for name, x in self.named_modules() if isinstance(x, IdentifiedStack)}
         changes = _match_identities(stacks, state_dict, prefix)
+        if any(x.layers_kept for x in stacks.values()) and not changes:
+            for key in [x for x in state_dict if ".encodings." in x and x not in model_state]:
+                del state_dict[key]  # a table of layers that pruning has removed
         # Both change the state dict, and say how: tables by distance grow, misfits are replaced.
         extended_tables = extend_tables(self, state_dict, prefix)
         replaced_parameters = fit_positions(state_dict, model_state)

@@ -29,6 +29,7 @@ def check_precision(common: Any, noise: float = 0) -> None:
     fairseq writes the noise of ``--quant-noise-pq`` into the weights in place; only updates of
     float32 copies, which ``fp16`` and ``bf16`` have, restore them. ``common`` is fairseq's section.
     """
+    use_gpu_for_bf16(common)  # for architectures of a user; ours have done it
     chosen = [name for name in _HALF_PRECISIONS if getattr(common, name, False)]
     flags = sorted({f"--{name.removeprefix('memory_efficient_')}" for name in chosen})
     if len(flags) > 1:
@@ -42,8 +43,8 @@ def check_precision(common: Any, noise: float = 0) -> None:
     if chosen and lists_all and (common.cpu or not torch.cuda.is_available()):
         name, reason = chosen[0], "--cpu is given" if common.cpu else "torch sees none here"
         raise UserError(
-            f"--{name.replace('_', '-')} is for GPUs, and {reason}: leave it out, and train with "
-            f"--cpu (hydra: common.{name}=false common.cpu=true)"
+            f"--{name.replace('_', '-')} is for GPUs, and {reason}: leave it out "
+            f"(hydra: common.{name}=false common.cpu=true)"
         )
 
 
@@ -99,8 +100,8 @@ def check_shards(data: str, split: str) -> None:
             other = first / path.name
             if not other.exists() or path.read_bytes() != other.read_bytes():
                 raise UserError(
-                    f"{path} is not the dictionary of {first}, which fairseq uses for all "
-                    "shards: ids would mean other tokens; preprocess the shards with one dictionary"
+                    f"{path} is not the dictionary of {first}, which fairseq reads for all "
+                    "shards: preprocess them with one dictionary"
                 )
 
 

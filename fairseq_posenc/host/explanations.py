@@ -23,7 +23,7 @@ FITTING_TASKS = (  # in messages: the --task and --criterion that the models nee
     "roberta_* and decbert_* are trained with --task masked_lm --criterion masked_lm, "
     "transformer_lm_* with --task language_modeling, transformer_* with --task translation"
 )
-# Patterns of how fairseq's errors begin -> what to say; \1 is the first group of the pattern.
+# How errors begin, or where fairseq raises them, as patterns -> what to say; \1: the first group.
 _ADVICE = {
     r"\"'_name'\"|Could not infer task": "fairseq has no model._name, or task._name, of this name; "
     "in Python, from_pretrained needs user_dir='fairseq_posenc'",
@@ -42,20 +42,21 @@ _ADVICE = {
     "within the shell's: \"\\1='\\2'\"",
     r"(?s)Error parsing override '([^'\n]+)'.*missing EQUAL": r"\1 is not a setting: write "
     "KEY=VALUE, as in model.position_encoding=m4m",
-    "The dataset is empty": "a split has no batches left: if the log counts samples of invalid "
-    "sizes, they are longer than the model reads; else fairseq dropped what does not fill a "
-    "multiple of 8 samples: give --required-batch-size-multiple 1 (or more --max-tokens)",
-    r".*should not exceed max_tokens=(\d+)": r"a sample has more than \1 tokens, the limit of a "
-    "batch: give more --max-tokens",
-    "Must specify batch size": "give --max-tokens, the tokens of a batch, or --batch-size",
+    r"The dataset is empty|IndexError in data_utils|ZeroDivisionError in \w+\.(_main|reduce)": "a "
+    "split has no batches: if the log counts samples of invalid sizes, they are longer than the "
+    "model reads; else fairseq dropped them: give --required-batch-size-multiple 1",
     "Dataset not found: (.*)": r"the data have no split \1: name their folder, and a split of it",
-    r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip": r"sample \1 "
-    r"has \2 tokens, and \3 is the limit of the model or of --max-tokens: give more, or leave such "
-    "samples out by --skip-invalid-size-inputs-valid-test (the log then counts them)",
     r"world size is \d+ but|.* device_ids and": "fewer GPUs than --distributed-world-size: "
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
     ".*(torch_xla|xla_device)'": "--tpu needs torch_xla, which is not installed: leave it out",
-    "--activation-fn .* not supported|AdaptiveLoss is not .*|Cannot find FullyShard.*": r"\g<0>",
+    "Cannot resume training due to dataloader": "the data or batches are others than before the "
+    "stop: --reset-dataloader keeps the weights, and begins with epoch 1",
+    "KeyError in train.validate: (.+)": r"validation gives no metric \1 (--best-checkpoint-metric)",
+    "KeyError in options.parse_args_and_arch": "give --task, as in --task language_modeling",
+    "TypeError in utils.split_paths|AttributeError in checkpoint_utils.get_maybe": "give --path",
+    "TypeError in search.init_constraints": "--constraints are read by fairseq-interactive alone",
+    r"ValueError in ast\.|SyntaxError in (ast|eval_lm|validate)\.": "a setting, as "
+    "--model-overrides, is not a literal of Python such as \"{'data': 'data-bin/wiki'}\"",
     ".* has no attribute 'eval_lm_dataloader'": "fairseq-eval-lm is for --task language_modeling: "
     "evaluate a translation model by fairseq-generate or fairseq-posenc translate",
     "'MaskedLMTask' object has no attribute 'args'": "--mask-whole-words does not work: omit it",
@@ -85,9 +86,12 @@ def _explain(error: BaseException) -> str | None:
             f"{save_dir}, except crash.pt, are from before: continue from one of them with a "
             "smaller --lr, or with --clip-norm"
         )
+    frame = [traceback.FrameSummary("", 0, ""), *traceback.extract_tb(error.__traceback__)][-1]
+    text = " ".join(str(error).split())
+    place = f"{type(error).__name__} in {Path(frame.filename).stem}.{frame.name}"
     for start, advice in _ADVICE.items():
-        if match := re.match(start, str(error)):
-            return re.sub(r"np\.\w+\((\d+)\)", r"\1", match.expand(advice))  # numbers of numpy 2
+        if match := re.match(start, str(error)) or re.match(start, f"{place}: {text}"):
+            return match.expand(advice)
     if isinstance(error, SettingError):
         name = error.full_key or error.key
         reason = shortened(" ".join(str(error).splitlines()[0].split()))
@@ -99,15 +103,14 @@ def _explain(error: BaseException) -> str | None:
     # A setting that caused hydra's error explains more: `chain` yields it next.
     if isinstance(error, HydraException) and not isinstance(error.__cause__, SettingError):
         return shortened(" ".join(re.split("Config search path|See https", str(error))[0].split()))
-    frames = traceback.extract_tb(error.__traceback__)[-1:]  # the last one, or none
-    raised_in = [f"{Path(x.filename).stem}.{x.name}" for x in frames]
-    if isinstance(error, IndexError) and raised_in == ["data_utils.batch_by_size"]:
-        return _ADVICE["The dataset is empty"]
-    if isinstance(error, KeyError) and raised_in == ["train.validate"]:
-        return f"validation gives no metric {error}: correct --best-checkpoint-metric"
-    if isinstance(error, KeyError) and raised_in == ["registry.build_x"]:
+    if place == "KeyError in registry.build_x":
         known = [name for part in REGISTRIES.values() for name in part["registry"]]
         return f"fairseq has no {error}: {suggest(str(error.args[0]), known)}correct this name"
+    # What fairseq itself refuses, in words, and not because of another error.
+    is_refusal = isinstance(error, AssertionError) or str(frame.line).startswith("raise ")
+    is_first = re.search("/fairseq(_cli)?/", frame.filename) and not error.__context__
+    if is_refusal and is_first and text.count(" ") > 2:
+        return shortened(re.sub(r"np\.\w+\((\d+)\)", r"\1", text))  # numbers of numpy 2
     if not isinstance(error, FileNotFoundError | NotADirectoryError) or not error.filename:
         return None
     path = Path(error.filename)

@@ -23,7 +23,7 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import DictConfig
 
 from fairseq_posenc import locks
-from fairseq_posenc.checkpoints.recovery import check_resumption, find_start, restore_if_torn
+from fairseq_posenc.checkpoints.recovery import LAST, check_resumption, find_start, restore_if_torn
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import checks
@@ -50,7 +50,6 @@ class CheckedModel(PositionCheckpoints):
         super().prepare_for_inference_(cfg)  # type: ignore[misc]
         if not cfg.common_eval.path:
             return
-        checks.use_gpu_for_bf16(cfg.common)  # for architectures of a user; ours have done it
         checks.check_precision(cfg.common)
         reads_targets = cfg.generation.score_reference or cfg.generation.prefix_size
         if reads_targets and getattr(cfg.task, "left_pad_target", False):
@@ -117,7 +116,6 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     is_ours = type(model).__module__.startswith("fairseq_posenc.")  # others may add settings
     if is_ours and isinstance(settings.model, DictConfig):  # hydra's, in which `+` adds any name
         refuse_unknown_settings(settings.model)
-    checks.use_gpu_for_bf16(settings.common)
     checks.check_precision(settings.common, getattr(settings.model, "quant_noise_pq", 0))
     for function in filter(None, (checkpoint_utils.save_checkpoint, _find_counter())):
         for name in ("best", "num_runs"):  # attributes that an earlier run of a hydra sweep left
@@ -126,13 +124,16 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     is_rank = "RANK" in os.environ and started.isdigit() and int(started) > 1  # of torchrun
     if is_rank and distributed.distributed_world_size == 1:  # each would write the same checkpoints
         raise UserError(
-            f"{started} processes of one training: with --distributed-world-size 1 each would "
-            f"train alone, as rank 0; give --distributed-world-size {started}"
+            f"each of {started} processes of one training would train alone, as rank 0: give "
+            f"--distributed-world-size {started}"
         )
     checks.refuse_wrong_checkpoints(settings.checkpoint, settings.task, settings.criterion)
+    loss = getattr(settings.criterion, "_name", settings.criterion)  # a name may stand alone
+    if loss in _CROSS_ENTROPIES and getattr(settings.model, "adaptive_softmax_cutoff", None):
+        raise UserError("--adaptive-softmax-cutoff is for --criterion adaptive_loss: give both")
     if type(task) in _UNFIT_LOSSES:  # not a user's own, which may build other batches
-        # fairseq would fail in the first batch, or count unmasked tokens. A name may stand alone.
-        if getattr(settings.criterion, "_name", settings.criterion) in _UNFIT_LOSSES[type(task)]:
+        # fairseq would fail in the first batch, or count unmasked tokens.
+        if loss in _UNFIT_LOSSES[type(task)]:
             raise UserError(f"the model, the task or the criterion does not fit: {FITTING_TASKS}")
         block, batch = settings.task.tokens_per_sample, settings.dataset.max_tokens
         if settings.task.sample_break_mode != "eos" and batch and block > batch:
@@ -192,16 +193,22 @@ def refuse_full_disk(folder: str) -> None:
     if (free := shutil.disk_usage(folder).free) < needed:
         raise UserError(
             f"no room for a checkpoint in {folder}: it needs about {needed / 1e6:,.0f} MB and "
-            f"{free / 1e6:,.0f} MB are free; the checkpoints there are complete. Make room and "
-            "run the same command again to resume from the last one."
+            f"{free / 1e6:,.0f} are free; those there are complete: make room, then resume"
         )
 
 
 def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> None:
     """Check the checkpoint that a run starts from, and restore its count of ``--patience``."""
-    checkpoint = settings.checkpoint
+    checkpoint, wanted = settings.checkpoint, settings.optimization.max_update
     if (path := find_start(checkpoint)) is None:
         return
+    last, end = Path(checkpoint.save_dir, LAST), ""
+    is_elsewhere = path.parent.resolve() != last.parent.resolve()
+    if is_elsewhere and last.exists() and not checkpoint.no_save:
+        raise UserError(
+            f"--restore-file {path} would start again, and replace {last}: leave it out to "
+            "continue from that, or give another --save-dir"
+        )
     restore_if_torn(path, checkpoint)
     is_new = path == Path(checkpoint.finetune_from_model or "")
     resumed = check_resumption(path, settings, is_new)  # what fairseq will load of the checkpoint
@@ -209,28 +216,18 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
         return
     if resumed.loads_optimizer:
         model.optimizer_source = path  # refuses resized tables: the optimizer's state would not fit
-    end = describe_end(path, resumed.updates, settings) if resumed.loads_optimizer else ""
+        if 0 < wanted <= resumed.updates:  # fairseq would make another one
+            end = f"{path} has made {resumed.updates:,} updates of --max-update {wanted:,}"
+    if end and is_elsewhere:
+        raise UserError(
+            f"{end}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
+            "--reset-meters --reset-dataloader start counting from 0"
+        )
     if end := end or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
         logger.warning(f"{end}: the training is finished, and nothing was changed")
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
         if {type(settings.task), type(settings.criterion)} == {Namespace} and _find_counter():
             sys.exit()  # `settings` is a copy (`_find_settings`): fairseq-train would train on
-
-
-def describe_end(path: Path, updates: int, settings: DictConfig) -> str:
-    """Describe the end of a run that has made all its updates, or return "" for any other.
-
-    fairseq would make one more. A new run from such a checkpoint would do nothing, and is refused.
-    """
-    wanted = settings.optimization.max_update
-    state = f"{path} has made {updates:,} updates of --max-update {wanted:,}"
-    is_finished = 0 < wanted <= updates
-    if is_finished and path.parent.resolve() != Path(settings.checkpoint.save_dir).resolve():
-        raise UserError(
-            f"{state}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
-            "--reset-meters --reset-dataloader start counting from 0"
-        )
-    return state if is_finished else ""
 
 
 def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> str:

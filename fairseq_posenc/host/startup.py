@@ -6,9 +6,9 @@ import os
 import sys
 import threading
 import warnings
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.host.explanations import explain_failure
 
-_previous_hook = sys.excepthook  # shows unknown errors
 # Warnings of hydra and torch about fairseq's code, at each start.
 _REMARKS = (
     r"(?s).*(hydra\.experimental|version_base|@package _group_|strict flag|ConfigStore schema|"
@@ -42,18 +41,18 @@ def prepare() -> None:
         logger = logging.getLogger(f"fairseq.{name}")
         logger.addFilter(lambda record: not record.getMessage().startswith(repeated))
     warnings.filterwarnings("ignore", _REMARKS, module=r"sys$|hydra\.|fairseq|torch\.utils\.data\.")
-    sys.excepthook = report
+    sys.excepthook = partial(report, sys.excepthook)
     atexit.register(end_loading)  # a training may end within an epoch
     # By default hydra prints an error itself and ends the program, without calling the hook.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 
-def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print one line, not a stack trace, for a known error: the hook of fairseq's commands."""
+def report(previous: Any, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Print one line, not a stack trace, for a known error; the ``previous`` hook shows others."""
     if message := find_message(error) or explain_failure(error):
         print(f"fairseq-posenc: error: {message}", file=sys.stderr)
     else:
-        _previous_hook(kind, error, trace)
+        previous(kind, error, trace)
 
 
 def end_loading() -> None:

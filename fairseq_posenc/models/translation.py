@@ -52,9 +52,9 @@ class PositionalTransformer(CheckedModel, TransformerModel):
     ) -> PositionalDecoder:
         """Build a decoder with position encodings."""
         config = options.configure_stack(args, "decoder")
-        return PositionalDecoder(
-            config, tgt_dict, embed_tokens, no_encoder_attn=config.no_cross_attention
-        )
+        if config.adaptive_softmax_cutoff:  # which shares none; fairseq would load one all the same
+            config.share_decoder_input_output_embed = False
+        return PositionalDecoder(config, tgt_dict, embed_tokens, config.no_cross_attention)
 
 
 _SIZES = {

@@ -240,7 +240,6 @@ LENGTHS = (Size(6), Size(1, 4), Size(40), Size(40, 64, width=24, heads=3))
 LONG = (Size(12), Size(1), Size(40, width=24, heads=3), Size(300))
 ROTATED = (Size(8, 4096, 16, 1), Size(1, 64, 32, 2), Size(200, 64, 64, 2), Size(128, 2048, 128, 2))
 PLAIN = (Size(12), Size(1), Size(128, width=64))
-BUCKETS = (Size(9, 12), Size(3, 12), Size(9, 16), Size(70, 40, 24, 3))
 ROPE: dict[str, Any] = {"inputs": ("query", "key"), "tolerance": 1e-5}
 
 CASES = {
@@ -265,7 +264,7 @@ CASES = {
         "deberta_v2(buckets=4)",
         "DeBERTa-v2, c2p and p2c",
         deberta_v2,
-        BUCKETS,
+        (Size(9, 12), Size(3, 12), Size(9, 16), Size(70, 40, 24, 3)),
         options={"buckets": 4},
         tolerance=1e-6,
     ),

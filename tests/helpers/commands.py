@@ -171,12 +171,8 @@ class Training(NamedTuple):
         """
         epochs = sorted(int(path.stem[10:]) for path in self.save_dir.glob("checkpoint?.pt"))
         states = [self.checkpoint(f"checkpoint{epoch}.pt") for epoch in epochs]
-        return [_meter(state["extra_state"]["metrics"][group], key) for state in states]
-
-
-def _meter(meters: list[Any], key: str) -> float:
-    (values,) = [values for _, name, _, values in meters if name == key]
-    return float(values["val"])
+        meters = [meter for state in states for meter in state["extra_state"]["metrics"][group]]
+        return [float(values["val"]) for _, name, _, values in meters if name == key]
 
 
 class Family(NamedTuple):

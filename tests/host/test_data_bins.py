@@ -20,8 +20,7 @@ from tests.helpers.commands import sentences, train
 from tests.helpers.products import product_of
 
 SIZES = (3, 1, 4, 1, 5)
-HEADER = 26  # bytes of an index before its sizes
-POINTERS = HEADER + 4 * len(SIZES)
+POINTERS = 26 + 4 * len(SIZES)  # 26: bytes of an index before its sizes
 
 
 def write_split(folder: Path, dtype: type = np.uint16, sizes: tuple[int, ...] = SIZES) -> Path:

@@ -37,7 +37,10 @@ from tests.helpers.programs import true_start
 
 # A command that ends while a thread of fairseq's computes a batch.
 LOADING = """
-import torch, fairseq_posenc.models
+import sys, torch, fairseq_posenc.host.startup
+sys.excepthook = print  # as a program may do before it loads the plugin
+import fairseq_posenc.models
+assert sys.excepthook.args == (print,)  # which errors that are unknown are left to
 from fairseq.data.iterators import BufferedIterator
 def compute(_): return torch.rand(500, 500) @ torch.rand(500, 500)
 next(BufferedIterator(999, torch.utils.data.DataLoader(range(999), collate_fn=compute)))
@@ -135,6 +138,9 @@ def test_a_finished_training_changes_nothing(tmp_path):
     assert {path.name: path.read_bytes() for path in save_dir.glob("*.pt")} == before
     other = ["--restore-file", save_dir / "checkpoint_last.pt", "--max-update", EPOCHS - 1]
     assert "nothing is left to train" in train("causal_lm", *other, fails=True).run.error()
+    again = ["--restore-file", trained("causal_lm").save_dir / "checkpoint1.pt"]
+    again = train("causal_lm", *again, save_dir=save_dir, fails=True).run.error()
+    assert f"would start again, and replace {save_dir / 'checkpoint_last.pt'}: leave it" in again
 
 
 @pytest.mark.slow
@@ -201,9 +207,9 @@ def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys):
         except UserError:
             raise Exception("Cannot load model parameters from checkpoint") from None
     except Exception as error:
-        startup.report(type(error), error, error.__traceback__)
+        startup.report(None, type(error), error, error.__traceback__)
     assert capsys.readouterr().err == "fairseq-posenc: error: the mistake\n"
-    startup.report(KeyboardInterrupt, KeyboardInterrupt(), None)
+    startup.report(None, KeyboardInterrupt, KeyboardInterrupt(), None)
     assert "stopped; the command, without --restore-file, continues" in capsys.readouterr().err
 
 

@@ -218,16 +218,18 @@ def test_a_checkpoint_with_two_matrices_is_not_loaded_into_one():
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("family", "options"),
     [
-        {"adaptive_input": True, "adaptive_input_cutoff": "5,10"},
-        {"adaptive_softmax_cutoff": "5,10"},
-        {"character_embeddings": True, "character_filters": "[(1, 4), (2, 8)]"},
+        ("causal_lm", {"adaptive_input": True, "adaptive_input_cutoff": "5,10"}),
+        ("causal_lm", {"adaptive_softmax_cutoff": "5,10"}),
+        ("translation", {"adaptive_softmax_cutoff": "5,10", "share_all_embeddings": True}),
+        ("causal_lm", {"character_embeddings": True, "character_filters": "[(1, 4), (2, 8)]"}),
     ],
-    ids=lambda options: next(iter(options)),
 )
-def test_embeddings_without_one_matrix_are_not_shared(options):
-    assert not make_model("causal_lm", **options).decoder.share_input_output_embed
+def test_embeddings_without_one_matrix_are_not_shared(family, options):
+    model, trained = (make_model(family, **options) for _ in range(2))
+    assert not model.decoder.share_input_output_embed
+    model.load_state_dict(trained.state_dict())
 
 
 def test_embeddings_of_two_widths_are_not_shared():

@@ -12,7 +12,6 @@ from tests.helpers.tiny_models import logits, make_model, make_tokens
 
 WIDTH, HEADS, HEAD_DIM, ROOM, LIMIT = 16, 2, 8, 20, 90
 DRAWN = f"randomized(limit={LIMIT})"
-TAKE_IDS = ["rope", "pope", "alibi", "sinusoidal", "learned", "fox", "none"]
 
 
 def numbers(positions: StackPositions, length: int) -> torch.Tensor:
@@ -74,7 +73,7 @@ def test_tokens_stand_at_the_numbers(spec, causal):
     torch.testing.assert_close(found[~padding], expected[~padding], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", TAKE_IDS)
+@pytest.mark.parametrize("spec", ["rope", "pope", "alibi", "sinusoidal", "learned", "fox", "none"])
 @pytest.mark.parametrize("family", ["causal_lm", "masked_lm", "translation"])
 def test_models_of_every_family(family, spec):
     torch.manual_seed(0)

@@ -24,7 +24,6 @@ from tests.helpers.tiny_models import ARCHITECTURES, logits, make_model
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 SEEN = (1, 10, 20)  # updates
-RANGE = 1e-5
 CASES = [
     (family, spec)
     for family in ("masked_lm", "causal_lm", "translation")
@@ -81,7 +80,7 @@ def losses(family: str, spec: str) -> list[float]:
 def test_losses_are_those_written_down(family, spec):
     expected = json.loads(GOLDEN.read_text(encoding="utf-8"))[family][spec]
     found = losses(family, spec)
-    assert found == pytest.approx(expected, rel=RANGE)
+    assert found == pytest.approx(expected, rel=1e-5)
     assert found[-1] < found[0]
 
 

@@ -102,9 +102,10 @@ def test_a_stack_has_a_layer():
         specs.parse("rope").select_layers([])
 
 
+@pytest.mark.parametrize("removed", ["none", "t5"])  # t5: a table that no other layer reads
 @pytest.mark.parametrize("kept", ["0,2", "2,0"])  # fairseq keeps them in their order
-def test_pruned_layers_keep_their_encodings_directions_and_weights(kept):
-    positions = {"position_encoding": "rope,none,m4m", "attention_directions": "lr,both,rl"}
+def test_pruned_layers_keep_their_encodings_directions_and_weights(kept, removed):
+    positions = {"position_encoding": f"rope,{removed},m4m", "attention_directions": "lr,both,rl"}
     whole = make_model("masked_lm", **positions)
     given = {"arch": "roberta_none_tiny", "encoder_layers_to_keep": kept}
     pruned = make_model("masked_lm", **positions, encoder_layers_to_keep=kept)
