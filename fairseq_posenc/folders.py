@@ -183,6 +183,8 @@ def refuse_other(path: Path, old: Any, new: Request) -> None:
     Raises:
         UserError: the requests differ; the message lists the differences.
     """
+    if not isinstance(old, dict) or old.keys() != new.keys():
+        raise UserError(f"{path}: was made by another command or version; {_ADVICE}")
     # JSON has lists for tuples.
     if differences := list_differences(old, json.loads(json.dumps(new))):
         raise UserError(f"{path}: was made with other {'; other '.join(differences)}; {_ADVICE}")
@@ -204,7 +206,7 @@ def list_differences(old: Any, new: Any, name: str = "") -> list[str]:
         return []
     values = f"{shortened(str(old))}, not {shortened(str(new))}"
     is_checksum = any(isinstance(value, str) and len(value) == 64 for value in (old, new))
-    return [name if is_checksum else f"{name or 'request'}: {values}"]
+    return [name if is_checksum else f"{name}: {values}"]
 
 
 def _format(content: Request) -> str:

@@ -61,6 +61,8 @@ def test_a_folder_is_bound_to_a_request_by_the_first_thing_that_is_finished(tmp_
             folders.claim(tmp_path, {**REQUEST, "text": "b" * 64})
         with pytest.raises(UserError, match="other model, layers: 2, not 3"):
             folders.claim(tmp_path, {**REQUEST, "seeds": [3], "model": {"layers": 3}})
+        with pytest.raises(UserError, match="was made by another command or version; name"):
+            folders.claim(tmp_path, {"text": "a" * 64, "options": {}})
 
 
 def test_a_folder_of_other_files_is_not_claimed(tmp_path):
@@ -98,9 +100,8 @@ def test_the_same_request_finds_the_parts_of_a_killed_command_and_another_is_ref
     process = multiprocessing.get_context("fork").Process(target=fill_and_die)
     process.start()
     process.join()
-    difference = r"out.partial: was made with other seeds: \[1, 2\], not \[9\]"
-    other = {**REQUEST, "seeds": [9]}
-    with pytest.raises(UserError, match=difference), folders.whole_folder(tmp_path / "out", other):
+    other = folders.whole_folder(tmp_path / "out", {**REQUEST, "seeds": [9]})
+    with pytest.raises(UserError, match=r"partial: was made with other seeds: \[1, 2\], no"), other:
         pass
     with folders.whole_folder(tmp_path / "out", REQUEST) as partial:
         assert (partial / "part").exists()

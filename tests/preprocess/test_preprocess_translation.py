@@ -226,8 +226,7 @@ def test_the_same_again_does_nothing_and_anything_else_is_refused(iwslt, capsys)
 
 def test_iwslts_test_set_is_all_years_and_each_by_itself(tmp_path):
     folder = release(tmp_path)
-    parser = Parser()
-    translation.add_arguments(parser)
+    translation.add_arguments(parser := Parser())
     args = parser.parse_args(["iwslt17", str(folder), "--out", "bin"])
     corpus = read_iwslt(args.path, ("fr", "en"), args.valid, args.test)
     together, *years = corpus.test

@@ -151,7 +151,7 @@ def test_mistakes_are_one_line_and_no_model_is_scored_before(llama, measure, tmp
         ([f"a={llama}", f"b={llama}@own(bas=3)"], "no option 'bas'; did you mean base?"),
         ([f"a={llama}", f"b={llama}@"], "cannot read position encoding ''"),
         ([f"a={llama}", "--windows", "22"], "would predict the same tokens"),
-        ([f"a={llama}", "--stride", "9", "--windows", "2"], "windows of 8 tokens cannot predict"),
+        ([f"a={llama}", "--stride", "9", "--windows", "2"], "--stride 9: give at most 8, the"),
         ([f"a={llama}", f"a={llama}"], "'a': each value needs its own name"),
         ([f"../a={llama}"], "'../a': each value needs its own name, which a folder can have"),
     ):

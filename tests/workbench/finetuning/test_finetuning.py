@@ -349,7 +349,7 @@ def test_wrong_input_is_shown_in_one_line(tmp_path, capsys):
     other = refused(capsys, *train_words(trained()[0], "common.seed=2"))
     assert "was made with other common, seed: 1, not 2; name another folder" in other
     (tmp_path / "request.json").write_text('{"updates": 9}')  # of another command's folder
-    assert "was made with other" in refused(capsys, *train_words(tmp_path))
+    assert "was made by another command or version" in refused(capsys, *train_words(tmp_path))
     assert read_json(tmp_path / "results" / "m4.json") == 3  # nothing was deleted
 
 

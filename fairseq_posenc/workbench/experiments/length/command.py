@@ -146,10 +146,8 @@ def _check_length(tokens: int, args: argparse.Namespace) -> None:
     if not args.windows:
         return
     if args.stride > args.lengths[0]:
-        raise UserError(
-            f"--stride {args.stride}: windows of {args.lengths[0]} tokens cannot predict "
-            f"{args.stride}; choose a smaller stride"
-        )
+        most = args.lengths[0]
+        raise UserError(f"--stride {args.stride}: give at most {most}, the tokens of a window")
     most = 1 + (tokens - longest) // args.stride  # the first window ends at token `longest`
     if args.windows > most:
         raise UserError(
