@@ -41,10 +41,8 @@ TRANSLATION |= {"encoder_layers": 6, "encoder_embed_dim": 512, "encoder_attentio
 TRANSLATION |= {"decoder_layers": 6, "decoder_ffn_embed_dim": 2048}
 # Settings of the papers and what completes them; `batch`: sequences or tokens of an update.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "a_small": {**BASE, **M4M, "batch": 96},
-    "a_none": {**BASE, **M4M, "batch": 96},
-    "a_base": {**BASE, **M4M, "batch": 480},
-    "a_c4": {**BASE, **M4M, "batch": 480},
+    **{name: {**BASE, **M4M, "batch": 96} for name in ("a_small", "a_none")},
+    **{name: {**BASE, **M4M, "batch": 480} for name in ("a_base", "a_c4")},
     "a_large": {**LARGE, **M4M, "warmup_updates": 30_000, "batch": 192},
     "b_small": {**BASE, **DECBERT, **B_SMALL, "batch": 256},
     "b_large": {**BASE, **DECBERT, **B_LARGE, "batch": 4096},
@@ -98,7 +96,6 @@ def test_shards_are_named_by_their_folder():
 
 DATA = {"laptop": "docs", "laptop_lm": "docs", "laptop_translation": "multi30k"}
 QUICK = ["optimization.max_update=2", "common.log_interval=1"]
-LANGUAGES = ["task.source_lang=src", "task.target_lang=tgt"]  # of the tests' data
 
 
 def run(folder, *words, program="train.sh", imported=False, fails=False, **more):
@@ -106,8 +103,8 @@ def run(folder, *words, program="train.sh", imported=False, fails=False, **more)
     if imported and not WHOLE and SERVER in os.environ:
         more[SERVER] = f"{os.environ[SERVER]}.plugin"
     path = f"{commands.script('python').parent}{os.pathsep}{os.environ['PATH']}"
-    variables = {"warnings": "", "PATH": path, **more}
-    done = commands.run(SCRIPTS / program, *words, cwd=folder, fails=fails, **variables)
+    more = {"warnings": "", "PATH": path, **more}
+    done = commands.run(SCRIPTS / program, *words, cwd=folder, fails=fails, **more)
     assert bool(done.status) == fails
     return done.log
 
@@ -123,7 +120,7 @@ def _place(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DATA)
 def test_a_configuration_for_a_laptop_runs_unchanged(name, place):
-    words = LANGUAGES if name == "laptop_translation" else []
+    words = ["task.source_lang=src", "task.target_lang=tgt"] if "translation" in name else []
     (place / "fairseq_posenc").mkdir()  # a checkout has the package, too: the installed one runs
     said = run(place, name, *QUICK, *words, imported=name != "laptop")
     assert "UserWarning" not in said
