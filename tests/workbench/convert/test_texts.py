@@ -121,7 +121,7 @@ def test_a_tokenizer_loads_with_its_special_symbols():
     [
         ("bpe", {"treat_whitespace_as_suffix": True}, [], "spaces at the ends"),
         ("bpe", {"user_defined_symbols": ["<x>"]}, [], "user-defined symbols"),
-        ("bpe", {"byte_fallback": True}, [], "single bytes"),
+        ("bpe", {"byte_fallback": True}, [], "single bytes is not supported; use --tokens none"),
         # Pieces are there by their numbers in GPT-2's file; one is so by its name as well.
         ("gpt2", {}, [1, 2, 3], "dict.txt: lacks 259 pieces of the tokenizer"),
         ("gpt2", {}, [*range(262), "!"], "has pieces of the tokenizer twice (1): --tokens"),
