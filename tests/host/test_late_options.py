@@ -28,7 +28,7 @@ BEST = ["--best-checkpoint-metric"]
         ("causal_lm", ["--fp16", "--amp"], "set two precisions"),
         ("causal_lm", ["--adaptive-softmax-cutoff", "8,12"], "is for --criterion adaptive_loss"),
         ("causal_lm", ["--criterion", "adaptive_loss"], "AdaptiveLoss is not compatible with"),
-        ("causal_lm", ["--adaptive-softmax-cutoff", "99"], "cutoff larger than vocab size"),
+        ("causal_lm", ["--ddp-backend", "fully_sharded"], "Please install fairscale"),
         ("causal_lm", [*BEST, "bleu"], "add --maximize"),
         ("causal_lm", ["--maximize-best-checkpoint-metric"], "highest loss"),
         ("translation", [*BEST, "bleu", "--maximize-best-checkpoint-metric"], "with --eval-bleu"),
