@@ -29,6 +29,7 @@ BEST = ["--best-checkpoint-metric"]
         ("causal_lm", ["--adaptive-softmax-cutoff", "8,12"], "is for --criterion adaptive_loss"),
         ("causal_lm", ["--criterion", "adaptive_loss"], "AdaptiveLoss is not compatible with"),
         ("causal_lm", ["--ddp-backend", "fully_sharded"], "Please install fairscale"),
+        ("translation", ["--max-tokens", 9], "should not exceed max_tokens=9"),  # by Cython
         ("causal_lm", [*BEST, "bleu"], "add --maximize"),
         ("causal_lm", ["--maximize-best-checkpoint-metric"], "highest loss"),
         ("translation", [*BEST, "bleu", "--maximize-best-checkpoint-metric"], "with --eval-bleu"),
@@ -177,7 +178,6 @@ def _evaluate(command, family, options, *more, fails=False):
         ("generate", "translation", "--min-len 99", "min_len cannot be larger than max_len"),
         ("generate", "translation", "--constraints", "read by fairseq-interactive alone"),
         ("generate", "translation", "--model-overrides {'dropout':no}", "not a literal of Python"),
-        ("generate", "translation", "--model-overrides {", "not a literal of Python"),
         ("generate", "translation", "--required-batch-size-multiple 8", "a split has no batches"),
         ("validate", "translation", "--task translation --max-tokens 9 --model-overrides {", "lit"),
         ("validate", "translation", "", "give --task"),
