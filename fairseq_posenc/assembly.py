@@ -139,9 +139,9 @@ def list_limits(spec: Spec, dims: Dims, items: Items) -> list[Mask]:
 
 
 def _refuse_too_narrow_tables(spec: Spec, layer: Items, terms: Terms) -> None:
-    """Refuse tables that are as wide as a head where an encoding widens queries and keys."""
-    of_heads: tuple[RowsOf, ...] = ("query", "key", "channel", "layer")  # multiply queries or keys
-    if not (terms.has(CountedRows) or any(terms.rows(of) for of in of_heads)):
+    """Refuse rows that queries or keys are multiplied by, where an encoding widens these."""
+    multiplied: tuple[RowsOf, ...] = ("query", "key", "channel", "layer")  # and CountedRows, below
+    if not (terms.has(CountedRows) or any(terms.rows(of) for of in multiplied)):
         return
     for item in layer:
         if item.encoding.widens:  # as `pope`, to 2 D

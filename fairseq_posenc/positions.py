@@ -99,7 +99,7 @@ class Positions(NamedTuple):
         is_shifted: whether the id of a real token may differ from its index in the row. Padding
             before it is one cause; documents and ids that a caller gives are others.
         longest: the largest position plus 1, or an upper bound on it; None if not known.
-        first: result of :meth:`is_first`, if it was computed before; else None.
+        first: result of :meth:`is_first` before other ids replaced the counted ones, or None.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, if
             documents were looked for; ``ids`` are then counted in the document.
         drawn: random numbers that tables and rotations use instead of ``ids``; None for ``ids``.
@@ -169,7 +169,7 @@ class Positions(NamedTuple):
             causal: whether the end is the first token of the next document (``</s> c``). Otherwise
                 it is the last one of its own, and the next document is ``c``.
         """
-        if self.document_starts is not None:  # split before, perhaps at other tokens
+        if self.document_starts is not None:  # already split, perhaps at other tokens
             return self
         begins = self.ends & _shift_right(self.ends) if empty else self.ends
         return self.begin_documents(begins if causal else _shift_right(begins))
@@ -276,8 +276,8 @@ class Positions(NamedTuple):
     def compact_ids(self, limit: int | None = None) -> Tensor:
         """Return ``ids`` or, if one row ``(1, S)`` serves all sentences, that row: less to compute.
 
-        One row suffices if ids are indices; padding, on the right, is then counted, too, but stays
-        below ``limit``, the rows of a table. Other ids stay: one beyond the table must fail there.
+        One row suffices if ids are indices. It also counts padding on the right, but stays below
+        ``limit``, the rows of a table. Other ids stay: one beyond the table must fail there.
         """
         if self.is_shifted or self.padding is None:
             return self.ids
@@ -325,7 +325,7 @@ class Positions(NamedTuple):
         if self.first is not None:
             return self.first
         if not self.is_shifted:
-            return torch.eye(1, self.src_len, dtype=torch.bool, device=self.device)  # index 0
+            return torch.arange(self.src_len, device=self.device).eq(0)[None]
         real = self.real()
         return real & real.cumsum(1).eq(1)
 

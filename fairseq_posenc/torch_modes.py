@@ -1,4 +1,4 @@
-"""Checks for the modes of torch that change what may be shared, computed again or changed in place.
+"""Finds the modes of torch in which results may not be shared, kept, or changed in place.
 
 Compilers, activation checkpointing and dispatch modes run a layer again or keep its results.
 """
@@ -42,7 +42,7 @@ def is_reentrant_recomputation() -> bool:
         return False
     hooks = _find_hooks(True)
     # Other hooks may be active in a backward pass, such as those that keep tensors on the CPU.
-    # Those of non-reentrant checkpointing are known by their module alone.
+    # Those of non-reentrant checkpointing can be recognised only by their module.
     is_non_reentrant = bool(hooks) and hooks[0].__module__ == "torch.utils.checkpoint"
     is_backward = torch._C._current_graph_task_id() != -1  # -1: no backward pass is running
     return is_backward and not is_non_reentrant

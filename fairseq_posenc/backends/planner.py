@@ -49,7 +49,7 @@ def check(requested: str, terms: Terms, head_dim: int, mask: Mask = NO_MASK) -> 
         mask: what the position encodings hide (windows); the tokens' segments are not known yet.
 
     Raises:
-        UserError: it cannot, cannot run on this machine, or is unknown.
+        UserError: it cannot compute them, cannot run on this machine, or is unknown.
     """
     if requested == "auto":
         return

@@ -92,10 +92,10 @@ class Resumption(NamedTuple):
 
 
 def find_start(checkpoint: Any) -> Path | None:
-    """Find the local file that training starts from, if any; refuse a name that is not a file's."""
+    """Find the local file that training starts from, if any; refuse a name without a file."""
     from fairseq.file_io import PathManager  # takes seconds
 
-    suffix = checkpoint.checkpoint_suffix  # of a rank, if each of them writes a part
+    suffix = checkpoint.checkpoint_suffix  # of this rank's files, if each rank writes its part
     last = os.path.join(checkpoint.save_dir, LAST.replace(".pt", f"{suffix}.pt"))
     if checkpoint.restore_file != LAST:  # the user named a file
         option, named = "restore_file", checkpoint.restore_file.replace(".pt", f"{suffix}.pt")
@@ -127,7 +127,7 @@ def restore_if_torn(path: Path, checkpoint: Any) -> None:
 def check_resumption(path: Path, settings: DictConfig, is_new: bool = False) -> Resumption:
     """Log how fairseq's ``settings`` differ from a checkpoint's; refuse states that do not fit.
 
-    Of ``--finetune-from-model``, a new run takes weights alone, and their average.
+    ``is_new``: a run begins with the weights of ``--finetune-from-model``, and their average.
     """
     checkpoint = settings.checkpoint
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)  # as saved

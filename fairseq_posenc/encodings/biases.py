@@ -31,7 +31,7 @@ class Bias(Encoding, ABC):
 
     def terms(self, positions: Positions) -> list[Term]:
         """Add the function by distance, ``(H, R)``, or by pair, ``(B or 1, H, T, S)``."""
-        # Specs refuse random positions with all of these but ALiBi, which overrides this method.
+        # ALiBi alone has several axes, and random positions, for which it overrides this method.
         if positions.consecutive:  # distances are those of indices, and the same on all axes
             return [NumbersByDistance(self.axes * self.bias(positions.distances()))]
         # Positions of the keys minus those of the queries, the last T: [B or 1, T, S (, axes)]

@@ -58,13 +58,13 @@ class Randomized(Encoding):
 
     def compute_constants(self) -> None:
         """Choose the positions of evaluation, ``(n,)``, on the CPU: the same on every device."""
-        room = self.dims.max_positions
-        if self.drawn_below < room:
+        length = self.dims.max_positions
+        if self.drawn_below < length:
             raise UserError(
-                f"randomized(limit={self.drawn_below}) must be at least {room}, the maximum number "
-                "of positions of the model"
+                f"randomized(limit={self.drawn_below}) must be at least {length}, the maximum "
+                "number of positions of the model"
             )
         if self.evaluation == "even":
-            self.fixed = torch.arange(room, device="cpu") * self.drawn_below // room
+            self.fixed = torch.arange(length, device="cpu") * self.drawn_below // length
         else:
             self.fixed = self._draw(torch.device("cpu"), torch.Generator().manual_seed(0))

@@ -112,7 +112,7 @@ class ByDistance(Term):
         row later. So the last query's rows are kept, and T - 1 more: with S = 8, T = 2 and the
         places 0 1 2 5 6 7, the rows of the distances -7 -6 -5 -2 -1 0 and 1. The query before the
         last one would then read row -2 for key 2, which is 4 away: so the last T - 1 keys before a
-        gap must be hidden (``Kept.with_gaps`` in modules). A reset's rows stay last.
+        gap must be hidden (``Kept.with_gaps`` does it). ``look_up`` keeps a reset's rows last.
         """
         if self.runs is not None and self.runs.ids is not None:
             return replace(self, runs=self.runs._replace(ids=self.runs.ids[:, places]))
@@ -231,7 +231,7 @@ def sum_over_axes(tables: Tensor, runs: Runs | None) -> NumbersByDistance | Numb
 
 @dataclass(frozen=True, eq=False)
 class States(Term):
-    """The vectors s of the queries, which are multiplied by rows of ``state`` (``inkling``)."""
+    """Vectors s of the queries, multiplied by rows of ``state`` (in the encoding ``inkling``)."""
 
     vectors: Tensor  # (B, H, T, W)
     label = "states"
@@ -244,7 +244,7 @@ class Decay(Term):
 
     Padding has the c of the token before it.
 
-    >>> alibi = Decay(-torch.arange(4.0)[None, None, :, None])  # minus the distance
+    >>> alibi = Decay(-torch.arange(4.0)[None, None, :, None])  # c_i - c_j = -(i - j)
     """
 
     earlier: Tensor  # (B or 1, H, S, parts): float32 parts, which add up to c

@@ -20,7 +20,7 @@ from fairseq_posenc.precision import at_least_fp32, no_autocast
 
 @register("tupe")
 class Tupe(DistanceEncoding):
-    """The dot product of trained absolute positions and a number per distance are added.
+    """Adds a number per distance, and the dot product of trained absolute positions.
 
     Equation:
         e_ij = (q_i.k_j + (p_i U_Q).(p_j U_K)) / sqrt(c d) + b_r,

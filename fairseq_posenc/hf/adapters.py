@@ -47,7 +47,7 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
                 "save the model before the adapter is added",
                 stacklevel=3,
             )
-        # PEFT saves the configuration next. That of prompts is not in the model.
+        # PEFT saves the configuration next, with our change. The model has none of prompts.
         config: Any = (getattr(model, "peft_config", None) or {}).get(adapter_name)
         if not getattr(config, "exclude_modules", True):  # if there is this field, and it is empty
             config.save_pretrained = partial(_save_configuration, config)
@@ -58,7 +58,7 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
         return {}
 
     def _read_layer(self, name: str, default: Any) -> Any:
-        """Answer as the first layer with adapters does: PEFT reports parts that differ."""
+        """Answer as the first layer with adapters does, as PEFT warns if parts differ."""
         model: Any = self.model()
         layers = (x for x in model.modules() if isinstance(x, BaseTunerLayer))
         return next((getattr(layer, name) for layer in layers), default)

@@ -31,7 +31,7 @@ from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule, copy_pa
 from fairseq_posenc.specs import Spec, parse
 
 # New positions by the modules that get them: the HFStackPositions of a stack's own module, then the
-# AttentionPositions of each of its attentions.
+# AttentionPositions of each of its attention modules.
 Parts = dict[nn.Module, Any]
 
 
@@ -130,7 +130,7 @@ def _refuse_unfit(spec: Spec, stack: Stack) -> None:
     if stack.is_hybrid and any(item.name == "documents" for item in spec.items):
         raise UserError(f"{spec}: layers of this model without attention would mix documents")
     if spec.rotates_source:
-        raise UserError(f"{spec}: leave out cross_attention: encoders are attended to without rope")
+        raise UserError(f"{spec}: leave out cross_attention: cross-attention has no rope here")
     # In some models of OPT, embeddings are projected to the width of the layers.
     width = stack.module.get_input_embeddings().embedding_dim
     if spec.input_items and width != config.hidden_size:
@@ -219,7 +219,7 @@ def _copy_weights(
     Returns:
         A note for the user about each weight that is lost, not copied, or only in part.
     """
-    earlier = getattr(stack.module, POSITIONS, None)  # if None, weights are missing as a rule
+    earlier = getattr(stack.module, POSITIONS, None)  # if None, that weights are missing is normal
     was_causal = earlier.dims.causal if earlier else stack.is_decoder  # as in T5's own code
     notes, new_spec = [], parts[stack.module].spec
     for owner, part in parts.items():

@@ -112,13 +112,13 @@ class ConfigWithPositions(Derived):
         return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
     def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
-        """Write config.json as transformers does, and the loader before an upload to the hub."""
+        """Write config.json as transformers does, and our loader beside it, before any upload."""
         super().to_json_file(json_file_path, use_diff)  # type: ignore[misc]
         Path(json_file_path).with_name(f"{_LOADER}.py").write_text(_LOADER_TEXT, encoding="utf-8")
 
     @classmethod
     def get_config_dict(cls, source: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a folder's configuration as the stock class does, and undo those changes."""
+        """Read a folder's configuration as the stock class does, and undo the changes."""
         content, others = super().get_config_dict(source, **kwargs)  # type: ignore[misc]
         return _read_content(content), others
 
@@ -151,7 +151,7 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
 class ModelWithPositions(Derived):
     """The part of a model with positions that its stock class, here ``super()``, lacks."""
 
-    is_first = True  # among mixins: its `state_dict` undoes what `StackWithPositions`' changes
+    is_first = True  # of the mixins: its `state_dict` undoes changes by `StackWithPositions`
     config: PretrainedConfig
     is_saved = True  # as it is in a folder; False from `set_positions` until it is saved
 
@@ -162,7 +162,7 @@ class ModelWithPositions(Derived):
 
     def __init__(self: Any, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        replace_positions(self, PositionSettings.read(config), extend=None)  # no loaded table yet
+        replace_positions(self, PositionSettings.read(config), extend=None)  # no tables to extend
         self.record_in_adapters()
 
     def record_in_adapters(self: Any) -> None:

@@ -92,27 +92,27 @@ class StackArguments:
                 text_ids, ids = ids[0], ids[1:]
             if axes not in [reader.axes for reader in readers.values()]:  # none reads these axes
                 if text_ids is None and self.may_mix:
-                    self._refuse_restarts(ids[0])
+                    self._refuse_restarts(ids[0])  # of time: others also fall within a text
                 ids = text_ids
         if ids is not None:
             batch, tgt_len = self.inputs.shape[:2]
             ids = read_position_ids("position_ids", ids, readers, batch, (tgt_len,))  # axes last
         if first_id := stack.family.first_id(stack.config):  # of the first token, if it is not 0
-            ids = self._count_from_zero(ids, first_id, positions.dims.causal)
+            ids = self._convert_ids(ids, first_id, positions.dims.causal)
         if ids is not None and ids.dim() == 2:
             text_ids = ids
         return ids, text_ids
 
     def _refuse_restarts(self, ids: Tensor) -> None:
-        """Refuse ids on an axis, ``(B, T)``, that fall, as only those of a next text do."""
+        """Refuse ids on an axis, ``(B, T)``, that fall, as only where another text begins."""
         begins = ids.diff(dim=-1).lt(0)
         if self.real is not None and self.real.size(1) >= ids.size(-1):  # else refused as too short
             real = self.real[:, -ids.size(-1) :]
             begins = begins & real[:, 1:] & real[:, :-1]  # ids of padding mean nothing
         refuse_if(begins.any(), _NO_DOCUMENTS)  # in a graph or on a GPU, torch raises later
 
-    def _count_from_zero(self, ids: Tensor | None, first_id: int, causal: bool) -> Tensor | None:
-        """Convert the caller's ids, whose first is the padding symbol's plus 1, ``first_id``."""
+    def _convert_ids(self, ids: Tensor | None, first_id: int, causal: bool) -> Tensor | None:
+        """Convert the caller's ids, which count from ``first_id``, the padding symbol's id + 1."""
         syncs = may_sync(self.inputs.device)  # no graph: values can be read, with a wait on a GPU
         if ids is None:
             # The stock class would find the padding by its symbol; here, it would be counted.
@@ -141,7 +141,7 @@ class StackArguments:
     def refuse_packed(self, separates_by_ids: bool) -> None:
         """Refuse several documents in a row, unless the spec, attention or a mask separates them.
 
-        With ``separates_by_ids``, attention does so by the caller's ids, as FlashAttention.
+        With ``separates_by_ids``, attention does so by the caller's ids, as FlashAttention does.
         """
         if self.has_documents or not self.may_mix:
             return
@@ -164,7 +164,7 @@ class StackArguments:
         listed = [] if numbers is None else [numbers]
         if (offsets := self.named.get("cu_seq_lens_q")) is not None:  # 0, ends in the whole batch
             indices = torch.arange(shape[0] * shape[1], device=offsets.device, dtype=offsets.dtype)
-            refuse_if(offsets[-1].ne(len(indices)), "cu_seq_lens_q has to count padding, too")
+            refuse_if(offsets[-1].ne(len(indices)), "cu_seq_lens_q must count padding, too")
             listed.append(torch.bucketize(indices, offsets, right=True).view(shape))
         return listed
 
@@ -194,7 +194,7 @@ class StackArguments:
 
         Returns:
             The positions; and a bool tensor ``()``, whether counting the tokens of the mask gives
-            other positions; None if neither ids nor documents were given.
+            other positions; None if no ids or documents were given, in earlier passes either.
 
         Raises:
             UserError: the arguments do not fit the spec, the cache has a fixed size, or its tokens

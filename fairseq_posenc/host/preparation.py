@@ -35,7 +35,7 @@ _UNFIT_LOSSES = {LanguageModelingTask: ("masked_lm",), MaskedLMTask: _CROSS_ENTR
 _PATIENCE_KEY = "patience"  # of the count in a checkpoint's extra state
 logger = logging.getLogger(__name__)
 _held: dict[Path, int] = {}  # folder -> descriptor of its lock, open until the process ends
-# Models -> their tasks; a task that referred to its model would keep it alive, and copy it.
+# Models -> tasks; an attribute of the task would keep its model alive, and be copied with it.
 _built: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
 
@@ -227,7 +227,7 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
         logger.warning(f"{end}: the training is finished, and nothing was changed")
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
         if {type(settings.task), type(settings.criterion)} == {Namespace} and _find_counter():
-            sys.exit()  # `settings` is a copy (`_find_settings`): fairseq-train would train on
+            sys.exit()  # `_find_settings` made `settings` of options: fairseq-train would train on
 
 
 def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> str:
@@ -270,7 +270,7 @@ def keep_batches(task: Any, curriculum: int) -> None:
         keeps_epoch = wants_new or is_cached or not task.can_reuse_epoch_itr(dataset)
         iterator = build(dataset, *args, epoch=epoch if keeps_epoch else 1, **options)
         dataset.set_epoch(epoch)  # `build` may have set it to 1
-        if curriculum:  # the epochs without shuffling; a loader that is reused would never begin
+        if curriculum:  # epochs without shuffling; a loader that is reused never begins to shuffle
             iterator.reuse_dataloader = False
         return iterator
 

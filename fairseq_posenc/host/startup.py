@@ -35,7 +35,7 @@ def prepare() -> None:
     vars(np).setdefault("compat", SimpleNamespace(long=int))
     safe_loading.allow_safe_classes()
     sys.addaudithook(check_fairseq)
-    # fairseq logs these errors, in hundreds of lines or words, and raises them, too.
+    # fairseq logs some errors, in hundreds of lines or words, that it also raises.
     repeated = ("Traceback", "Error when composing")
     for name in ("checkpoint_utils", "dataclass.utils"):
         logger = logging.getLogger(f"fairseq.{name}")
@@ -79,7 +79,7 @@ def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
     if not str(caller.f_globals.get("__name__")).startswith("fairseq."):
         return
     if event == "compile":
-        source = arguments[0]  # `eval` passes UTF-8; `is_literal` refuses other codings
+        source = arguments[0]  # `eval` passes UTF-8; `is_literal` refuses other encodings
         text = source.decode("utf-8", "replace") if type(source) is bytes else source
         if type(text) is not str or not safe_loading.is_literal(text):
             raise UserError(

@@ -112,7 +112,7 @@ class PositionalLM(CheckedModel, TransformerLanguageModel):
         # samples with it, and fairseq-eval-lm takes this option from its own command line.
         adds_bos = getattr(read_task_options(task), "add_bos_token", args.add_bos_token)
         decoder.record(add_bos_token="on" if adds_bos else "off")
-        prepare_model(model, task, decoder=decoder)  # checks data now, options when it is used
+        prepare_model(model, task, decoder=decoder)  # checks data; `CheckedModel` checks options
         return model
 
     def forward(

@@ -235,7 +235,7 @@ class CrossAttention(_LayerAttention):
         if self.rotates and source is not None:
             rotate = partial(_rotate_source, state, padding, source_position_ids)
             deps = (source_padding_mask, source_position_ids, batch, src_len)  # same for all layers
-            rotation = state.mask.cached("source", deps, rotate)  # once for all layers
+            rotation = state.mask.cached("source", deps, rotate)  # once for all layers of a kind
             kept = kept._replace(key=rotation.rotate_keys(kept.key))
         if cache is not None:
             cache.kept = kept

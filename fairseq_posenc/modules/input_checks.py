@@ -54,9 +54,9 @@ def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: 
                 f"the cache lacks {lacking} of the first keys that these positions need: give "
                 "each layer its own cache"
             )
-        # It may hold other first keys, of beams that are gone.
+        # The cache may hold other first keys as well: those of beams that were dropped since.
         length = max(length, kept.key.size(2))
-    held = (*kept.key.shape[:3], kept.value.size(3))  # batch, heads, keys, width; keys may be wider
+    held = (*kept.key.shape[:3], kept.value.size(3))  # batch, heads, keys, width: PoPE widens keys
     expected = (positions.batch_size, heads, length, head_dim)
     if held != expected:
         describe = "a batch size of {} and {} heads with {} keys of width {}".format

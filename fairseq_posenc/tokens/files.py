@@ -61,7 +61,7 @@ def decode_text(
         first_line: number of the first line of ``content`` in the file.
 
     Raises:
-        UserError: the content is not UTF-8, or has a refused byte; names the line.
+        UserError: the content is not UTF-8, or has a refused byte; the message names the line.
     """
     if first_line == 1:
         content = content.removeprefix(codecs.BOM_UTF8)

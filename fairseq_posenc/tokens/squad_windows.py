@@ -1,8 +1,8 @@
 """Cuts questions with their contexts into overlapping windows, and writes them as a data-bin.
 
 As in BERT, the model reads a paragraph (the context) that is longer than its input in windows, each
-with the whole question. The target of a window is the first and last token of the answer; where the
-answer is not in the window, or does not exist, it is ``<s>`` twice.
+with the question, whose end may be cut. The target of a window is the first and last token of the
+answer; where the answer is not in the window, or does not exist, it is ``<s>`` twice.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ def make_windows(
     Args:
         question: token ids, ``[Q]``; those after ``limits.max_question`` are cut.
         context: token ids, ``[C]``.
-        limits: sizes of the windows.
+        limits: sizes; they leave room for context, at least as much as the stride.
         dictionary: fairseq dictionary.
     """
     is_cut = len(question) > limits.max_question
@@ -78,7 +78,7 @@ def make_windows(
 
 
 def _find_best_parts(length: int, parts: list[tuple[int, int]]) -> np.ndarray:
-    """Find the part with the most context around each token, on its shorter side: ``[C]``.
+    """Find the part in which each token has the most context on its shorter side: ``[C]``.
 
     As in BERT, a longer part gets a small bonus, and the first part wins a tie.
     """
@@ -129,12 +129,12 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
         The counts for the manifest.
 
     Raises:
-        UserError: the file has no answers, or not in its paragraphs.
+        UserError: the file has no answers, or no paragraph contains its own.
     """
     if not squad.answered:
         raise UserError(f"{squad.path}: has no answers, so nothing can be learnt from it")
     dictionary = window_maker.dictionary
-    sequences = [np.empty(0, token_dtype(dictionary))]  # empty, as `concatenate` needs an array
+    sequences: list[np.ndarray] = []
     spans: list[tuple[int, int]] = []
     # Counts that may stay 0 are in the manifest too.
     counts = Counter(questions_left_out=0, answers_moved=0, answers_in_no_window=0)
@@ -154,12 +154,12 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
             counts["questions_left_out"] += 1
             continue
         spans += targets
-        sequences += [window.tokens.astype(sequences[0].dtype) for window in windows]
+        sequences += [window.tokens.astype(token_dtype(dictionary)) for window in windows]
     if not spans:
         raise UserError(f"{squad.path}: no paragraph has its answers; correct the file")
     tokens = np.concatenate(sequences)
-    write_items(prefix, Encoded(tokens, np.array(list(map(len, sequences[1:])), np.int32)))
-    np.save(f"{prefix}.spans.npy", np.array(spans, dtype=np.int32).reshape(-1, 2))
+    write_items(prefix, Encoded(tokens, np.array(list(map(len, sequences)), np.int32)))
+    np.save(f"{prefix}.spans.npy", np.array(spans, dtype=np.int32))
     counts["tokens"] = len(tokens)
     counts["unknown_tokens"] = int((tokens == dictionary.unk()).sum())
     counts["windows"] = len(spans)

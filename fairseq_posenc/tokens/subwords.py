@@ -26,7 +26,7 @@ class GPT2(SymbolEncoder):
     """Encodes with GPT-2's BPE for a fairseq dictionary, whose symbols are ids of ``encoder.json``.
 
     Raises:
-        UserError: a file cannot be read, or has pieces that the other lacks.
+        UserError: a file cannot be read, or ``encoder.json`` lacks a piece or numbers two alike.
     """
 
     def __init__(self, encoder_json: Path, vocab_bpe: Path, dictionary: "Dictionary") -> None:
@@ -99,7 +99,7 @@ def learn_pieces(vocab_size: int, **options: Any) -> None:
             vocab_size=vocab_size, max_sentence_length=_MAX_LINE_BYTES, minloglevel=2, **options
         )
     except RuntimeError as error:
-        # sentencepiece says what is wrong after the place in its source; we lack its other option.
+        # After the place in its source, sentencepiece says what is wrong, and names another option.
         reason = " ".join(str(error).split()).rpartition("] ")[2].partition(" or decrease ")[0]
         raise UserError(f"--vocab-size {vocab_size}: {reason}") from None
 
@@ -122,8 +122,8 @@ class Pieces:
         # The pieces as strings, by number.
         self.texts = [self.model.id_to_piece(i) for i in range(self.model.get_piece_size())]
         if broken := [text for text in self.texts if len(text.split()) != 1]:
-            text = "at white space fairseq separates symbols; train a model without it"
-            raise UserError(f"{path}: has the piece {broken[0]!r}, and {text}")
+            text = "fairseq separates symbols at white space: train a model whose pieces have none"
+            raise UserError(f"{path}: has the piece {broken[0]!r}, but {text}")
 
     def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
         """Split each line into pieces, as strings; unknown text becomes ``<unk>``."""

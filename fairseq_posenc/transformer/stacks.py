@@ -86,7 +86,7 @@ class _PositionalStack(nn.Module):
         self.encodings = assembly.build_shared(spec, dims)  # those that layers share
         # What each kind of layer adds to the scores, without values; it refuses what cannot work.
         terms_by_kind = assembly.draft_terms(spec, dims, self.settings.backend)
-        self.has_reset = any(terms.has(Reset) for terms in terms_by_kind)  # rows of first tokens
+        self.has_reset = any(terms.has(Reset) for terms in terms_by_kind)  # see below
 
     def _next_index(self) -> int:
         """Count the layer that fairseq is about to build, as it does not pass the layer's index."""
@@ -161,8 +161,8 @@ class _PositionalStack(nn.Module):
         if ids is not None:
             positions = positions.replace_ids(ids)  # where documents begin stays the same
         if self.has_reset:
-            positions = positions._replace(first=positions.is_first())  # once for all layers
-        built = self.settings.spec, self.settings.dims  # layers compare it; loading changes `dims`
+            positions = positions._replace(first=positions.is_first())  # their pairs have own rows
+        built = self.settings.spec, self.settings.dims  # by which layers know states of their stack
         return tuple(x._replace(stack=built) for x in compute_shared(self.encodings, positions))
 
 

@@ -1,4 +1,4 @@
-"""``fairseq-posenc doctor``: reports what is installed and works, and tests every encoding."""
+"""``fairseq-posenc doctor``: reports what is installed and works, and tests the encodings."""
 
 import argparse
 import importlib
@@ -113,7 +113,7 @@ def _check_user_dir(by_name: Path) -> Finding:
 
 
 def self_test() -> Finding:
-    """Compare every encoding with float64 on every backend that runs here and supports it."""
+    """Compare encodings with float64, on each backend that runs here but FlexAttention."""
     began = time.monotonic()
     # FlexAttention takes seconds to compile a kernel for each encoding.
     backends = [name for name, why in available().items() if not why and name != "flex"]

@@ -63,7 +63,7 @@ def run_describe(args: argparse.Namespace) -> None:
 
 def _describe(name: str) -> str:
     """Describe an encoding: the sections of its docstring, options and parameters."""
-    page = catalogue.parse_page(name)  # `summary` and each heading in small letters -> text
+    page = catalogue.parse_page(name)  # `summary` and each heading in lower case -> text
     rows = {heading: page[heading.lower()] for heading in catalogue.HEADINGS}
     rows["Options"] = catalogue.format_options(name)
     rows["Where"] = catalogue.name_families(name)  # "decoders", or "encoders and decoders"
@@ -72,7 +72,7 @@ def _describe(name: str) -> str:
     width = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)
     wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     lines = [wrapper.fill(_strip_marks(f"{name}: {page['summary']}")), ""]
-    wrapper.subsequent_indent = " " * 14  # of a heading, 13, and a space
+    wrapper.subsequent_indent = " " * 14  # the width of a heading, and a space
     lines += [wrapper.fill(_strip_marks(f"{key:<13} {value}")) for key, value in rows.items()]
     return "\n".join(lines)
 

@@ -108,7 +108,7 @@ def test_lengths_of_documents_that_are_whole_rows_change_nothing(spec):
     ends = torch.tensor([0, 8, 16], dtype=torch.int32)
     given = {**inputs, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
     assert distance(compute_logits(model, given), compute_logits(model, inputs)) < 1e-6
-    with pytest.raises(UserError, match="has to count padding"):
+    with pytest.raises(UserError, match="must count padding"):
         model(**inputs, cu_seq_lens_q=ends // 2)
 
 

@@ -1,8 +1,8 @@
 """Computes blocks of a call, each as a plain function that autograd differentiates.
 
-It is :mod:`~fairseq_posenc.backends.equation`, in place, or on a copy if checkpointing may keep the
-tensor. Graphs of blocks are kept for the backward pass, or built again there. Queries are reversed:
-query i and key j have the lowest distance + i + j. A reset replaces the numbers of first tokens.
+The function is :mod:`~fairseq_posenc.backends.equation`; it adds to the scores in place. Graphs of
+blocks are kept for the backward pass, or built again there. Queries are reversed: the distance of
+query i and key j is i + j + the lowest. A *reset* gives pairs of first tokens numbers of their own.
 
 Shapes: k sentences and h heads of a block, M queries, W keys, D head size.
 """
@@ -197,7 +197,7 @@ class Blocks(torch.autograd.Function):
         learns = [x is not None and x.requires_grad for x in tensors]
         totals: list[Tensor | None] = [None] * len(tensors)
         for index, (name, x) in enumerate(zip(call._fields, tensors)):
-            if learns[index]:  # gradients of keys and values come transposed: adding so is faster
+            if learns[index]:  # gradients of keys and values come transposed, and are added so
                 is_transposed = name.endswith(("key", "value"))
                 totals[index] = x.new_zeros(x.mT.shape).mT if is_transposed else torch.zeros_like(x)
         graphs, ctx.graphs = ctx.graphs[::-1], []  # for `pop`; a second pass builds them again
@@ -210,7 +210,7 @@ class Blocks(torch.autograd.Function):
                     leaves, attended = work.attend(call, block, hidden, known)
                 inputs = [leaf for leaf, y in zip(leaves, learns) if y]  # in the order of `totals`
                 grads = iter(torch.autograd.grad(attended, inputs, block.select(grad, "BHTD")))
-            del attended, leaves, inputs  # their memory is needed
+            del attended, leaves, inputs  # frees their memory for the next block
             for total, axes in zip(totals, AXES):
                 if total is not None:
                     block.select(total, axes).add_(next(grads))  # a view of the block's part

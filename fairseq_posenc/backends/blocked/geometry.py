@@ -86,8 +86,8 @@ def split(call: AttentionCall) -> list[Block]:
     """List the blocks that hold all visible pairs of a call."""
     batch, heads, tgt_len, _ = call.query.shape
     src_len, device, mask = call.key.size(2), call.query.device, call.mask
-    # With a table for each head, a block has one sentence: as views, pairs (`bands`) have a single
-    # dimension for heads and sentences.
+    # With a table for each head, a block has one sentence, as `bands` multiplies each head by its
+    # table in a product whose batch dimension holds heads and sentences.
     per_head = any(term.per_head for term in call.terms if isinstance(term, ByDistance))
     # A block's pairs should stay in a CPU's caches and occupy its threads, or fill a GPU.
     pairs = PAIRS_PER_THREAD * torch.get_num_threads() if device.type == "cpu" else PAIRS_ON_GPU
@@ -147,7 +147,7 @@ def _find_near(terms: Terms, src_len: int) -> tuple[int, int] | None:
         The first distance of the second row, and that of the last row, of all tables together.
     """
     rows = [x for x in (terms.rows("query"), terms.rows("key")) if x is not None]
-    starts = [x.runs.starts for x in rows if x.runs is not None and x.runs.starts]  # from row 1 on
+    starts = [x.runs.starts for x in rows if x.runs is not None and x.runs.starts]  # of rows 1, 2..
     whole = any(x.runs is None for x in rows)  # a row for each distance: no far ones share one
     if not starts or whole or terms.gain is not None or terms.first is not None:
         return None

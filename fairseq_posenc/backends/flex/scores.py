@@ -1,7 +1,7 @@
 """Builds FlexAttention's ``score_mod``, a function that changes the score of a pair of tokens.
 
-The products of tokens with table rows are computed before; the function looks up the product of its
-pair, as it does all other numbers.
+The products of tokens with table rows are computed first. The function looks up the product of its
+pair, and all other numbers of the pair.
 
 B batch, H heads, T queries, S keys, D head size, G tables (1 for all heads, or H), R distances.
 """
@@ -105,7 +105,7 @@ def build_score_mod(
         mark_batch_dynamic(products)
         return [_Numbers(products, rows, isinstance(term, RowsByDistance) and term.of == "key")]
 
-    # FlexAttention scales q.k, so products that are added must be scaled, and factors must not.
+    # FlexAttention scales q.k, so products that are added to it must be scaled, but not factors.
     scale = 1.0 if query is None or terms.product else terms.scale(query.size(-1))
     products = tabulate(terms.rows("query"), query, scale) + tabulate(terms.rows("key"), key, scale)
     factors, summands = tabulate(terms.gain), tabulate(terms.bias)
@@ -113,7 +113,7 @@ def build_score_mod(
     if (by_pair := terms.find(NumbersByPair)) is not None:
         summands.append(_Numbers(F.pad(at_least_fp32(by_pair.numbers), missing)))
         mark_batch_dynamic(summands[-1].numbers)
-    if (states := terms.find(States)) is not None:  # of the queries, (B, H, T, W), for rows of W
+    if (states := terms.find(States)) is not None:  # (B, H, T, W): their products are not scaled
         vectors = F.pad(states.vectors, (0, 0, *missing[2:]))
         summands += tabulate(terms.rows("state"), vectors)
     softcap, temperatures = terms.softcap, []
@@ -145,7 +145,7 @@ def _find_visible_distances(tgt_len: int, src_len: int, mask: Mask) -> tuple[int
 
 
 def _pad_rows(x: Tensor, dim: int) -> Tensor:
-    """Pad a dimension to a size of compiled kernels."""
+    """Pad a dimension to a size that kernels are compiled for."""
     size = round_length(max(x.size(dim), 2))  # torch compiles a size of 1 separately
     return F.pad(x, (0, 0) * (x.dim() - 1 - dim) + (0, size - x.size(dim)))  # last dimension first
 

@@ -2,7 +2,7 @@
 
 The forward pass is a launch. In the backward pass, ``backward_kernel`` computes the scores again
 and stores the gradients of their parts in *tiles* (:class:`Tiles`), pair by pair. Matrix products
-of tiles then give the gradients of queries, keys and tables: three launches.
+of tiles then give the gradients of queries, keys and tables: three launches for each slab.
 
 Slabs bound the memory of the tiles. A slab is some sequences (each is a head of a sentence), so
 many that their tiles have at most ``MAX_BYTES``, and at least one.
@@ -44,7 +44,7 @@ class Tile(NamedTuple):
     queries: int
     keys: int
     warps: int  # of 32 threads each
-    stages: int = 1  # tiles loaded ahead; more take shared memory, of which tables leave none
+    stages: int = 1  # tiles loaded ahead; more take shared memory, of which vectors leave none
 
 
 INTERPRETED = Tile(MIN_SIDE, MIN_SIDE, warps=1)
@@ -90,7 +90,7 @@ class Slab(NamedTuple):
 class Tiles(NamedTuple):
     """Gradients of the parts of the scores for the pairs of a slab; None for one not needed.
 
-    All are ``(sequences, queries, keys)``, and lack the factor scale / (1 - dropout rate).
+    All are flat: ``(sequences, queries, keys)``. They lack the factor scale / (1 - dropout rate).
     """
 
     content: Tensor  # of queries times keys
@@ -108,7 +108,7 @@ class Side(NamedTuple):
     tokens: Tensor | None  # queries or keys; None for a table of numbers
     token_grad: Tensor | None  # shaped as the tokens
     tiles: Tensor | None  # gradients of the table's term
-    ends: Tensor | None  # `(sequences, queries or keys, 2)`, sums of tiles beyond the table
+    ends: Tensor | None  # sums of tiles before and after the table's rows: a row's two, flat
     factor: float  # of the sums of tiles
     SIGN: tl.constexpr  # 1 if the rows of tiles are queries, -1 if they are keys
 
@@ -141,7 +141,7 @@ class Attention(torch.autograd.Function):
         # Delta is subtracted from the gradients of the weights. Both come from the same rounded
         # gradient, so that they cancel out if a query sees a single key.
         grad = grad.type_as(problem.query).contiguous()
-        delta = (grad * attended).sum(-1) / problem.kept_factor  # times 1 - dropout rate
+        delta = (grad * attended).sum(-1) / problem.kept_factor  # that is 1 / (1 - dropout rate)
         two_numbers = torch.stack((shifts, delta), -1).view(torch.int64)  # both in one load
         tile = choose_tile(problem, backward=True)
         block = min(tile.queries, tile.keys)

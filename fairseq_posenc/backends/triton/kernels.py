@@ -10,7 +10,7 @@ again, and stores gradients of their parts in tiles, from which those of queries
 
 The parts of a score are ``content``, the dot product of query and key; its factor ``gain``; and the
 products ``query_term`` and ``key_term`` of query and key with table rows. A score is the scale
-times content * gain + query_term + key_term or, with PRODUCT, times their product; plus a bias.
+times content * gain + query_term + key_term (with PRODUCT, times their product) + bias / scale.
 
 Dropout drops weights P with probability p; P' is 0 there, else P. As in FlashAttention, gradients
 of scores are dS = P' dP / (1 - p) - P delta, where dP are those of the weights, and delta is the

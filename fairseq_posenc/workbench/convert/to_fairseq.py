@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.convert.stock_classes import EPSILON, TOKEN_TYPES,
 from fairseq_posenc.workbench.hf.folders import load_model
 from fairseq_posenc.workbench.loading import checkpoints, open_model
 
-# Head of a model -> fairseq's task, where its name is another.
+# Head of a model -> fairseq's task, where its name differs.
 _TASKS = {"causal_lm": "language_modeling", "classes": "glue", "spans": "squad"}
 # By family: the beginning of architectures' names, and the options for the number of positions.
 _FAMILIES = {
@@ -69,7 +69,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
         has_bos = config.bos_token_id != config.eos_token_id
         task["add_bos_token"] = options["add_bos_token"] = has_bos  # both read it
     settings = open_model.build_settings(options, task)  # those that a training run would save
-    with checkpoints.refuse_unusable_settings("", path):  # its errors name the folder
+    with checkpoints.refuse_unusable_settings("", path):  # no option: errors name the folder
         model = open_model.build_model(settings, dictionaries)
         if head == "spans":
             model.register_span_head()

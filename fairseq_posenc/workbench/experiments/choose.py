@@ -78,7 +78,7 @@ def describe(answer: Advice, ratio: float) -> str:
     if answer.better:
         parts = [f"Change {before} to {_join(answer.better)}: significantly better ({figure})."]
     elif answer.before:
-        parts = [f"Keep {before}: none of {count} others is better ({figure})."]
+        parts = [f"Keep {before}: none of {count} others is significantly better ({figure})."]
     elif answer.others:
         parts = [use, f"Not significantly worse: {_join(answer.others)}."]
     else:

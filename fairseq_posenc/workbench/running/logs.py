@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# A line of figures in any `--log-format`: `DATE | INFO | valid | {"valid_loss": "6.97", ...}`,
-# `DATE | INFO | valid | epoch 001 | valid on 'valid' subset | loss 6.97 | ...` and
-# `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra the
-# beginning is `[DATE][valid][INFO] - `.
+# A line of figures for `--log-format` json, `DATE | INFO | valid | {"valid_loss": "6.97", ...}`;
+# for none or simple, `DATE | INFO | valid | epoch 001 | valid on 'valid' subset | loss 6.97 | ...`;
+# for tqdm, `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra
+# the beginning is `[DATE][valid][INFO] - `.
 _LINE = re.compile(r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) (\{.*\}|epoch .*)$")
-_FIGURE = re.compile(r'([a-z]\w*)(?:": "?|=| )([^\s,|"}]+)')  # name and value in each of them
+_FIGURE = re.compile(r'([a-z]\w*)(?:": "?|=| )([^\s,|"}]+)')  # name and value in all forms
 TRAIN_LOG = "train.log"  # the log of a training run, beside its checkpoints
 NATS_PER_BIT = math.log(2)  # fairseq's losses are in bits, those of most papers in nats
 
@@ -49,7 +49,7 @@ class Curve(NamedTuple):
     @property
     def best(self) -> Entry:
         """The validation with the lowest loss, the best one by fairseq's default metric."""
-        # NaN compares false with everything, so it would hide all entries after it.
+        # `min` would keep a NaN that comes first, as no number compares as less than NaN.
         return min(self.validations, key=lambda entry: entry.loss if entry.is_finite else math.inf)
 
 

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     rows: list[Row] = []
     tokenized: list[Tensor] = []  # the text's tokens, for each model
     for named in models:  # all are opened first, so that no mistake shows after hours of scoring
-        model = hf_model.load(named, dtype, args.lengths[-1])  # for the longest text
+        model = hf_model.load(named, dtype, args.lengths[-1])  # with positions for the longest
         tokenized.append(hf_model.tokenize_text(raw, named.path, model))
         del model  # frees the memory for the next one
         total = len(tokenized[-1]) - 1  # the first token is the one with which texts begin

@@ -1,7 +1,7 @@
 """``fairseq-posenc glue``: fine-tunes a pre-trained model on the tasks of GLUE.
 
-A protocol is a paper's set-up for GLUE (hyper-parameters, seeds and metrics); their names are the
-keys of ``STATISTICS``. Each task, learning rate and seed is a run; a second call with the same
+A protocol is a paper's set-up for GLUE (hyper-parameters, seeds and metrics); ``STATISTICS`` lists
+their names. Each task, learning rate and seed is a run; a second call with the same
 ``--out`` does only the unfinished runs.
 """
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     request = runs.GlueRequest(
         protocol=args.protocol,
         tasks=parse_tasks(args.tasks),
-        data=args.data,
+        data=args.data,  # each task's folder becomes absolute in its run
         pretrained=pretrained,
         out=out,
         rates=args.learning_rates,

@@ -115,7 +115,7 @@ def claim(run: GlueRun, out: Path) -> None:
     """
     folder = run.folder(out)
     with folders.lock_folder(folder):
-        begun = (folder / folders.REQUEST).exists()  # by this command; `claim` refuses other files
+        begun = (folder / folders.REQUEST).exists()  # else `folders.claim` refuses files
         if begun and newest_checkpoint(folder) is None and not (folder / RESULT).exists():
             folders.empty(folder)
         folders.claim(folder, run._asdict())

@@ -68,7 +68,7 @@ def shrink_checkpoints(folder: Path) -> None:
 def evaluate(folder: Path) -> None:
     """Write ``submission/`` and ``result.json`` of a trained run, evaluated in float32."""
     path = folder / BEST
-    import_user_dir(Path(open_whole(path)["cfg"]["common"]["user_dir"]))  # the user's encodings
+    import_user_dir(Path(open_whole(path)["cfg"]["common"]["user_dir"]))  # ours, or the user's
     opened = open_model(path, option="best checkpoint")  # as messages call it; evaluation mode
     model = opened.model.to(devices.choose_device())
     data = open_glue_data(opened.data)  # its `task` is the definition of CoLA, MNLI, ...
@@ -108,7 +108,7 @@ def predict(model: Any, fairseq_task: Any, split: str) -> tuple[Tensor, Tensor]:
         batch = utils.move_to_cuda(sample) if on_gpu else sample
         logits, _ = model(**batch["net_input"], classification_head_name=HEAD)
         for index, output in zip(sample["id"].tolist(), logits.float().cpu()):
-            outputs[index] = output  # in the file's order: batches are sorted by length
+            outputs[index] = output  # in the file's order, which batches do not have
         if "target" in sample:
             labels[sample["id"]] = sample["target"].view(-1).double()
     return torch.stack(outputs), labels

@@ -33,8 +33,8 @@ def exact(gold: str, predicted: str) -> float:
 def f1(gold: str, predicted: str, empty_agrees: bool) -> float:
     """Compute the F1 of the words of two texts.
 
-    0 and 1 are returned as ``int``, as in the script for 2.0: from Python 3.12 on, ``sum`` adds
-    integers and floats differently, which shows in the last digit.
+    Without common words the result is an ``int``, as in the script for 2.0: from Python 3.12 on,
+    ``sum`` adds integers and floats differently, which shows in the last digit.
 
     Args:
         gold: an annotator's answer.
@@ -66,7 +66,7 @@ def evaluate(
         threshold: SQuAD 2.0: where the odds exceed it, the prediction becomes no answer.
 
     Raises:
-        UserError: the file has no answers, or in SQuAD 2.0 a prediction is missing.
+        UserError: the file has no answers; in 1.1 odds are given, or in 2.0 a question lacks any.
     """
     if not squad.answered:
         raise UserError(f"{squad.path}: has no answers, so nothing can be scored")
