@@ -22,7 +22,7 @@ A decoder also has :class:`CrossAttention`; a :class:`Cache` keeps keys and valu
 ...     step, _ = cross(layer(x, shared, cache)[0], source, shared)
 >>> step.shape
 torch.Size([2, 1, 64])
->>> cache.reorder(torch.tensor([1, 1]))  # of two beams, the second continues
+>>> cache.reorder(torch.tensor([1, 1]))  # both beams continue the second one
 
 To inspect or test an encoding, :class:`PositionEncoding` holds the encodings of a single layer:
 

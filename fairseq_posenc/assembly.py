@@ -113,7 +113,7 @@ def draft_layer(spec: Spec, dims: Dims, kind: int, backend: str = "auto") -> Ter
 def _draft_terms_and_limits(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms, Mask]:
     """Compute the terms and limits of a kind of layer, once for equal stacks."""
     token = _make_one_token()
-    for item in spec.whole_stack:
+    for item in spec.whole_stack:  # some restart positions in documents, or draw random ones
         token = _build_draft(item, spec, dims).number(token)
     named = {name: _build_draft(item, spec, dims) for name, item in name_modules(layer).items()}
     encodings = Encodings(named)

@@ -2,8 +2,8 @@
 
 The class of such an object is derived from its stock class and from all of its mixins, which come
 first. One mixin may change ``forward``, by a method ``run_forward(forward, args, named)``, which
-gets the stock one. A hook does not suffice: it runs if a module is called, not if only its
-``forward`` is, which may be a compiled method.
+gets the stock function, to call with the object first. A hook does not suffice: it runs if a module
+is called, not if only its ``forward`` is, which may be a compiled method.
 """
 
 from functools import cache, wraps

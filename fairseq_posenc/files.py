@@ -29,7 +29,7 @@ def temporary_file(folder: Path, name: str) -> Iterator[Path]:
         delete_abandoned(path, path)  # such a file is its own lock
     while True:
         path = folder / f"{name}{_MARK}{secrets.token_hex(4)}"
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # as `open` does
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # mode as of `open`
         lock_if_possible(lock)
         if path.exists():
             break

@@ -143,7 +143,7 @@ def whole_folder(folder: Path, request: Request | None = None) -> Iterator[Path]
             raise
         for path in (*partial.rglob("*"), partial):
             sync(path)
-        partial.rename(folder)  # which may be an empty folder
+        partial.rename(folder)  # replaces an empty folder
         (folder / LOCK).unlink()
         sync(folder.parent)
 

@@ -84,8 +84,8 @@ class WeightSettings(NamedTuple):
             if name == "dictionary":  # hashes, which would say nothing
                 differences.append(_OTHER_SYMBOLS)
             else:
-                phrase = _PHRASES[name].format
-                differences.append(f"trained with {phrase(ours)}, the model has {phrase(theirs)}")
+                trained, now = (_PHRASES[name].format(value) for value in (ours, theirs))
+                differences.append(f"trained with {trained}, the model has {now}")
         return differences
 
 

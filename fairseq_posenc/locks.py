@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 
-_held: set[int] = set()  # descriptors of the files that this process has locked
+_held: set[int] = set()  # descriptors of our lock files, even if they could not be locked
 
 
 def acquire(path: Path, folder: str) -> int:
@@ -45,7 +45,7 @@ def acquire(path: Path, folder: str) -> int:
             text = f"{folder}: cannot be locked ({error.strerror}): do not start a second run there"
             print(text, file=sys.stderr)
     now = time.strftime("%Y-%m-%d %H:%M:%S")
-    text = f"process {os.getpid()} on {socket.gethostname()}, since {now},"  # see `holder`
+    text = f"process {os.getpid()} on {socket.gethostname()}, since {now},"  # for the message above
     with suppress(OSError):  # on a full disk, the lock file cannot name the process
         os.ftruncate(lock, 0)
         os.pwrite(lock, text.encode(), 0)

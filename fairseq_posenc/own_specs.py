@@ -37,7 +37,7 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
         UserError: the spec cannot be read, or the model's positions lack an option.
     """
     layers = split_spec(spec)
-    count = max(num_layers, len(layers))  # a spec of too many layers keeps them, and is refused
+    count = max(num_layers, len(layers))  # callers refuse a spec of more layers (`check_length`)
     # A layer without positions has the item `none`, which is left out beside others.
     own_layers = [own.select_layers([index]).items for index in range(count)]
     expanded = []
@@ -51,7 +51,7 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
             # Options are separated by commas, which no value has.
             pairs = [part.partition("=") for part in (match[1] or "").split(",") if part.strip()]
             changes = {name.strip(): value.strip() for name, _, value in pairs}
-            replaced = chain(*own_layers[place :: len(layers)])  # the model's, in every such layer
+            replaced = chain(*own_layers[place :: len(layers)])  # by this `own`, in all layers
             known = {name for x in replaced for name in options_of(x.name)}
             for unknown in sorted(changes.keys() - known):
                 raise UserError(

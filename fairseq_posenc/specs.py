@@ -177,7 +177,7 @@ class Spec(NamedTuple):
         inputs = len(self.input_items)
         for layer, same in groupby(self.layers):
             items = layer
-            if not repeated:  # the first layer: the whole stack's are in it, the input's at first
+            if not repeated:  # the first layer also names those of the whole stack
                 items = self.whole_stack[:inputs] + layer + self.whole_stack[inputs:]
             text = "+".join(map(str, items)) or "none"
             count = len(list(same))
@@ -201,7 +201,7 @@ def parse(text: str) -> Spec:
     items = sorted(set(chain(*layers)), key=_sort_key)
     whole = [x for x in items if x.encoding.acts_on == "input" or x.encoding.whole_stack]
     in_layers = [tuple(sorted(set(layer) - set(whole), key=_sort_key)) for layer in layers]
-    for layer in in_layers:  # with what other layers name for the whole stack
+    for layer in in_layers:  # in which the encodings of the whole stack act as well
         _refuse_conflicts([*whole, *layer])
     return Spec(tuple(whole), _find_shortest_period(in_layers))
 
@@ -250,7 +250,7 @@ def _parse_layer(layer: list[str], text: str) -> list[Item]:
         else:
             encodings.append((name, _parse_options(name, in_brackets or "")))
     items = [Item.canonical(name, values) for name, values in encodings]
-    _refuse_conflicts(items)  # while an encoding that is named twice is still there twice
+    _refuse_conflicts(items)  # before `parse` merges equal ones
     return [item for item in items if item.name != "none"]
 
 

@@ -99,7 +99,7 @@ def split(
         chosen = (*names, "scale_factor", "reset", "states")
         return reference.scores(q, k, Terms([x for x in summands if x.name in chosen]), mask)
 
-    content = compute(query, key)  # without any term
+    content = compute(query, key)  # q_i.k_j and its scale alone
     if rotation is not None:
         query, key = rotation.rotate_queries(query), (key_rotation or rotation).rotate_keys(key)
     rotated = compute(query, key)

@@ -123,9 +123,9 @@ def row_index(
     """
     runs, device = term.runs, term.table.device
     # The cache holds one value of each name. All tables without runs have the same index.
-    name, of_runs = ("rows", ()) if runs is None else (f"rows of {term.name}", runs)
+    name = "rows" if runs is None else f"rows of {term.name}"
     compute = partial(_compute_row_index, runs, first, tgt_len, src_len, device)
-    return mask.cached(name, (*of_runs, first, tgt_len, src_len, device), compute)  # runs' fields
+    return mask.cached(name, (runs, first, tgt_len, src_len, device), compute)
 
 
 def _compute_row_index(

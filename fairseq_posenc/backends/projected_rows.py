@@ -36,7 +36,7 @@ class ProjectedRows:
         rows, runs = term.table[0], term.runs  # `(R, C)`, and which distances share one
         each = range(2 - positions.src_len, positions.tgt_len)  # no runs: each distance has its row
         starts = tuple(each if runs is None else runs.starts)
-        if not starts or term.ids is not None:  # one row has no start; ids select from all rows
+        if not starts or term.ids is not None:  # one row: no start; ids: all rows are needed
             return terms.projected(project)
         new = bisect_left(starts, self.starts[0]) if self.starts else 0  # rows below the kept ones
         known = starts[:new] + self.starts

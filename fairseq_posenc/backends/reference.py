@@ -81,7 +81,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = NO_MASK) -> Te
         count, gain = None, terms.gain
         if (counted := terms.find(CountedRows)) is not None:
             table, hidden = at_least_fp32(counted.rows), mask.forbidden(*sizes, query.device)
-            count = partial(equation.attend_counted, query, table, hidden=hidden)  # given content
+            count = partial(equation.attend_counted, query, table, hidden=hidden)  # of the content
         temperature = call.temperature()
         return equation.score(
             content,

@@ -92,7 +92,7 @@ class Encoding(nn.Module):
     counts_in_sentences: ClassVar[bool] = False  # True: it counts the tokens of each sentence
     takes_real_ids: ClassVar[bool] = False  # True: positions may be any numbers, such as 0.5
     without_options: ClassVar[tuple[str, ...]] = ()  # options of its base class that specs refuse
-    length_options: ClassVar[tuple[str, ...]] = ()  # that change only how many rows a table has
+    length_options: ClassVar[tuple[str, ...]] = ()  # options that only set a table's number of rows
     zeros: ClassVar[tuple[str, ...]] = ()  # names of the parameters that start at 0
     ones: ClassVar[tuple[str, ...]] = ()  # of those that start at 1; others are drawn at random
     rows_depend_on_causal: ClassVar[bool] = False  # True: rows mean other distances if causal
@@ -140,7 +140,7 @@ class Encoding(nn.Module):
         """Set ``max_positions`` to ``length``, at least the trained one, unless a table fixes it.
 
         Raises:
-            UserError: the encoding cannot read that many tokens.
+            UserError: :meth:`compute_constants` cannot serve that many tokens.
         """
         if not self.has_position_table:
             trained = self.dims.trained_length

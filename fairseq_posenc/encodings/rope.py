@@ -149,7 +149,7 @@ class Rope(Encoding):
         each_axis_has_all = self.pairs == "blocks" and self.sections is None
         # The number of coordinates over which frequencies fall from 1 to 1 / base.
         width = self.rotated // self.axes if each_axis_has_all else self.rotated
-        self.gain = scaling.gain(self.dims)
+        self.gain = scaling.gain(self.dims)  # a factor of cosines and sines, for most kinds 1
         frequencies = scaling.frequencies(self.base, width, self.dims)
         if each_axis_has_all:
             frequencies = frequencies.repeat(self.axes)

@@ -13,8 +13,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.precision import at_least_fp32
 
 # How a model of transformers lays out the cosines of a head's pairs: `half`, each once; `pairs`,
-# each twice in a row; `doubled`, all of them, then all again. With `pairs` and `doubled_pairs` (in
-# the layout of `doubled`) it rotates neighbouring coordinates, with others the halves of a head.
+# each twice in a row; `doubled` and `doubled_pairs`, all of them, then all again. The model pairs
+# coordinate t with t + W/2 in `half` and `doubled`, neighbours in `pairs` and `doubled_pairs`.
 CosineForm = Literal["half", "pairs", "doubled", "doubled_pairs"]
 
 
@@ -91,7 +91,7 @@ class PairRotation(NamedTuple):
         return parts[0], parts[1]
 
     def select_sentences(self, batch: int) -> "PairRotation":
-        """Select the rotation of each of ``batch`` sentences, whose rows (a beam) are adjacent."""
+        """Keep a row for each of ``batch`` sentences, whose beams have equal, adjacent rows."""
         if self.phases.size(0) in (1, batch):
             return self
         return self._replace(

@@ -122,7 +122,7 @@ class SelfAttention(_LayerAttention):
         positions = state.positions
         input_checks.check_layer_input(x, positions, cache, self.dims.embed_dim)
         input_checks.check_self_cache(cache, state, self.num_key_value_heads, self.head_dim)
-        # Of earlier steps: sums of forget gates, and rows of a table that this layer has projected.
+        # Of earlier steps: sums of forget gates; projected rows, which `compute_terms` adds to.
         past_decay, projected = (None, None) if cache is None else (cache.decay, cache.projected)
         of_input = self.encodings.input_terms(x, positions, past_decay)
         decay = of_input.find(Decay)  # of forget gates, for the cache

@@ -126,7 +126,7 @@ class Cache:
         self.tokens = 0
         self.ids: Tensor | None = None  # of self-attention: positions that a caller gave, (B, S)
         self.decay: Decay | None = None  # of forget gates, of all tokens
-        self.projected = ProjectedRows()  # rows of tables, for all sentences: not reordered
+        self.projected = ProjectedRows()  # by distance, for all sentences; `compute_terms` fills it
 
     def reorder(self, rows: Tensor) -> None:
         """Select rows of the batch, ``(new batch,)``, as beam search does after each step."""

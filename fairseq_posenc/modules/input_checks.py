@@ -54,15 +54,15 @@ def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: 
                 f"the cache lacks {lacking} of the first keys that these positions need: give "
                 "each layer its own cache"
             )
-        # The cache may hold other first keys as well: those of beams that were dropped since.
+        # It may hold more: first keys of beams that `Cache.reorder` has dropped stay in all others.
         length = max(length, kept.key.size(2))
     held = (*kept.key.shape[:3], kept.value.size(3))  # batch, heads, keys, width: PoPE widens keys
     expected = (positions.batch_size, heads, length, head_dim)
     if held != expected:
-        describe = "a batch size of {} and {} heads with {} keys of width {}".format
+        sizes = "a batch size of {} and {} heads with {} keys of width {}"
         raise UserError(
-            f"the cache has {describe(*held)}, but this layer and the positions need "
-            f"{describe(*expected)}: give each layer its own cache"
+            f"the cache has {sizes.format(*held)}, but this layer and the positions need "
+            f"{sizes.format(*expected)}: give each layer its own cache"
         )
 
 
@@ -123,7 +123,7 @@ def read_position_ids(
     check_tensor(name, ids)
     if not ids.is_floating_point():
         check_integers(name, ids)
-    axes = list(ids.shape[:-2])  # [] or [number of axes]
+    axes = ids.size(0) if ids.dim() == 3 else None  # None: one number for each token
     if ids.dim() not in (2, 3) or ids.size(-2) not in (1, batch) or ids.size(-1) not in lengths:
         allowed = " or ".join(map(str, lengths))
         raise UserError(
@@ -135,15 +135,15 @@ def read_position_ids(
             raise UserError(
                 f"{name} must be whole numbers (torch.long) for {item}, not {_name_type(ids)}"
             )
-        if axes and axes != [reader.axes]:
+        if axes is not None and axes != reader.axes:
             raise UserError(
-                f"{name} {tuple(ids.shape)} are on {axes[0]} axes, and {item} has "
+                f"{name} {tuple(ids.shape)} are on {axes} axes, and {item} has "
                 f"{reader.axes}: set its option axes if it has one, or give one position for each "
                 "token"
             )
-    if not axes:
+    if axes is None:
         return ids
-    return ids[0] if axes == [1] else ids.permute(1, 2, 0)  # [B or 1, S, axes]
+    return ids[0] if axes == 1 else ids.permute(1, 2, 0)  # [B or 1, S, axes]
 
 
 def check_count(name: str, value: object, least: int) -> None:

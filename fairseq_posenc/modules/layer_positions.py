@@ -227,7 +227,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         return x.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Split a table's rows ``(R, C)`` into queries' and keys', ``(H, R, D)``, for the core."""
+        """Split rows ``(R, C)``, instead of projecting them, to queries and keys ``(H, R, D)``."""
         return self._split_heads(rows), self._split_heads(rows)
 
     def _build_call(

@@ -58,7 +58,7 @@ class StackPositions(nn.Module):
         self.has_window = any(limit.window is not None for limit in limits)
         terms_by_kind = assembly.draft_terms(spec, dims, backend="auto")  # of layers, for one token
         self.has_tables = any(terms.has(ByDistance) for terms in terms_by_kind)
-        # These also need the ids of earlier tokens; rotations do not: cached keys are rotated.
+        # Masks and scores also need earlier tokens' ids; rotations do not: cached keys are rotated.
         select_keys = any(x.segments is not None or x.first_keys is not None for x in limits)
         readers = self.id_readers.values()
         read_earlier = any(x.acts_on == "scores" or x.counts_in_sentences for x in readers)

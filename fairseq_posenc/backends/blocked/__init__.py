@@ -66,7 +66,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     before, after = zip(*(block.far for block in blocks))  # numbers of keys beyond tables' ends
     operands = lay_out(call, has_far=(any(before), any(after)))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
-    # No block is saved under hooks on saved tensors: they miss dropped graphs, or offload blocks.
+    # No block is saved under hooks of checkpointing or offloading: they would get all its tensors.
     saves = learns and not is_saving_hooked() and _count_saved_bytes(call) <= SAVED_BYTES
     # Fixed biases may make weights denormal, which `flushes` turns into 0; trained ones do not.
     terms, bias = call.terms, call.terms.bias
