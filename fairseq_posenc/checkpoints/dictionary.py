@@ -52,7 +52,7 @@ def load_dictionary(path: Path, *, mask: bool = True) -> Dictionary:
         try:
             dictionary.add_from_file(io.StringIO(line.decode("utf-8") + "\n"))  # names bad lines
         except (ValueError, RuntimeError) as error:
-            reason = shortened(str(error).partition(". ")[0].replace("\n", ""))  # no advice
+            reason = shortened(str(error).partition(". ")[0].replace("\n", ""))  # its advice is cut
             raise UserError(f"{path}: not a fairseq dictionary (line {number}: {reason})") from None
     if mask:
         dictionary.add_symbol("<mask>")

@@ -35,18 +35,18 @@ def find_message(error: BaseException) -> str | None:
     # errors, the innermost is the most specific.
     messages = [*map(describe_mistake, links), *map(_describe_misfit, reversed(links))]
     message = next(filter(None, messages), None)
-    return message and printable_lines(message)
+    return printable_lines(message) if message else None
 
 
 def describe_damage(error: BaseException) -> str:
     """Describe the fault of a checkpoint by the error that reading it raised."""
     for link in chain(error):
-        if message := describe_mistake(link):  # None: the user did not cause it
+        if message := describe_mistake(link):  # None: not a known mistake
             return message
     for link in filter(_runs_code, chain(error)):
         # torch's own text is long; the error of its unpickler, which it handled, is the reason.
         reason = (str(link.__context__ or "").strip() or str(link)).splitlines()[0].rstrip(". ")
-        if reason.startswith("Unsupported operand"):  # the file is text, or another program's
+        if reason.startswith("Unsupported operand"):  # no pickle: text, for example
             return "not a checkpoint: torch.save did not write it; name a .pt file"
         return (
             f"checkpoint refused, because loading it could run code: {reason}. "

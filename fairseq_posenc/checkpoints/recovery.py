@@ -24,9 +24,9 @@ LAST = "checkpoint_last.pt"  # also the default of --restore-file
 BEST = "checkpoint_best.pt"
 # File names that fairseq gives to checkpoints.
 _NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")
-_SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")  # compared
+_SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")
 _METRIC = "best_checkpoint_metric"
-# Of these sections, only the named settings are compared.
+# Of these sections, only the named settings are compared; of those above, all.
 _FURTHER = {
     "common": ("seed", "bf16", "fp16"),
     "dataset": ("max_tokens", "batch_size"),
@@ -91,8 +91,8 @@ class Resumption(NamedTuple):
     extra_state: dict[str, Any]  # what fairseq's iterator, meters and task save with the weights
 
 
-def find_start(checkpoint: Any) -> Path | None:
-    """Find the local file that training starts from, if any; refuse a name without a file."""
+def find_start(checkpoint: DictConfig) -> Path | None:
+    """Find the local file that a run with these settings starts from; refuse an absent one."""
     from fairseq.file_io import PathManager  # takes seconds
 
     suffix = checkpoint.checkpoint_suffix  # of this rank's files, if each rank writes its part
@@ -112,8 +112,8 @@ def find_start(checkpoint: Any) -> Path | None:
     return Path(named) if os.path.isfile(named) else None  # remote files are not checked
 
 
-def restore_if_torn(path: Path, checkpoint: Any) -> None:
-    """Restore a run's last checkpoint if it was not written to its end; refuse other such files."""
+def restore_if_torn(path: Path, checkpoint: DictConfig) -> None:
+    """Restore the last checkpoint of these settings if its file is torn; refuse others."""
     if not is_torn(path):
         return
     is_last = checkpoint.restore_file == LAST and path == Path(checkpoint.save_dir, LAST)
@@ -127,7 +127,7 @@ def restore_if_torn(path: Path, checkpoint: Any) -> None:
 def check_resumption(path: Path, settings: DictConfig, is_new: bool = False) -> Resumption:
     """Log how fairseq's ``settings`` differ from a checkpoint's; refuse states that do not fit.
 
-    ``is_new``: a run begins with the weights of ``--finetune-from-model``, and their average.
+    ``is_new``: whether a run begins with weights of ``--finetune-from-model``, and their average.
     """
     checkpoint = settings.checkpoint
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)  # as saved
@@ -143,8 +143,8 @@ def check_resumption(path: Path, settings: DictConfig, is_new: bool = False) -> 
         logger.info("%s resumes with other settings: %s", path, ", ".join(changes))
     if settings.ema.store_ema and "ema" not in extra_state:  # fairseq fails with a KeyError
         raise UserError(
-            f"{path} has no average of its weights, and --store-ema can begin one only with a new "
-            "training: leave it out"
+            f"{path} has no average of its weights, and --store-ema can begin one only in a new "
+            "training run: leave it out"
         )
     resets_optimizer = checkpoint.reset_optimizer or is_new
     if not (has_optimizer or resets_optimizer) and path == Path(checkpoint.save_dir, LAST):

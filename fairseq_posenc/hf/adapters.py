@@ -47,7 +47,7 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
                 "save the model before the adapter is added",
                 stacklevel=3,
             )
-        # PEFT saves the configuration next, with our change. The model has none of prompts.
+        # PEFT saves the configuration next, with our change. With prompts, the model has none.
         config: Any = (getattr(model, "peft_config", None) or {}).get(adapter_name)
         if not getattr(config, "exclude_modules", True):  # if there is this field, and it is empty
             config.save_pretrained = partial(_save_configuration, config)

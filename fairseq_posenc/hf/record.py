@@ -58,11 +58,10 @@ def refuse_other_weights(
     missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[tuple[Any, ...]]
 ) -> None:
     """Refuse weights that transformers reported; a mismatched one has its name and both shapes."""
-    problems = {"lack": missing, "also have": unexpected}
-    problems["have other shapes of"] = map(str, mismatched)
-    for problem, names in problems.items():
+    found = {"lack": missing, "also have": unexpected, "have other shapes of": map(str, mismatched)}
+    for fault, names in found.items():
         if listed := ", ".join(sorted(names)):
-            raise UserError(f"the weights {problem} {shortened(listed)}")
+            raise UserError(f"the weights {fault} {shortened(listed)}")
 
 
 def list_positions(model: PreTrainedModel) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def replace_positions(
         directions = settings.directions if stack is stacks[0] else ""  # a decoder has none
         new = _build_parts(new_spec, stack, max_positions, directions, settings.boundary_id)
         notes += _copy_weights(stack, new, old_spec, old_length, extend)
-        if not {x.name for x in new_spec.items} & {*registry.names()}:  # which has no windows
+        if not {x.name for x in new_spec.items} & {*registry.names()}:  # these lack windows
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
         parts |= new
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)

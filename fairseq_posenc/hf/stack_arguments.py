@@ -148,7 +148,8 @@ class StackArguments:
         signs = [] if self.mask is None else [self.mask.gt(1).any()]  # a mask that counts documents
         if not separates_by_ids:
             signs += [find_changes(numbers).any() for numbers in self._list_numbers()]
-            signs += [] if self.is_packed is None else [self.is_packed]
+            if self.is_packed is not None:
+                signs.append(self.is_packed)
         for is_packed in signs:
             refuse_if(
                 is_packed,

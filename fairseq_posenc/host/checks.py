@@ -84,7 +84,7 @@ def refuse_long_blocks(options: Any, block: int, max_positions: int) -> None:
 
 
 def check_shards(data: str, split: str) -> None:
-    """Refuse a folder of ``data``, ``a:b``, without the ``split``, or with another dictionary.
+    """Refuse shards in ``data``, as ``b`` in ``a:b``, without the ``split`` or ``a``'s dictionary.
 
     fairseq opens a shard only when its epoch begins, perhaps days after the start.
     """
@@ -128,10 +128,10 @@ def check_data_bin(index: Path) -> None:
         sentences = MMapIndexedDataset.Index(str(index))
     except (ValueError, KeyError, AssertionError, struct.error):
         raise _damaged(index, "fairseq cannot read it") from None
-    count, size = len(sentences), index.stat().st_size
+    count, index_size = len(sentences), index.stat().st_size
     expected = 26 + 12 * count  # 26: the header; 12: a length (4) and an offset (8) by sentence
-    if size != expected:
-        raise _damaged(index, f"{size:,} bytes, not the {expected:,} of {count:,} sentences")
+    if index_size != expected:
+        raise _damaged(index, f"{index_size:,} bytes, not the {expected:,} of {count:,} sentences")
     if not count:
         raise UserError(f"{data} is empty: the split has no sentences; prepare it from longer text")
     begin, length = map(int, sentences[count - 1])

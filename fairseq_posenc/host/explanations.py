@@ -108,8 +108,8 @@ def _explain(error: BaseException) -> str | None:
         return f"fairseq has no {error}: {suggest(str(error.args[0]), known)}correct this name"
     # What fairseq itself refuses, in words, and not because of another error but an absent package.
     is_refusal = isinstance(error, AssertionError) or str(frame.line).startswith("raise ")
-    is_first = isinstance(error.__context__, ImportError | None) and text.count(" ") > 2
-    if is_refusal and is_first and re.search("(^|/)fairseq(_cli)?/", frame.filename):
+    is_own_text = isinstance(error.__context__, ImportError | None) and text.count(" ") > 2
+    if is_refusal and is_own_text and re.search("(^|/)fairseq(_cli)?/", frame.filename):
         return shortened(re.sub(r"np\.\w+\((\d+)\)", r"\1", text))  # numbers of numpy 2
     if not isinstance(error, FileNotFoundError | NotADirectoryError) or not error.filename:
         return None

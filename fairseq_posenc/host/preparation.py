@@ -124,7 +124,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     is_rank = "RANK" in os.environ and started.isdigit() and int(started) > 1  # of torchrun
     if is_rank and distributed.distributed_world_size == 1:  # each would write the same checkpoints
         raise UserError(
-            f"each of {started} processes of one training would train alone, as rank 0: give "
+            f"each of {started} processes of one run would train alone, as rank 0: give "
             f"--distributed-world-size {started}"
         )
     checks.refuse_wrong_checkpoints(settings.checkpoint, settings.task, settings.criterion)
@@ -226,8 +226,9 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     if end := end or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
         logger.warning(f"{end}: the training is finished, and nothing was changed")
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
-        if {type(settings.task), type(settings.criterion)} == {Namespace} and _find_counter():
-            sys.exit()  # `_find_settings` made `settings` of options: fairseq-train would train on
+        is_copy = all(isinstance(x, Namespace) for x in (settings.task, settings.criterion))
+        if is_copy and _find_counter():  # by `_find_settings`: fairseq-train reads its own options
+            sys.exit()
 
 
 def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> str:

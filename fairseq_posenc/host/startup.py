@@ -37,12 +37,11 @@ def prepare() -> None:
     sys.addaudithook(check_fairseq)
     # fairseq logs some errors, in hundreds of lines or words, that it also raises.
     repeated = ("Traceback", "Error when composing")
-    for name in ("checkpoint_utils", "dataclass.utils"):
-        logger = logging.getLogger(f"fairseq.{name}")
-        logger.addFilter(lambda record: not record.getMessage().startswith(repeated))
+    for name in ("fairseq.checkpoint_utils", "fairseq.dataclass.utils"):
+        logging.getLogger(name).addFilter(lambda entry: not entry.getMessage().startswith(repeated))
     warnings.filterwarnings("ignore", _REMARKS, module=r"sys$|hydra\.|fairseq|torch\.utils\.data\.")
     sys.excepthook = partial(report, sys.excepthook)
-    atexit.register(end_loading)  # a training may end within an epoch
+    atexit.register(end_loading)  # training may end within an epoch
     # By default hydra prints an error itself and ends the program, without calling the hook.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 

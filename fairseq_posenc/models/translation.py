@@ -35,7 +35,7 @@ class PositionalTransformer(CheckedModel, TransformerModel):
         settings = options.read_task_options(task)
         model.encoder.record(language=getattr(settings, "source_lang", None))
         model.decoder.record(language=getattr(settings, "target_lang", None))
-        # Checks the data before a checkpoint is read, and then the options of the command.
+        # Checks the data now, and the command's options when training or an evaluation begins.
         prepare_model(model, task, encoder=model.encoder, decoder=model.decoder)
         return cast(PositionalTransformer, model)
 
@@ -52,7 +52,7 @@ class PositionalTransformer(CheckedModel, TransformerModel):
     ) -> PositionalDecoder:
         """Build a decoder with position encodings."""
         config = options.configure_stack(args, "decoder")
-        if config.adaptive_softmax_cutoff:  # which shares none; fairseq would load one all the same
+        if config.adaptive_softmax_cutoff:  # shares none; fairseq would load an output projection
             config.share_decoder_input_output_embed = False
         return PositionalDecoder(config, tgt_dict, embed_tokens, config.no_cross_attention)
 

@@ -33,16 +33,16 @@ class SquadWindow(NamedTuple):
 
     tokens: np.ndarray  # token ids of the window, `[T]`
     offset: int  # index in `tokens` at which the context begins
-    first: int  # index in the whole context of the token at `offset`
+    context_start: int  # index in the whole context of the token at `offset`
     # `[S]`, for each of its S tokens of context: whether this window has the most around the token
     has_max_context: np.ndarray
     is_question_cut: bool
 
     def target(self, first: int, last: int) -> tuple[int, int]:
         """Locate two tokens, by index in the context, in the window; ``NO_ANSWER`` if outside."""
-        if first < self.first or last >= self.first + len(self.has_max_context):
+        if first < self.context_start or last >= self.context_start + len(self.has_max_context):
             return NO_ANSWER
-        return first - self.first + self.offset, last - self.first + self.offset
+        return first - self.context_start + self.offset, last - self.context_start + self.offset
 
 
 def make_windows(
@@ -60,16 +60,15 @@ def make_windows(
     bos, eos = [dictionary.bos()], [dictionary.eos()]
     head = np.concatenate([bos, question[: limits.max_question], eos, eos])
     room = limits.max_length - len(head) - len(eos)
-    parts = [(0, min(room, len(context)))]  # starts and ends of overlapping parts of the context
-    while parts[-1][1] < len(context):
-        first = parts[-1][0] + limits.stride
-        parts.append((first, min(first + room, len(context))))
+    # Starts and ends of overlapping parts of the context; the last part reaches its end.
+    starts = range(0, max(len(context) - room, 0) + limits.stride, limits.stride)
+    parts = [(first, min(first + room, len(context))) for first in starts]
     best_parts = _find_best_parts(len(context), parts)
     return [
         SquadWindow(
             tokens=np.concatenate([head, context[first:end], eos]).astype(np.int64),
             offset=len(head),
-            first=first,
+            context_start=first,
             has_max_context=best_parts[first:end] == number,
             is_question_cut=is_cut,
         )

@@ -115,12 +115,12 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             # Rows of DeBERTa's table that earlier steps projected; `compute_terms` adds new ones.
             key_of_rows = self._get_full_incremental_state_key("rows")  # not reordered with beams
             rows = incremental_state.setdefault(key_of_rows, ProjectedRows())
-        sums = buffer.get("prev_decay")  # [B, H, S - T, 2]; of 2 H if later keys have sums, too
+        sums = buffer.get("prev_decay")  # fields of a Decay, joined: [B, H or 2 H, S - T, 2]
         past = None if sums is None else Decay(*sums.split(self.num_heads, 1))
         of_input = self.encodings.input_terms(query.transpose(0, 1), positions, past)
         decay = of_input.find(Decay)  # sums of forget gates' logarithms, of all S tokens; or None
         terms = self.compute_terms(shared, rows) | of_input  # all that is added to the scores
-        q, k, v = self.project(query)
+        q, k, v = self.project(query)  # [B, H, T, D] each
         q, k = self.rotate_tokens(q, k, shared)
         mask = shared.mask.with_direction(self.direction)._replace(
             key_padding=padding,
@@ -133,8 +133,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         call = AttentionCall(q, k, v, terms, mask, dropout, need_weights or need_head_weights)
         if incremental_state is not None:
             kept = append_to_kept(_read_kept(buffer), k, v, positions.src_len)
-            call = use_kept(call, kept, positions.src_len)  # attends to the keys of earlier steps
-            needed = kept.select(shared.needed_keys(), positions.src_len)  # in later steps
+            call = use_kept(call, kept, positions.src_len)  # also to keys of earlier steps
+            needed = kept.select(shared.needed_keys(), positions.src_len)  # by later queries
             if (places := needed.places) is not None:  # a row for each of B, see `_read_kept`
                 places = places.to(query.device).expand(query.size(1), -1)
             buffer = {

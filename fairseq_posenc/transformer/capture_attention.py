@@ -98,11 +98,11 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
         shared = state_of_kind(attention.stack, attention.kind)
         of_input = attention.encodings.input_terms(queries.transpose(0, 1), shared.positions)
         terms = attention.compute_terms(shared) | of_input
-        rotation = attention.rotation(shared, shared.positions.tgt_len)  # None without any
+        rotation = attention.rotation(shared, shared.positions.tgt_len)  # of all tokens, or None
         mask = shared.mask.with_direction(attention.direction)  # for `cope`, which counts keys
         return split(query, key, terms, rotation, mask=mask)
     if isinstance(attention.q_proj, RotatedProjection):
         # Attention to an encoder's output, with rope(cross_attention=true).
         shared = state_of_kind(attention.q_proj.stack, attention.q_proj.kind)
         return split(query, key, Terms(), shared.rotation, key_rotation=shared.source_rotation)
-    return split(query, key, Terms())
+    return split(query, key, Terms())  # fairseq's own attention has no positions

@@ -26,7 +26,7 @@ def current_context() -> tuple[Shared, ...] | None:
 def state_of_kind(stack: tuple[Spec, Dims] | None, kind: int) -> Shared:
     """Get the position state of a kind of layer; refuse a call outside its stack's forward."""
     states = current_context()
-    if states is None or states[0].stack != stack:  # both may be None: attention without a stack
+    if states is None or states[0].stack != stack:  # both are None if no stack built the attention
         raise UserError("attention was called outside its stack's forward, so it has no positions")
     return states[kind]
 

@@ -24,7 +24,7 @@ from fairseq_posenc.transformer.forward_context import current_context, set_cont
 
 
 class _PositionalLayer:
-    """Base of both layers, number ``index`` of a stack: builds our attention, and checkpoints."""
+    """Base of both layers, ``index`` in their stack: has our attention, can recompute itself."""
 
     def __init__(self, cfg: Any, index: int = 0, **kwargs: Any) -> None:
         self.index = index  # first, because fairseq's constructor builds the attention
@@ -43,7 +43,7 @@ class _PositionalLayer:
         states = current_context()
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            with set_context(states):  # the backward pass is outside the stack
+            with set_context(states):  # in the backward pass, no stack sets them
                 return forward(*args, **kwargs)
 
         with save_on_cpu() if self.offloads else nullcontext():
@@ -150,7 +150,7 @@ class RotatedProjection(nn.Linear):
         assert isinstance(rotation, PairRotation), "only rope has cross_attention"
         projected = super().forward(x)  # [T, B, C]
         heads = projected.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)  # [B, H, T, D]
-        # fairseq projects the source's keys once per sentence, not once per beam.
-        rotation = rotation.select_sentences(heads.size(0))  # drops the repeated rows of beams
+        # In beam search, fairseq projects the source's keys of only one copy of a sentence.
+        rotation = rotation.select_sentences(heads.size(0))  # of its copies; all for queries
         heads = rotation.rotate_keys(heads) if self.is_key else rotation.rotate_queries(heads)
         return heads.permute(2, 0, 1, 3).reshape(projected.shape)  # [T, B, C]

@@ -67,7 +67,7 @@ class StackSettings(NamedTuple):
 
     spec: Spec
     dims: Dims
-    directions: tuple[str, ...]  # of each layer
+    directions: tuple[str, ...]  # of each layer: `both`, `lr` or `rl`
     backend: str
     init_positions: bool
     layers_kept: list[int] | None  # indices of the layers that pruning keeps; None for all
@@ -81,8 +81,8 @@ def add_position_args(parser: ArgumentParser) -> None:
 def refuse_unknown_settings(settings: DictConfig) -> None:
     """Refuse a model, or settings of it, that do not exist, in hydra's section ``model``.
 
-    ``+`` adds any name to a model without a dataclass. A callback of hydra calls this function,
-    which exits, as hydra would only warn of an exception there.
+    ``+`` adds any name to a model without a dataclass. This function exits, because hydra, whose
+    callback may call it, would only warn of an exception.
     """
     name = settings.get("_name", "")
     if name not in ARCH_MODEL_REGISTRY:
@@ -103,8 +103,8 @@ def list_settings(name: str | None) -> set[str]:
     ARCH_MODEL_REGISTRY[name].add_args(parser)
     gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
     options = vars(parser.parse_args([]))
-    known = {"_name", "decoder_input_dim", *options}  # the second is set by architectures
-    return known if "position_encoding" in known else set()
+    known = {"_name", "decoder_input_dim", *options}  # architectures set the second
+    return known if "position_encoding" in known else set()  # of another package: none
 
 
 def read_options(args: Any) -> PositionConfig:

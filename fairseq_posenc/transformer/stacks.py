@@ -79,14 +79,14 @@ class _PositionalStack(nn.Module):
         self.init_positions = self.settings.init_positions
         spec, dims = self.settings.spec, self.settings.dims
         self.spec, self.dims = spec, dims
-        self.id_readers = assembly.find_id_readers(spec, dims)  # which a caller's ids must fit
+        self.id_readers = assembly.find_id_readers(spec, dims)  # encodings; a caller's ids must fit
         self.eos_idx = dictionary.eos()
         at_input = assembly.build_input(spec, dims)
         self.embed_positions = None if at_input is None else InputPositions(at_input)
         self.encodings = assembly.build_shared(spec, dims)  # those that layers share
-        # What each kind of layer adds to the scores, without values; it refuses what cannot work.
+        # What each kind of layer adds to the scores, without values; refused if it cannot work.
         terms_by_kind = assembly.draft_terms(spec, dims, self.settings.backend)
-        self.has_reset = any(terms.has(Reset) for terms in terms_by_kind)  # see below
+        self.has_reset = any(terms.has(Reset) for terms in terms_by_kind)  # for `compute_states`
 
     def _next_index(self) -> int:
         """Count the layer that fairseq is about to build, as it does not pass the layer's index."""
@@ -161,7 +161,7 @@ class _PositionalStack(nn.Module):
         if ids is not None:
             positions = positions.replace_ids(ids)  # where documents begin stays the same
         if self.has_reset:
-            positions = positions._replace(first=positions.is_first())  # their pairs have own rows
+            positions = positions._replace(first=positions.is_first())  # which `reset` looks up
         built = self.settings.spec, self.settings.dims  # by which layers know states of their stack
         return tuple(x._replace(stack=built) for x in compute_shared(self.encodings, positions))
 

@@ -40,10 +40,10 @@ def matthews(counts: Tensor) -> float:
 
 def classification(counts: Tensor) -> dict[str, float]:
     """Compute all metrics of a confusion matrix; F1 and Matthews only for two classes."""
-    figures = {"accuracy": accuracy(counts)}
+    computed = {"accuracy": accuracy(counts)}
     if len(counts) == 2:
-        figures |= {"f1": f1(counts), "matthews": matthews(counts)}
-    return figures
+        computed |= {"f1": f1(counts), "matthews": matthews(counts)}
+    return computed
 
 
 def regression(predictions: Tensor, scores: Tensor) -> dict[str, float]:

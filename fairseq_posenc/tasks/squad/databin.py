@@ -31,11 +31,11 @@ class Limits(NamedTuple):
                 f"--max-question {self.max_question}: give 1 to {room - 1}, as --max-length "
                 f"{self.max_length} leaves {room} tokens of context and question"
             )
-        room -= self.max_question
-        if not 1 <= self.stride <= room:
+        rest = room - self.max_question
+        if not 1 <= self.stride <= rest:
             raise UserError(
-                f"--stride {self.stride}: give 1 to {room}, as --max-length {self.max_length} "
-                f"leaves {room} tokens of context beside a question of {self.max_question}"
+                f"--stride {self.stride}: give 1 to {rest}, as --max-length {self.max_length} "
+                f"leaves {rest} tokens of context beside a question of {self.max_question}"
             )
 
 
@@ -54,7 +54,7 @@ class SquadDataBin(NamedTuple):
 
     def check_lengths(self, max_positions: int, model: object) -> None:
         """Refuse windows that are too long for a model, whose name or path is ``model``."""
-        if self.limits.max_length > max_positions:  # the advice leaves room for the context
+        if self.limits.max_length > max_positions:  # the advised quarters leave room for context
             raise UserError(
                 f"{self.path} has windows of {self.limits.max_length} tokens, but {model} has "
                 f"{max_positions} positions: make the data with --max-length {max_positions} "

@@ -76,7 +76,7 @@ def test_windows_hold_the_whole_context_and_each_token_has_one_best(seed):
     windows = squad_windows.make_windows(question, context, limits, Dictionary())
     for window, (begin, part) in zip(windows, parts.items(), strict=True):
         assert window.tokens.tolist() == [0, *asked, 2, 2, *part, 2]  # <s> is 0, </s> is 2
-        assert (window.first, window.offset) == (begin, 1 + len(asked) + 2)
+        assert (window.context_start, window.offset) == (begin, 1 + len(asked) + 2)
         assert window.has_max_context.tolist() == [find_best(token) == begin for token in part]
 
 
@@ -206,9 +206,9 @@ def test_best_spans_are_the_best_of_all(seed):
     limits = Limits(50, 17, 3)
     for window in squad_windows.make_windows(np.arange(3), context, limits, Dictionary()):
         start, end = rng.normal(size=(2, len(window.tokens)))
-        size, at = len(window.has_max_context), window.offset
+        size, at, begin = len(window.has_max_context), window.offset, window.context_start
         sums = {
-            (window.first + first, window.first + last): start[at + first] + end[at + last]
+            (begin + first, begin + last): start[at + first] + end[at + last]
             for first in range(size)
             for last in range(first, min(first + predict.MAX_ANSWER, size))
             if window.has_max_context[first]

@@ -72,7 +72,7 @@ def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> 
     for index in np.argsort(-sums, axis=None, kind="stable")[:NBEST].tolist():
         row, further = divmod(index, MAX_ANSWER)  # `further` tokens follow the first one
         if np.isfinite(score := float(sums[row, further])):  # -inf: another window's, or outside
-            first = window.first + row  # index in the whole context
+            first = window.context_start + row  # index in the whole context
             spans.append(Span(first, first + further, score))
     return WindowSpans(spans, null_score)
 
