@@ -150,7 +150,7 @@ class AttentionWithPositions(Derived):
     def run_forward(
         self, forward: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        """Call the stock ``forward`` with the layer's cosines, and with its state of the pass."""
+        """Run in place of the stock ``forward``, which gets the layer's cosines and state too."""
         state: PassState | None = named.pop(POSITION_STATE, None)
         if state is None:
             raise UserError(CALLED_BY_ITSELF)

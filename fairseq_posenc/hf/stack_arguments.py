@@ -92,7 +92,7 @@ class StackArguments:
                 text_ids, ids = ids[0], ids[1:]
             if axes not in [reader.axes for reader in readers.values()]:  # none reads these axes
                 if text_ids is None and self.may_mix:
-                    self._refuse_restarts(ids[0])  # of time: others also fall within a text
+                    self._refuse_restarts(ids[0])  # of time: others also decrease within a text
                 ids = text_ids
         if ids is not None:
             batch, tgt_len = self.inputs.shape[:2]
@@ -104,7 +104,7 @@ class StackArguments:
         return ids, text_ids
 
     def _refuse_restarts(self, ids: Tensor) -> None:
-        """Refuse ids on an axis, ``(B, T)``, that fall, as only where another text begins."""
+        """Refuse ids on an axis, ``(B, T)``, that decrease, as only where a text begins."""
         begins = ids.diff(dim=-1).lt(0)
         if self.real is not None and self.real.size(1) >= ids.size(-1):  # else refused as too short
             real = self.real[:, -ids.size(-1) :]

@@ -327,7 +327,7 @@ class StackWithPositions(Derived):
     def run_forward(
         self, forward: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        """Compute the state of a pass, and call the stock ``forward`` of the stack with it."""
+        """Run in place of the stock ``forward``, which gets the state of the pass as well."""
         positions: Any = getattr(self, POSITIONS, None)  # HFStackPositions, or PEFT's copy of it
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")

@@ -143,7 +143,7 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> No
 
 
 def _draw_inputs(model: PreTrainedModel, stack: Stack) -> dict[str, Tensor]:
-    """Draw random tokens, 7 more than a window (or 8) shows: a row unpadded, then padded ones."""
+    """Draw random tokens, 7 beyond the widest window (or 8): an unpadded row, then padded ones."""
     positions = getattr(stack.module, POSITIONS)
     windows = [dict(item.options).get("size", 0) for item in positions.spec.items]  # 0: no window
     length = min(max(8, *windows) + 7, _LONGEST_INPUT, positions.dims.max_positions)

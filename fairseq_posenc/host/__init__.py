@@ -1,1 +1,1 @@
-"""Prepares fairseq's commands at start-up: guards against lost runs, numpy's old names."""
+"""Prepares fairseq's commands at start-up: safe loading, checks, resumption, messages."""

@@ -202,7 +202,7 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     checkpoint, wanted = settings.checkpoint, settings.optimization.max_update
     if (path := find_start(checkpoint)) is None:
         return
-    last, end = Path(checkpoint.save_dir, LAST), ""
+    last, finished = Path(checkpoint.save_dir, LAST), ""  # why nothing is left to train
     is_elsewhere = path.parent.resolve() != last.parent.resolve()
     if is_elsewhere and last.exists() and not checkpoint.no_save:
         raise UserError(
@@ -217,14 +217,14 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     if resumed.loads_optimizer:
         model.optimizer_source = path  # refuses resized tables: the optimizer's state would not fit
         if 0 < wanted <= resumed.updates:  # fairseq would make another one
-            end = f"{path} has made {resumed.updates:,} updates of --max-update {wanted:,}"
-    if end and is_elsewhere:
+            finished = f"{path} has made {resumed.updates:,} updates of --max-update {wanted:,}"
+    if finished and is_elsewhere:
         raise UserError(
-            f"{end}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
+            f"{finished}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
             "--reset-meters --reset-dataloader start counting from 0"
         )
-    if end := end or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
-        logger.warning(f"{end}: the training is finished, and nothing was changed")
+    if finished := finished or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
+        logger.warning(f"{finished}: the training is finished, and nothing was changed")
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
         is_copy = all(isinstance(x, Namespace) for x in (settings.task, settings.criterion))
         if is_copy and _find_counter():  # by `_find_settings`: fairseq-train reads its own options
