@@ -325,7 +325,7 @@ class Positions(NamedTuple):
         if self.first is not None:
             return self.first
         if not self.is_shifted:
-            return torch.arange(self.src_len, device=self.device).eq(0)[None]
+            return torch.eye(1, self.src_len, dtype=torch.bool, device=self.device)  # index 0
         real = self.real()
         return real & real.cumsum(1).eq(1)
 

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_posenc.backends import BACKENDS
+from fairseq_posenc.backends import BACKENDS, reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.modules.layer_positions import PositionEncoding
 from fairseq_posenc.positions import Positions
@@ -56,7 +56,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     of_input = encoding.encodings.input_terms(inputs, here)
     terms = (encoding.collect_terms(shared) | of_input).expanded().projected(_split)
     tokens = rotated_query.double(), rotated_key.double(), value.double()
-    expected, _ = BACKENDS["reference"].attend(AttentionCall(*tokens, terms.map(_to_float64), mask))
+    expected, _ = reference.attend(AttentionCall(*tokens, terms.map(_to_float64), mask))
     terms = encoding.compute_terms(shared) | of_input  # as in a model
     call = AttentionCall(rotated_query, rotated_key, value, terms, mask)
     for name in backends:

@@ -371,7 +371,7 @@ def test_no_command_reads_weights_with_another_meaning(name):
 def test_a_pre_trained_model_refuses_a_dictionary_in_another_order():
     """Also where the one of its training is gone, as GLUE's and SQuAD's data are made of it."""
     source = read_pretrained(base("masked_lm") / "checkpoint_last.pt")
-    source = source._replace(dictionary=source.dictionary._replace(file=None))
+    source = source._replace(dictionary=source.dictionary._replace(trained_file=None))
     source.check_dictionary(sentences() / "dict.txt")
     with pytest.raises(UserError, match="has other symbols, or in another order, than the dict"):
         source.check_dictionary(reordered("masked_lm") / "dict.txt")

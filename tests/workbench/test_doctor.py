@@ -96,7 +96,8 @@ def test_self_test_finds_a_missing_term(monkeypatch, name):
     def without(call):
         return attend(call._replace(terms=change_terms(call.terms, **{name: None})))
 
-    monkeypatch.setattr(reference, "attend", without)
+    wrong = Namespace(**{**vars(reference), "attend": without})
+    monkeypatch.setitem(BACKENDS, "reference", wrong)
     assert "on reference is off by" in doctor.self_test().text
 
 
