@@ -130,7 +130,7 @@ def _run(argv: Sequence[str] | None) -> int | None:
     if unknown:  # argparse would name the help of all commands
         help_of = f"fairseq-posenc {args.command} --help"
         raise UserError(f"unrecognized arguments: {' '.join(unknown)} (see {help_of})")
-    import_user_dir(getattr(args, "user_dir", USER_DIR))  # registers the user's encodings, if any
+    import_user_dir(getattr(args, "user_dir", USER_DIR))  # the user's encodings; USER_DIR adds none
     return COMMANDS[args.command].run(args)
 
 

@@ -78,7 +78,7 @@ def compare_with_transformers(ours: Any, head: str, theirs: Any) -> float:
         theirs: the transformers model.
     """
     differences = []
-    # The scores of classes are read at the first token, before which there is no padding.
+    # Heads for classes read index 0, which padding on the left would occupy.
     for side in ("right",) if head == "classes" else ("right", "left"):
         tokens = draw_batch(ours, side)  # one tensor for each stack, the target's last
         our_scores = compute_scores(ours, head, *tokens)

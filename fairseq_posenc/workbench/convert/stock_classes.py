@@ -133,7 +133,7 @@ def _define_roberta(prefix: str, base: str, *, pre_norm: bool) -> StockFamily:
         fixed_options={
             "encoder_normalize_before": pre_norm,
             "layernorm_embedding": True,
-            "activation_fn": "gelu",  # fixed in the class's head; fairseq's follows the option
+            "activation_fn": "gelu",  # the class's LM head has only it; fairseq's has the option's
         },
         parts={
             **_name_positions(stack, base, f"{layer}.attention.self"),
@@ -180,8 +180,7 @@ def _define_translation(
         }
         parts |= _name_positions(side, f"model.{side}", f"model.{side}.layers.*.self_attn")
     parts |= {"decoder.output_projection": "lm_head"}
-    # Ported from fairseq: the parts of these have its names.
-    parts |= {"encoder": "model.encoder", "decoder": "model.decoder"}
+    parts |= {"encoder": "model.encoder", "decoder": "model.decoder"}  # parts named as in fairseq
     return StockFamily(
         family="translation",
         classes={"translation": name},
@@ -204,7 +203,7 @@ BIOGPT = StockFamily(
     parts={
         **_name_positions("decoder", "biogpt", "biogpt.layers.*.self_attn"),
         "decoder.output_projection": "output_projection",
-        "decoder": "biogpt",  # ported from fairseq, too
+        "decoder": "biogpt",  # ported from fairseq: its parts have the same names
     },
     config_fields={
         **_name_bert_options("decoder"),
@@ -240,8 +239,9 @@ def refuse_unsupported_parts(trained: OpenModel, target: str) -> None:
     """Refuse a model with parts that ``target`` (transformers or CTranslate2) lacks."""
     for stack in trained.stacks.values():
         parts = [part for name, part in _UNSUPPORTED_PARTS.items() if getattr(stack, name, None)]
-        if type(stack.embed_tokens) is not nn.Embedding:  # such as AdaptiveInput
-            parts.append(f"{type(stack.embed_tokens).__name__} as token embeddings")
-        parts += ["rope(cross_attention=true)"] if stack.spec.rotates_source else []
+        if (embeddings := type(stack.embed_tokens)) is not nn.Embedding:  # such as AdaptiveInput
+            parts.append(f"{embeddings.__name__} as token embeddings")
+        if stack.spec.rotates_source:
+            parts.append("rope(cross_attention=true)")
         if parts:
             raise UserError(f"{trained.path}: {target} has no model with {parts[0]}")

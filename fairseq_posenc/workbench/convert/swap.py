@@ -60,7 +60,7 @@ def swap_folder(
                 shutil.copy2(file, folder / file.name)
         stock = is_stock(folder)  # whether transformers loads it without this package
         class_name = json.loads((folder / "config.json").read_bytes())["architectures"][0]
-    both = [x for x in new if x in old and record.is_of_positions(x)]  # set before, and now
+    both = [x for x in new if x in old and record.is_of_positions(x)]  # of a source that has ours
     fit = (x for x in AUTO_CLASSES if x._model_mapping.get(type(model.config), None) is type(model))
     loader = next(fit, type(model))  # an Auto class, if one loads such a model
     return [

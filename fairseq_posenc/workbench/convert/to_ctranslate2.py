@@ -171,7 +171,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     # Without a table of vectors at the input, CTranslate2 would add sinusoids.
     vectors = torch.zeros(dims.max_positions, dims.embed_dim)  # [T, C]
     if stack.embed_positions is not None:
-        (encoding,) = stack.embed_positions.encodings.as_list()  # specs with two are refused
+        (encoding,) = stack.embed_positions.encodings.as_list()  # `parse` refuses two of them
         vectors = encoding.embed(states[0].positions)[0]  # all kinds of layers have these
     table = F.pad(vectors, (0, 0, 1, 0))  # the converter drops padding's row, the first
     copied = copy.deepcopy(stack)  # quantization changes weights in place

@@ -66,8 +66,8 @@ def import_folder(path: Path, out: Path) -> list[str]:
     if stock.family == "translation":  # without our field `langs`, fairseq infers them from data
         task["source_lang"], task["target_lang"] = getattr(config, "langs", None) or (None, None)
     if stock.family == "causal_lm":  # </s> begins texts, unless the model was trained with <s>
-        has_bos = config.bos_token_id != config.eos_token_id
-        task["add_bos_token"] = options["add_bos_token"] = has_bos  # both read it
+        option = {"add_bos_token": config.bos_token_id != config.eos_token_id}
+        task, options = {**task, **option}, {**options, **option}  # task and model both read it
     settings = open_model.build_settings(options, task)  # those that a training run would save
     with checkpoints.refuse_unusable_settings("", path):  # no option: errors name the folder
         model = open_model.build_model(settings, dictionaries)
@@ -126,8 +126,8 @@ def _list_options(config: PretrainedConfig, stock: StockFamily) -> dict[str, Any
     fairseq_names = {hf_name: name for name, hf_name in stock_classes.ACTIVATIONS.items()}
     activation = options["activation_fn"]
     options["activation_fn"] = fairseq_names.get(activation, activation)
-    if "decoder_embed_dim" in options:  # fairseq has two more options for this width
-        options["decoder_input_dim"] = options["decoder_output_dim"] = options["decoder_embed_dim"]
+    if width := options.get("decoder_embed_dim"):  # fairseq has two more options for it
+        options |= {"decoder_input_dim": width, "decoder_output_dim": width}
     return options
 
 

@@ -135,7 +135,7 @@ def _set_positions(trained: OpenModel, model: PreTrainedModel) -> None:
     stacks = [*trained.stacks.values()]  # one, or the encoder and the decoder
     specs = [stack.spec for stack in stacks]
     names = {item.name for spec in specs for item in spec.items}
-    reads_ends = names & {"documents", "sentence_learned"}  # that read where sentences end
+    needs_ends = bool(names & {"documents", "sentence_learned"})  # of sentences
     with warnings.catch_warnings():  # about lost positions, which are untrained
         warnings.simplefilter("ignore")
         set_positions(
@@ -143,8 +143,8 @@ def _set_positions(trained: OpenModel, model: PreTrainedModel) -> None:
             str(specs[0]),
             max_positions=max(stack.dims.max_positions for stack in stacks),
             decoder_spec=str(specs[-1]) if specs[-1] != specs[0] else None,
-            directions=stacks[0].identity.directions,
-            boundary_id=stacks[0].eos_idx if reads_ends else None,
+            directions=stacks[0].identity.directions,  # of the encoder; decoders have none
+            boundary_id=stacks[0].eos_idx if needs_ends else None,
         )
 
 

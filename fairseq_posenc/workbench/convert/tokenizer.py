@@ -144,7 +144,7 @@ def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Pa
 
 
 def list_vocabularies(trained: OpenModel, tokenizers: list[Tokenizer]) -> list[list[str]]:
-    """List the pieces of each dictionary, which for GPT-2's BPE has numbers in their place."""
+    """List each dictionary's pieces by id ("" without one); for GPT-2's BPE it has numbers."""
     dictionaries = trained.dictionaries.values()
     if not tokenizers:  # --tokens none
         return [list(dictionary.symbols) for dictionary in dictionaries]
@@ -235,6 +235,6 @@ def _extend_vocabulary(indices: dict[str, int], pieces: Iterable[str]) -> dict[s
 def _build_bpe(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], fuse_unk: bool
 ) -> Tokenizer:
-    """Build a BPE model, without merges of pieces that the vocabulary lacks."""
-    known = [pair for pair in merges if vocabulary.keys() >= {*pair, "".join(pair)}]
+    """Build BPE from merges of known pieces; ``fuse_unk`` makes unknown neighbours one token."""
+    known = [pair for pair in merges if all(x in vocabulary for x in (*pair, "".join(pair)))]
     return Tokenizer(models.BPE(vocabulary, known, unk_token="<unk>", fuse_unk=fuse_unk))

@@ -67,8 +67,8 @@ def find_answers(key: str, family: str, ratio: float) -> list[Advice]:
     rows = [Advice(**row) for row in json.loads(TABLE.read_text("utf-8"))[key][family]]
     models = group_by(rows, lambda row: row.models)  # in each, `up_to` ascends
     answers = [next((x for x in same if x.up_to >= ratio), same[-1]) for same in models.values()]
-    longest = max(answer.up_to for answer in answers)
-    return [answer for answer in answers if answer.up_to >= min(ratio, longest)]
+    reached = min(ratio, max(answer.up_to for answer in answers))  # shorter answers are left out
+    return [answer for answer in answers if answer.up_to >= reached]
 
 
 def describe(answer: Advice, ratio: float) -> str:

@@ -132,7 +132,7 @@ def _find_class(config: transformers.PretrainedConfig) -> Any:
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise UserError(f"config.json names {shortened(name)}, a class that transformers lacks")
     if isinstance(config, saving.ConfigWithPositions):
-        return derive(cls, (saving.ModelWithPositions,))  # `cls`, which loads positions, too
+        return derive(cls, (saving.ModelWithPositions,))  # `cls`, which also loads positions
     return cls
 
 
@@ -154,7 +154,7 @@ def check_ids(folder: Path, ids: Tensor, model: PreTrainedModel) -> None:
 
 
 def is_stock(folder: Path) -> bool:
-    """Check whether transformers can load a saved folder without this package."""
+    """Check whether no configuration of a saved folder, nor a nested one, is of this package."""
     return f'"model_type": "{saving.MODEL_TYPE}"' not in (folder / "config.json").read_text("utf-8")
 
 

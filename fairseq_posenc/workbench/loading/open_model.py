@@ -126,7 +126,7 @@ class OpenTask:
 
     path: Path  # the checkpoint
     task: Any  # fairseq's task
-    settings: Any  # configuration in training, but with the data and languages of the task
+    settings: Any  # fairseq's configuration in training, but with this data-bin and its languages
     data: Path  # the data-bin, with the dictionaries and the tokenizer's files
     dictionaries: dict[str, Dictionary]  # file name -> dictionary; the source's is the first
 

@@ -63,7 +63,7 @@ class Subject:
         at_input = self.by_layer[0].input
         if at_input is None:
             return None
-        (encoding,) = at_input.as_list()  # specs with two are refused
+        (encoding,) = at_input.as_list()  # `parse` refuses a spec with two of them
         vectors = encoding.embed(make_positions(self.dims.max_positions))
         assert vectors is not None, "an input encoding adds vectors"
         return vectors[0]  # without the batch of one
@@ -77,7 +77,7 @@ class Subject:
         """
         encoding = self.by_layer[layer]
         positions = make_positions(self.dims.max_positions)
-        (shared,) = compute_shared(encoding.shared, positions)  # of the only layer
+        (shared,) = compute_shared(encoding.shared, positions)  # one kind of layer, this one
         terms = shared.terms | encoding.encodings.terms(positions)  # combined with its own
         return positions.distances(), terms.expanded()
 

@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.results import intervals, loss_stages, pictures
 from fairseq_posenc.workbench.results.markdown import code, format_number, table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, Curve, read_curve_file
-from fairseq_posenc.workbench.running.options import add_out, parse_named, split_trainings
+from fairseq_posenc.workbench.running.options import add_out, parse_named, split_paths
 from fairseq_posenc.workbench.running.progress import say
 
 Trainings = Mapping[str, Sequence[Curve]]  # name of a model -> a curve for each seed
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     """Write the tables and pictures, print the tables."""
     data = parse_named(args.logs, "NAME=LOG")
     trainings = {
-        name: [_read_log(name, Path(path)) for path in split_trainings(paths)]
+        name: [_read_log(name, Path(path)) for path in split_paths(paths)]
         for name, paths in data.items()
     }
     with lock_folder(args.out):

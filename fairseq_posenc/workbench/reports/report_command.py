@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"{path}: no such file or folder")
         if not (found := list(_find_results(path, set()))):
             raise UserError(f"{path}: no results of glue, squad predict, bleu or training yet")
-        for x in found:
+        for x in found:  # a training run is named by its folder, perhaps by a link to it
             results.setdefault((x.table, Path(x.path).resolve(), x.fingerprint or x.model), x)
     rows = results.values()
     print(json.dumps([x._asdict() for x in rows], indent=1) if args.json else format_report(rows))
@@ -78,7 +78,7 @@ def _find_results(path: Path, known: set[Path]) -> Iterator[Result]:
     elif path.name == LAST:
         yield from _read_training(path.parent)
     elif path.suffix == ".json":
-        # Most files in folders are no records; one that the user named must be one.
+        # Most files in folders are no records; one that the user named (`known` is empty) must be.
         with suppress(UserError) if known else nullcontext():
             record = read(path)
             if record.kind in _READERS:
@@ -147,7 +147,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
     else:  # a task of fine-tuning
         return
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
-    shared = flatten(container) | {"seed": None, "updates": updates}  # no seed, no --save-dir
+    shared = flatten(container) | {"seed": None, "updates": updates}  # `flatten` drops --save-dir
     fingerprint = hashlib.sha256(str(sorted(shared.items())).encode()).hexdigest()[:8]
     yield Result(title, folder.name, encoding, figures, str(folder), fingerprint)
 

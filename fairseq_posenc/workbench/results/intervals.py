@@ -45,14 +45,14 @@ class Interval(NamedTuple):
         return f"{self.mean:,.{digits}f}{bounds}"
 
 
-def interval(values: Iterable[float], least: float = 0.0) -> Interval:
-    """Compute the mean of some values and its interval, with ``least`` as the least deviation."""
+def interval(values: Iterable[float], least_deviation: float = 0.0) -> Interval:
+    """Compute the mean of values and its interval, for a deviation of at least the given one."""
     sample = list(values)
     mean = statistics.fmean(sample)
     if len(sample) < LEAST_SEEDS or not math.isfinite(mean):
         return Interval(mean, -math.inf, math.inf)
     factor = float(stdtrit(len(sample) - 1, (1 + LEVEL) / 2))  # of Student's t distribution
-    reach = factor * max(statistics.stdev(sample), least) / math.sqrt(len(sample))
+    reach = factor * max(statistics.stdev(sample), least_deviation) / math.sqrt(len(sample))
     return Interval(mean, mean - reach, mean + reach)
 
 

@@ -40,9 +40,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
 def align_columns(rows: Sequence[Sequence[str]], left: int) -> str:
     """Align the columns of a table: the first ``left`` columns to the left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    marks = "<" * left + ">" * len(widths)  # of Python's format specifications
-    line = "  ".join(f"{{:{mark}{width}}}" for mark, width in zip(marks, widths))
-    return "\n".join(line.format(*row).rstrip() for row in rows)
+    marks = "<" * left + ">" * (len(widths) - left)  # of Python's format specifications
+    cells = [[f"{x:{mark}{width}}" for x, mark, width in zip(row, marks, widths)] for row in rows]
+    return "\n".join("  ".join(row).rstrip() for row in cells)
 
 
 def fill_page(text: str, start: str, content: str, end: str) -> str:

@@ -9,7 +9,6 @@ import math
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -147,11 +146,12 @@ def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
     return named
 
 
-def split_trainings(text: str) -> list[str]:
+def split_paths(text: str) -> list[str]:
     """Split paths at commas, except in names of existing files; refuse a path that occurs twice."""
-    heads = [*accumulate(text.split(","), "{},{}".format)]  # the possible first paths
+    parts = text.split(",")
+    heads = [",".join(parts[:end]) for end in range(1, len(parts) + 1)]  # possible first paths
     first = next((head for head in reversed(heads) if Path(head).exists()), heads[0])
-    others = split_trainings(text[len(first) + 1 :]) if first != text else []
+    others = split_paths(text[len(first) + 1 :]) if first != text else []
     if Path(first).resolve() in map(Path.resolve, map(Path, others)):
         raise UserError(f"{first}: occurs twice; name the file of another seed")
     return [first, *others]

@@ -77,7 +77,7 @@ def run_logged(
     Args:
         command: name of a console script, or absolute path of a program, and arguments.
         log: the file.
-        lock: a folder's lock, which the command keeps if it outlives this process; None for none.
+        lock: descriptor of a folder's lock, which the command keeps if it outlives us, or None.
         on_line: called with each line of output.
         environment: variables that override the user's.
 

@@ -28,7 +28,7 @@ class _Requeued(Checkpointable):
         self.task = task
 
     def __call__(self) -> None:  # submitit calls it in the job
-        self.task({})  # Slurm itself selects the GPU
+        self.task({})  # no variables for its programs: Slurm itself selects the GPU
 
 
 def run_on_slurm(
@@ -67,7 +67,7 @@ def run_on_slurm(
         with executor.batch():  # all are submitted at its end, as one array of jobs
             running = {label: executor.submit(_Requeued(task)) for label, task in tasks.items()}
         while running:
-            listed = _list_jobs(name)  # first: a job in neither the list nor the results has failed
+            listed = _list_jobs(name)  # before looking for results: a job in neither has failed
             time.sleep(_POLL_SECONDS)
             for label, job in list(running.items()):
                 has_result = job.paths.result_pickle.exists()
@@ -77,7 +77,7 @@ def run_on_slurm(
                         reason = find_error_line(str(error)) or "it failed"
                         failures.append(f"{label}: {reason} (its log: {job.paths.stderr})")
             watch()
-    except FailedJobError as error:
+    except FailedJobError as error:  # sbatch failed, as for an unknown option
         raise UserError(f"--on slurm {options}: {' '.join(str(error).split())}") from error
     finally:
         _cancel(name)

@@ -25,7 +25,7 @@ from fairseq_posenc.workbench.translation.command_translate import add_model_arg
 _REPORT, _FIGURES = "bleu.md", "bleu.json"
 
 
-class TrainedSystem(NamedTuple):
+class SystemCheckpoint(NamedTuple):
     """A checkpoint of a system, which has one for each training run (seed)."""
 
     system: str  # name of the system in tables
@@ -43,26 +43,26 @@ class TranslationPlan(NamedTuple):
     length_penalty: float
     dtype: torch.dtype  # precision of the model
 
-    def translate(self, training: TrainedSystem, opened: OpenTask, out: Path) -> list[str]:
-        """Translate with a checkpoint, ``opened``, unless a file in ``out`` has the result.
+    def translate(self, checkpoint: SystemCheckpoint, opened: OpenTask, out: Path) -> list[str]:
+        """Translate with a checkpoint, whose task is ``opened``, unless ``out`` has the result.
 
         Raises:
             UserError: the file has translations by another model, of another text or by other
                 options.
         """
         request: Request = {  # all that the translations depend on
-            "checkpoint": checksum(training.path),
+            "checkpoint": checksum(checkpoint.path),
             "pieces": checksum(translator.require_pieces(opened.data, opened.task.cfg.source_lang)),
             "source": checksum(self.source_file),
             "precision": str(self.dtype),
             "search": [self.beam, self.length_penalty],
             "version": __version__,
         }
-        path = out / training.system / f"{training.number}.txt"  # for users; we read the .json
+        path = out / checkpoint.system / f"{checkpoint.number}.txt"  # for users; we read the .json
         figures = read_result(path.with_suffix(".json"), request)  # None if there are none yet
         if figures is None:
-            say(f"{training.label}: {len(self.sentences):,} sentences")
-            model = translator.Translator.load(training.path, opened.data, self.dtype)
+            say(f"{checkpoint.label}: {len(self.sentences):,} sentences")
+            model = translator.Translator.load(checkpoint.path, opened.data, self.dtype)
             translator.warn_of_long(self.sentences, model)
             found = model.translate(self.sentences, self.beam, length_penalty=self.length_penalty)
             figures = {"translations": [best.text for (best,) in found]}
@@ -94,10 +94,10 @@ def run(args: argparse.Namespace) -> None:
         UserError: wrong input.
     """
     dtype = devices.choose_dtype(args.fp16, args.bf16)
-    trainings = parse_systems(args.systems)
+    checkpoints = parse_systems(args.systems)
     # All are opened first, so that mistakes show early. A generator: not all are in memory at once.
-    states = (translator.load_translation(x.path, f"{x.label}:") for x in trainings)
-    tasks = [open_task(x.path, state, args.data) for x, state in zip(trainings, states)]
+    states = (translator.load_translation(x.path, f"{x.label}:") for x in checkpoints)
+    tasks = [open_task(x.path, state, args.data) for x, state in zip(checkpoints, states)]
     languages = [(x.task.cfg.source_lang, x.task.cfg.target_lang) for x in tasks]
     if len(set(languages)) > 1:
         raise UserError("the systems are for different languages; evaluate them separately")
@@ -111,9 +111,9 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{source_file} has {counts}")
     plan = TranslationPlan(source_file, sentences, args.beam, args.lenpen, dtype)
     with lock_folder(args.out):
-        translations = [plan.translate(x, task, args.out) for x, task in zip(trainings, tasks)]
+        translations = [plan.translate(x, task, args.out) for x, task in zip(checkpoints, tasks)]
         facts = {"subset": args.split, "reference": str(target_file), "sentences": len(references)}
-        record = _score(trainings, translations, plan, references, facts)
+        record = _score(checkpoints, translations, plan, references, facts)
         report = scores.format_report(record)
         record.write(args.out / _FIGURES)
         write_whole(args.out / _REPORT, report)
@@ -122,8 +122,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _score(
-    trainings: Sequence[TrainedSystem],
-    translations: Sequence[list[str]],  # by each of them
+    checkpoints: Sequence[SystemCheckpoint],
+    translations: Sequence[list[str]],  # by each checkpoint
     plan: TranslationPlan,
     references: Sequence[str],
     facts: Row,
@@ -133,9 +133,9 @@ def _score(
     signatures = {f"signature of {name}": str(x.get_signature()) for name, x in metrics.items()}
     rows: list[Row] = []
     systems: dict[str, list[list[str]]] = {}
-    for training, lines in zip(trainings, translations):
-        systems.setdefault(training.system, []).append(lines)
-        row = {"system": training.system, "training": training.number, "path": str(training.path)}
+    for (system, number, path, _), lines in zip(checkpoints, translations):  # without the label
+        systems.setdefault(system, []).append(lines)
+        row = {"system": system, "training": number, "path": str(path)}
         row |= {"beam": plan.beam, "length_penalty": plan.length_penalty}
         # None in place of the references, which the metrics hold.
         row |= {name: metric.corpus_score(lines, None).score for name, metric in metrics.items()}
@@ -151,7 +151,7 @@ def _score(
     return Record("bleu", tables, {**facts, **signatures}, command=own_command())
 
 
-def parse_systems(texts: Sequence[str]) -> list[TrainedSystem]:
+def parse_systems(texts: Sequence[str]) -> list[SystemCheckpoint]:
     """Parse the systems of a command line, each ``NAME=PATH[,PATH...]``; list their checkpoints.
 
     Raises:
@@ -159,13 +159,13 @@ def parse_systems(texts: Sequence[str]) -> list[TrainedSystem]:
             checkpoints than another.
     """
     named = options.parse_named(texts, "NAME=PATH or NAME=PATH,PATH")
-    systems = {name: options.split_trainings(paths) for name, paths in named.items()}
+    systems = {name: options.split_paths(paths) for name, paths in named.items()}
     if len(set(map(len, systems.values()))) > 1:
         listed = ", ".join(f"{name} has {len(paths)}" for name, paths in systems.items())
         raise UserError(f"name the same number of checkpoints for each system: {listed}")
-    trainings = []
+    checkpoints = []
     for name, paths in systems.items():
         for number, path in enumerate(paths, start=1):
             label = f"{name}, checkpoint {number}" if len(paths) > 1 else name
-            trainings.append(TrainedSystem(name, number, Path(path), label))
-    return trainings
+            checkpoints.append(SystemCheckpoint(name, number, Path(path), label))
+    return checkpoints

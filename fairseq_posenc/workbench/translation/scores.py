@@ -73,8 +73,8 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
     signatures, results = PairedTest(list(joined.items()), metrics, None, test_type)()
     differences: list[Row] = []
     for index, name in enumerate(others, start=1):
-        # If all translations are exchanged, the difference is as large; sacreBLEU counts no ties.
-        least = 2.0 ** (1 - sum(map(ne, joined[name], joined[baseline])))
+        # Exchanging none or all of n differing lines keeps the difference: p is at least 2 / 2^n.
+        least = 2.0 ** (1 - sum(map(ne, joined[name], joined[baseline])))  # sacreBLEU omits ties
         for metric in METRICS:
             first, other = results[metric][0], results[metric][index]  # 0 is the baseline
             row = {"system": name, "metric": metric, "difference": other.score - first.score}

@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.results.intervals import average_lines, interval
 from fairseq_posenc.workbench.results.loss_stages import find_stages, fit_segments, smooth_losses
 from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.running.logs import Curve, Entry, read_curve_file
-from fairseq_posenc.workbench.running.options import split_trainings
+from fairseq_posenc.workbench.running.options import split_paths
 from tests.helpers.commands import refused
 
 PLAIN, HYDRA = "2026 | INFO | {} | {}", "[2026-11-21 19:00:00,000][{}][INFO] - {}"
@@ -178,10 +178,10 @@ def test_seeds_have_means_with_intervals(tmp_path):
 def test_folders_that_train_names_are_read_alone_and_among_seeds(tmp_path):
     for name in ("none--lr=2e-4", "none,lr=2e-4", "rope,8-changes-0a1b2c3d"):
         logs = [str(write(tmp_path / name / f"seed{x}" / "train.log", 5, 4)) for x in (1, 2)]
-        assert split_trainings(",".join(logs)) == logs
-        assert split_trainings(logs[1]) == logs[1:]
+        assert split_paths(",".join(logs)) == logs
+        assert split_paths(logs[1]) == logs[1:]
         with pytest.raises(UserError, match="occurs twice; name the file of another seed"):
-            split_trainings(",".join([*logs, logs[0]]))
+            split_paths(",".join([*logs, logs[0]]))
     data = {"both": ",".join(logs), "one": logs[1]}  # of a name with a comma
     curves(tmp_path / "out", *map("=".join, data.items()))
     assert read(tmp_path / "out" / "curves.json").data == data

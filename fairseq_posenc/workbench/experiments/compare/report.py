@@ -3,7 +3,7 @@
 import base64
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.experiments.data_bin import DataFacts
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.markdown import align_columns
+from fairseq_posenc.workbench.results.markdown import align_columns, format_number
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 
 RECORD, PAGE = "compare.json", "report.html"
@@ -84,20 +84,20 @@ def format_screen(models: Sequence[outcomes.ModelOutcome], unigram: float) -> st
 
 def _format_row(model: outcomes.ModelOutcome) -> dict[str, str]:
     """Format the figures of a model by column; ``page.html`` shows all columns, in this order."""
-
-    def mean(figure: Callable[[TrainingEnd], float], show: Callable[[float], str]) -> str:
-        return show(fmean(map(figure, model.undiverged))) if model.undiverged else "-"
-
+    ends = model.undiverged
+    parameters = ends[0].position_parameters if ends else None  # the same for all seeds
+    speed = fmean(end.curve.speed for end in ends) if ends else None
+    seconds = fmean(end.seconds for end in ends) if ends else None
     known = [x for x in model.by_seed.values() if not math.isnan(x)]  # NaN: the seed diverged
     return {
         "encoding": model.variant.name,
-        "position parameters": mean(lambda end: end.position_parameters, "{:,.0f}".format),
+        "position parameters": format_number(parameters),
         "learning rate": model.lr,
         "seeds": str(len(model.ends)),
         "validation perplexity": model.divergence or model.perplexity.show(2),
         "each seed": ", ".join(f"{value:,.1f}" for value in known) or "-",
-        "tokens/s": mean(lambda end: end.curve.speed, "{:,.0f}".format),
-        "time": mean(lambda end: end.seconds, tqdm.format_interval),  # minutes:seconds
+        "tokens/s": format_number(speed),
+        "time": "-" if seconds is None else tqdm.format_interval(seconds),  # minutes:seconds
     }
 
 
