@@ -29,7 +29,7 @@ from fairseq_posenc.tasks.answers import ASKS, BLANK
 from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import variants
-from fairseq_posenc.workbench.experiments.trainings import Training, run_trainings, train_command
+from fairseq_posenc.workbench.experiments.trainings import TrainingRun, train_all, train_command
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import cores, visible_gpus
 from fairseq_posenc.workbench.running.exit_codes import run_main
@@ -94,7 +94,7 @@ def _write_split(
         builders[part].finalize(index_file_path(path))
 
 
-def measure(training: Training, data: Path, family: str, splits: str, _: Environment) -> None:
+def measure(training: TrainingRun, data: Path, family: str, splits: str, _: Environment) -> None:
     """Write the shares of right answers by length beside a trained model, unless they exist."""
     result, log = training.folder / "answers.json", training.folder / "validate.log"
     request = {"updates": training.updates}
@@ -127,14 +127,14 @@ def main() -> int:
         raise UserError(f"--tasks {unknown[0]}: choose from {', '.join(TASKS)}")
     shared = {name: getattr(args, name) for name in ("family", "trained", "lengths")}
     shared |= {"options": args.after_dashes, "version": __version__}
-    trainings: dict[Training, Path] = {}  # with their data
+    trainings: dict[TrainingRun, Path] = {}  # with their data
     for name, model, seed in product(names, variants.parse_variants(args.encodings), args.seeds):
         data = args.out / "data" / name
         folder = args.out / "models" / name / model.folder / f"seed-{seed}"
         words = shlex.split(f"{_TASKS[args.family]} {_MODELS[args.family]} {_COMMON}")
         words += ["--user-dir", str(USER_DIR), *model.options, *args.after_dashes]
         command = train_command(data, folder, args.updates, seed, words)
-        training = Training(f"{name} {model.name} {seed}", folder, args.updates, command)
+        training = TrainingRun(f"{name} {model.name} {seed}", folder, args.updates, command)
         trainings[training] = data
     with lock_folder(args.out):
         for name in names:
@@ -142,7 +142,7 @@ def main() -> int:
                 with whole_folder(args.out / "data" / name, shared) as new:
                     write_data(TASKS[name], args.family, args.trained, args.lengths, new)
         jobs = len(visible_gpus()) or cores()
-        run_trainings([*trainings], partial(run_here, jobs=jobs), lambda training, end: None)
+        train_all([*trainings], partial(run_here, jobs=jobs), lambda training, end: None)
         splits = ",".join(f"length-{length}" for length in args.lengths)
         tests = {
             training.label: partial(measure, training, data, args.family, splits)

@@ -31,7 +31,7 @@ _UPDATES = re.compile(r'num_updates": "?(\d+)')  # as fairseq's JSON logs have i
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Training(NamedTuple):
+class TrainingRun(NamedTuple):
     """A training run of a small model."""
 
     label: str  # its name in messages
@@ -83,7 +83,7 @@ def train_command(
     return ("fairseq-train", str(data), "--save-dir", str(folder), *fixed.split(), *options)
 
 
-def read_end(training: Training) -> TrainingEnd | None:
+def read_end(training: TrainingRun) -> TrainingEnd | None:
     """Read the results of a run; None if it is not finished.
 
     Raises:
@@ -112,7 +112,7 @@ def read_end(training: Training) -> TrainingEnd | None:
     return TrainingEnd(curve, seconds, sum(sizes))
 
 
-def train(training: Training, environment: Environment) -> None:
+def train(training: TrainingRun, environment: Environment) -> None:
     """Train a model from its last checkpoint to its last update, unless it is finished.
 
     If it diverges, that is a result, not a failure.
@@ -140,10 +140,10 @@ def train(training: Training, environment: Environment) -> None:
             raise RunError(f"{training.folder}: its log has no last validation; delete the folder")
 
 
-def run_trainings(
-    trainings: Sequence[Training],
+def train_all(
+    trainings: Sequence[TrainingRun],
     run_tasks: Callable[..., None],
-    on_end: Callable[[Training, TrainingEnd], object],
+    on_end: Callable[[TrainingRun, TrainingEnd], object],
 ) -> None:
     """Train all models that are not finished, with a progress bar over all updates.
 

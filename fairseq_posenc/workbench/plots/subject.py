@@ -50,7 +50,7 @@ class Subject:
     def named_layers(self) -> dict[int, str]:
         """The names of the layers to show; only the first if all share their encodings."""
         specs = {layer.spec for layer in self.by_layer}
-        if len(specs) > 1 or self.by_layer[0].encodings.as_list():  # those of this layer alone
+        if len(specs) > 1 or self.by_layer[0].encodings.as_list():  # or it has some of its own
             return {index: f"layer {index + 1}" for index in self.shown_layers}
         return {self.shown_layers[0]: "all layers"}
 

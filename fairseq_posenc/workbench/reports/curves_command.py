@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, Curve, read_curv
 from fairseq_posenc.workbench.running.options import add_out, parse_named, split_paths
 from fairseq_posenc.workbench.running.progress import say
 
-Trainings = Mapping[str, Sequence[Curve]]  # name of a model -> a curve for each seed
+CurvesByModel = Mapping[str, Sequence[Curve]]  # name of a model -> a curve for each seed
 Tables = dict[str, list[Row]]  # name -> rows by column, as in a record
 # Columns of the first table, with a row for each log: name in the record -> title and decimals.
 _COLUMNS = {
@@ -60,25 +60,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write the tables and pictures, print the tables."""
     data = parse_named(args.logs, "NAME=LOG")
-    trainings = {
+    by_model = {
         name: [_read_log(name, Path(path)) for path in split_paths(paths)]
         for name, paths in data.items()
     }
     with lock_folder(args.out):
-        tables = collect_figures(trainings)
+        tables = collect_figures(by_model)
         text = format_tables(tables)
         Record("curves", tables, data, command=own_command()).write(args.out / "curves.json")
         print(text)
-        drawn = _draw_pictures(trainings, args.out, *args.updates)
+        drawn = _draw_pictures(by_model, args.out, *args.updates)
         text += "".join(f"\n![{title}]({file})\n" for file, title in drawn.items())
         write_whole(args.out / "curves.md", text)
         say(f"wrote {args.out}; pictures: {len(drawn)}")
 
 
-def collect_figures(trainings: Trainings) -> Tables:
+def collect_figures(by_model: CurvesByModel) -> Tables:
     """Collect the figures of all tables for the record."""
     tables: Tables = {"best": [], "stages": [], "seeds": []}
-    for model, curves in trainings.items():
+    for model, curves in by_model.items():
         rows = [_describe_curve(curve) for curve in curves]
         for number, row in enumerate(rows, start=1):
             row["training"] = f"{model} {number}" if len(curves) > 1 else model
@@ -152,7 +152,7 @@ def _format_cell(row: Row, name: str, digits: int) -> str:
     return intervals.Interval(row[name], low, row[f"{name}_high"]).show(digits)
 
 
-def _draw_pictures(trainings: Trainings, out: Path, first: float, last: float) -> dict[str, str]:
+def _draw_pictures(by_model: CurvesByModel, out: Path, first: float, last: float) -> dict[str, str]:
     """Draw validations and training losses between two updates; return the titles by file."""
     drawn = {}
     for file, title, is_perplexity, list_points in (  # `list_points` gives updates and values
@@ -161,7 +161,7 @@ def _draw_pictures(trainings: Trainings, out: Path, first: float, last: float) -
     ):
         average = intervals.interval_of_perplexity if is_perplexity else intervals.interval
         lines = {}
-        for name, curves in trainings.items():
+        for name, curves in by_model.items():
             seeds = [[x for x in list_points(curve) if first <= x[0] <= last] for curve in curves]
             lines[name] = intervals.average_lines(seeds, average)
         (out / file).unlink(missing_ok=True)  # of an earlier call

@@ -19,7 +19,7 @@ LEVEL = 0.95
 LEAST_SEEDS = 3  # fewest seeds for an interval: for two, the factor of Student's t is 12.7
 _ROUNDING = 0.0003  # deviation of a difference of losses in nats, as logs round to 0.001 bits
 INTERVAL_NOTE = f"Student's t, {LEVEL:.0%}, over {LEAST_SEEDS} seeds or more"
-Values = Mapping[int, float]  # seed -> perplexity
+Values = Mapping[int, float]  # seed, or number of a window -> perplexity
 Pair = tuple[str, str]  # names of the model with the better mean, and of the other
 
 

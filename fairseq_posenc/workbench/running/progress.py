@@ -7,7 +7,7 @@ from tqdm import tqdm
 
 from fairseq_posenc.errors import printable_lines
 
-# Shown only on a terminal; the time left is estimated from the mean speed, not from the last one.
+# Shown only on a terminal; the time left is estimated from the mean speed, not the latest.
 bar = partial(tqdm, unit_scale=True, smoothing=0, disable=None)
 
 

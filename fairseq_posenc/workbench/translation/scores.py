@@ -19,11 +19,11 @@ from fairseq_posenc.workbench.results.record import Record, Row, group_by
 METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # sacreBLEU's name -> metric
 # Most words of a source sentence in each group; longer ones are the last group.
 _MAX_WORDS = (5, 10, 15, 20, 30, 50)
-_P_OF_ONE_TRAINING = (
+_P_OF_ONE_CHECKPOINT = (
     "p is the probability of a difference at least this large by chance in the choice of the test "
     "sentences (paired bootstrap). It does not account for the variation between training seeds."
 )
-_P_OF_SEVERAL_TRAININGS = (
+_P_OF_SEVERAL_CHECKPOINTS = (
     "The scores are over the translations of all training runs. p is the probability of a "
     "difference at least this large if the translations of the two systems are exchanged at "
     "random, in every run and sentence (approximate randomization, Clark et al. 2011)."
@@ -61,13 +61,13 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
         both score the same, which sacreBLEU may call significant); and the signatures by metric.
         Both are empty for a single system.
     """
-    joined = {name: list(chain(*trainings)) for name, trainings in systems.items()}
+    joined = {name: list(chain(*by_checkpoint)) for name, by_checkpoint in systems.items()}
     baseline, *others = systems
     if not others:
         return [], {}
-    num_trainings = len(systems[baseline])
-    metrics = build_metrics([*references] * num_trainings)
-    test_type = "ar" if num_trainings > 1 else "bs"  # approximate randomization, paired bootstrap
+    num_checkpoints = len(systems[baseline])
+    metrics = build_metrics([*references] * num_checkpoints)
+    test_type = "ar" if num_checkpoints > 1 else "bs"  # approximate randomization, paired bootstrap
     # None in place of the references, which the metrics hold.
     results: Any  # metric -> results of the systems; typed too narrowly by sacreBLEU
     signatures, results = PairedTest(list(joined.items()), metrics, None, test_type)()
@@ -78,7 +78,7 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
         for metric in METRICS:
             first, other = results[metric][0], results[metric][index]  # 0 is the baseline
             row = {"system": name, "metric": metric, "difference": other.score - first.score}
-            p_value = max(least, other.p_value) if num_trainings > 1 else other.p_value
+            p_value = max(least, other.p_value) if num_checkpoints > 1 else other.p_value
             differences.append({**row, "p_value": p_value if row["difference"] else None})
     return differences, {name: str(signature) for name, signature in signatures.items()}
 
@@ -97,9 +97,9 @@ def score_by_length(
         if not numbers:
             continue
         words = f"over {low}" if high == math.inf else f"{low + 1}-{high}"
-        for name, trainings in systems.items():
-            expected = [references[number] for number in numbers] * len(trainings)
-            hypotheses = [lines[number] for lines in trainings for number in numbers]
+        for name, by_checkpoint in systems.items():
+            expected = [references[number] for number in numbers] * len(by_checkpoint)
+            hypotheses = [lines[number] for lines in by_checkpoint for number in numbers]
             bleu = float(BLEU().corpus_score(hypotheses, [expected]).score)
             rows.append({"words": words, "sentences": len(numbers), "system": name, "BLEU": bleu})
     return rows
@@ -115,15 +115,15 @@ def format_report(record: Record) -> str:
         f"{code(data['reference'])}; {search}. Higher is better.",
         _format_scores(record),
     ]
-    has_several_trainings = rows[-1]["training"] > 1  # all systems have equally many
-    if has_several_trainings:
+    has_several = rows[-1]["training"] > 1  # all systems have equally many
+    if has_several:
         parts.append(f"In brackets: {INTERVAL_NOTE}.")
     parts.append(_list_signatures(data, "signature of "))
     if differences := record.figures["differences"]:
         parts += [
             f"## Differences from {code(rows[0]['system'])}",
             _format_differences(differences),
-            _P_OF_SEVERAL_TRAININGS if has_several_trainings else _P_OF_ONE_TRAINING,
+            _P_OF_SEVERAL_CHECKPOINTS if has_several else _P_OF_ONE_CHECKPOINT,
             _list_signatures(data, "test signature of "),
         ]
     parts += ["## BLEU by length of the source", _format_lengths(record.figures["lengths"])]

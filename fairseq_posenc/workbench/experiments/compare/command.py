@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
         runs = {build_training(plan, run, out, args.user_dir): run for run in plan.runs}
         page = out / report.PAGE
 
-        def on_end(training: trainings.Training, end: trainings.TrainingEnd) -> None:
+        def on_end(training: trainings.TrainingRun, end: trainings.TrainingEnd) -> None:
             ends[runs[training]] = end
             if end.diverged_at:  # perhaps before the first validation
                 result = f"diverged at update {end.diverged_at:,}"
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> None:
             from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit
 
             run_tasks = partial(run_on_slurm, folder=out / "slurm", options=slurm, jobs=args.jobs)
-        trainings.run_trainings(list(runs), run_tasks, on_end)
+        trainings.train_all(list(runs), run_tasks, on_end)
         in_order = {run: ends[run] for run in plan.runs}  # all are finished
         report.write_page(plan, facts, in_order, page)
         text_name = str(plan.text or "the documentation inside Python")
@@ -168,14 +168,14 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
     )
 
 
-def build_training(plan: ComparePlan, run: Run, out: Path, user_dir: Path) -> trainings.Training:
-    """Build the training of a run, in its own folder; the last value of a repeated option wins."""
+def build_training(plan: ComparePlan, run: Run, out: Path, user_dir: Path) -> trainings.TrainingRun:
+    """Build the training run, in its own folder; the last value of a repeated option wins."""
     folder = out / "models" / run.variant.folder / f"lr-{run.lr}-seed-{run.seed}"
     defaults = (*TRAIN_OPTIONS[plan.family], *run.variant.options)
     words = ("--user-dir", str(user_dir), *defaults, *plan.options, "--lr", run.lr)
     command = trainings.train_command(out / "data" / BINARY, folder, plan.updates, run.seed, words)
     label = f"{run.variant.name}, learning rate {run.lr}, seed {run.seed}"
-    return trainings.Training(label, folder, plan.updates, command)
+    return trainings.TrainingRun(label, folder, plan.updates, command)
 
 
 def _parse_rates(text: str) -> tuple[str, ...]:
