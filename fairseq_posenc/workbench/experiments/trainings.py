@@ -131,8 +131,8 @@ def train(training: TrainingRun, environment: Environment) -> None:
             if saved:
                 say(f"{training.label}: continues at update {saved:,}")
             try:
-                environment = {**_ONE_THREAD, **environment}  # the latter selects the GPU
-                run_logged(training.command, training.log, lock, environment=environment)
+                variables = {**_ONE_THREAD, **environment}  # `environment` selects the GPU
+                run_logged(training.command, training.log, lock, environment=variables)
             except RunError as error:
                 if not parse_stop_update(str(error)):  # it did not diverge
                     raise

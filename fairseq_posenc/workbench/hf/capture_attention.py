@@ -71,7 +71,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         AttentionInterface.register(OUR_ATTENTION, attend_with_positions)
         model.set_attn_implementation(before)
     rounding = max(1e-4, 16 * torch.finfo(model.dtype).eps) * usual.abs().max()
-    # HunYuan normalizes what it has rotated. NaN is refused, too.
+    # A larger difference, as HunYuan normalizes what it has rotated. NaN is refused as well.
     if not (repeated - usual).abs().max() <= rounding:
         name = type(model).__name__
         raise UserError(f"{name} changes queries and keys after it rotates them: not shown here")

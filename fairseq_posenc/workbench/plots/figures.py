@@ -67,7 +67,7 @@ def draw_attention(
     Tokens are written if they fit; pairs to which no head of the layer attends are grey.
 
     Args:
-        attentions: those of the layers to show, to one sentence: ``(1, H, T, S)`` each.
+        attentions: of the layers to show, to one sentence; weights are ``(1, H, T, S)``.
         heads: indices of the heads to show.
         queries: text of the T tokens that attend.
         keys: text of the S tokens attended to.

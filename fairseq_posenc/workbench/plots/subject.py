@@ -1,7 +1,7 @@
 """The subject of a picture: layers and heads of a trained model or of an untrained spec.
 
-Each layer has a :class:`~fairseq_posenc.api.PositionEncoding`: encodings of the ``input``, those
-that layers share (``shared``), and those of this layer alone (``encodings``).
+Each layer has a :class:`~fairseq_posenc.api.PositionEncoding`, whose encodings have three places:
+at the ``input``, ``shared`` by layers, and in this layer alone (``encodings``).
 """
 
 from dataclasses import dataclass

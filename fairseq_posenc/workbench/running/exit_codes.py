@@ -31,7 +31,7 @@ def run_main(program: Callable[[], int | None]) -> int:
         finally:
             _flush(sys.stdout)
     except BrokenPipeError:
-        with suppress(OSError):  # its reader may have gone, too
+        with suppress(OSError):  # it may have no reader either
             _flush(sys.stderr)
         return _NO_READER
     except KeyboardInterrupt:

@@ -82,7 +82,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> None:
-    """Train, or continue; ``args.changes`` are those of ``--set``, ``cli`` adds ``--user-dir``."""
+    """Train, or continue; ``args.changes`` is from ``--set``, ``user_dir`` from ``cli``."""
     out: Path = args.out
     changes = [recipes.format_override("common.user_dir", args.user_dir.resolve()), *args.changes]
     pretrained = read_pretrained(args.checkpoint)
