@@ -189,7 +189,7 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
         # that it knows, the one with the highest score first.
         ranked = sorted(scores, key=lambda piece: -scores[piece])
         merges = [(piece[:i], piece[i:]) for piece in ranked for i in range(1, len(piece))]
-        tokenizer = _build_bpe(vocabulary, merges, fuse_unk=True)
+        tokenizer = _build_bpe(vocabulary, merges, fuse_unk=True)  # as sentencepiece does
     else:
         lowest = min(scores.values()) - 100.0  # so that other symbols are never chosen
         pieces = [(symbol, scores.get(symbol, lowest)) for symbol in vocabulary]

@@ -107,7 +107,7 @@ def build_settings(
 
     Args:
         pretrained: the model, whose options define the new one's.
-        values: options of this run by name; ``checkpoint.save_dir`` is the folder of its logs.
+        values: options of this run by name; ``checkpoint.save_dir`` gets hydra's logs as well.
         overrides: the user's, which win: the last value of an option counts.
     """
     overridden = {word.lstrip("+~").partition("=")[0] for word in overrides}  # the options' names

@@ -154,7 +154,7 @@ def check_ids(folder: Path, ids: Tensor, model: PreTrainedModel) -> None:
 
 
 def is_stock(folder: Path) -> bool:
-    """Check whether no configuration of a saved folder, nor a nested one, is of this package."""
+    """Check whether transformers alone loads a saved folder: no (nested) model type is ours."""
     return f'"model_type": "{saving.MODEL_TYPE}"' not in (folder / "config.json").read_text("utf-8")
 
 
