@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"{path}: no such file or folder")
         if not (found := list(_find_results(path, set()))):
             raise UserError(f"{path}: no results of glue, squad predict, bleu or training yet")
-        for x in found:  # a training run is named by its folder, perhaps by a link to it
+        for x in found:  # not by the name of a training run, which may be that of a link
             results.setdefault((x.table, Path(x.path).resolve(), x.fingerprint or x.model), x)
     rows = results.values()
     print(json.dumps([x._asdict() for x in rows], indent=1) if args.json else format_report(rows))
