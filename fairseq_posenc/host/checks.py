@@ -20,7 +20,7 @@ from fairseq_posenc.transformer.options import read_task_options
 _HALF_PRECISIONS = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
 _BETTER_LOW = {"loss", "nll_loss", "ppl"}  # metrics of validation
 _BETTER_HIGH = {"accuracy", "bleu", "f1", "acc_and_f1", "mcc", "pearson", "spearman"}
-_OPTIONS = {"accuracy": "report_accuracy", "bleu": "eval_bleu"}  # by the metrics that they add
+_OPTIONS = {"accuracy": "report-accuracy", "bleu": "eval-bleu"}  # by the metrics that they add
 
 
 def check_precision(common: Any, noise: float = 0) -> None:
@@ -67,9 +67,8 @@ def refuse_wrong_checkpoints(checkpoint: Any, *sections: Any) -> None:
             f"as the best: {change} --maximize-best-checkpoint-metric"
         )
     option = _OPTIONS.get(metric)
-    if option and any(getattr(section, option, None) is False for section in sections):
-        flag = f"--{option.replace('_', '-')}"
-        raise UserError(f"--best-checkpoint-metric {metric} is computed only with {flag}")
+    if option and any(getattr(x, option.replace("-", "_"), None) is False for x in sections):
+        raise UserError(f"--best-checkpoint-metric {metric} is computed only with --{option}")
 
 
 def refuse_long_blocks(options: Any, block: int, max_positions: int) -> None:

@@ -45,6 +45,7 @@ _ADVICE = {
     r"The dataset is empty|IndexError in data_utils|ZeroDivisionError in \w+\.(_main|reduce)": "a "
     "split has no batches: if the log counts samples of invalid sizes, they are longer than the "
     "model reads; else fairseq dropped them: give --required-batch-size-multiple 1",
+    r".*should not exceed max_tokens=(\d+)": r"a sample is longer than --max-tokens \1: give more",
     "Dataset not found: (.*)": r"the data have no split \1: name their folder, and a split of it",
     r"world size is \d+ but|.* device_ids and": "fewer GPUs than --distributed-world-size: "
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
