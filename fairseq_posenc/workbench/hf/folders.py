@@ -23,7 +23,7 @@ from fairseq_posenc.hf import record, saving
 from fairseq_posenc.hf.own_positions import count_positions, read_spec
 from fairseq_posenc.hf.settings import SPEC_FIELD
 
-# Heads of other tasks, which a class of models leaves out.
+# Weights of heads for other tasks, which the class that a folder names may leave out.
 _HEADS = re.compile(r"(^|\.)(cls|pooler|lm_head|classifier|qa_outputs|score|discriminator\w*)\.")
 
 
@@ -42,7 +42,7 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
         with torch.device("meta"):  # without memory
             numbers = sum(x.numel() for x in model_class(config).parameters())
         size = sum(path.stat().st_size for path in folder.iterdir())
-        if numbers > 8 * size + 2**20:  # under a bit each, but for 2**20 in computed tables
+        if numbers > 8 * size + 2**20:  # less than a bit each; 2**20 may be in computed tables
             raise UserError(f"config.json describes {numbers:,} numbers in {size:,} bytes of files")
         model, info = model_class.from_pretrained(
             folder,
