@@ -11,7 +11,7 @@ from typing import Any
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place, write_whole
-from fairseq_posenc.workbench.plots import figures
+from fairseq_posenc.workbench.plots import drawings
 from fairseq_posenc.workbench.plots.inspection import STACKS, TextAttention, render_page
 from fairseq_posenc.workbench.plots.subject import Subject, build_subject, collect_subjects
 from fairseq_posenc.workbench.results import pictures
@@ -23,11 +23,11 @@ _MODELS = "a masked LM, causal LM or translation model of fairseq"
 _MODELS_OR_FOLDER = f"{_MODELS}, or a folder of transformers"
 # By kind of picture: the function that draws it (None: `_draw_attention` reads a text), its help.
 KINDS: dict[str, tuple[Callable[[Subject], Any] | None, str]] = {
-    "table": (figures.draw_tables, "heat maps of tables, by position or distance"),
-    "map": (figures.draw_map, "tables in two dimensions: nearby points are similar rows"),
-    "products": (figures.draw_products, "dot products of input vectors, also projected"),
-    "decay": (figures.draw_decay, "the upper bound on rope's scores by distance"),
-    "scores": (figures.draw_scores, "scores, biases and gains by distance, head and layer"),
+    "table": (drawings.draw_tables, "heat maps of tables, by position or distance"),
+    "map": (drawings.draw_map, "tables in two dimensions: nearby points are similar rows"),
+    "products": (drawings.draw_products, "dot products of input vectors, also projected"),
+    "decay": (drawings.draw_decay, "the upper bound on rope's scores by distance"),
+    "scores": (drawings.draw_scores, "scores, biases and gains by distance, head and layer"),
     "attention": (None, "attention to a text, by layer and head"),
 }
 
@@ -102,7 +102,7 @@ def _draw_attention(args: argparse.Namespace) -> Any:
     attentions = [by_kind[kind][number] for number in numbers]
     heads = _choose_numbers(args.head, attentions[0].weights.size(1), "head", name)  # [1, H, T, S]
     queries, keys = (captured.labels[stack] for stack in STACKS[kind])  # texts of the tokens
-    return figures.draw_attention(attentions, heads, queries, keys, f"{kind} attention in {name}")
+    return drawings.draw_attention(attentions, heads, queries, keys, f"{kind} attention in {name}")
 
 
 def _choose_stack(model: str, stacks: Sequence[str], name: str | None) -> str:

@@ -16,7 +16,7 @@ import torch
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.plots import figures
+from fairseq_posenc.workbench.plots import drawings
 from fairseq_posenc.workbench.plots.command import KINDS
 from fairseq_posenc.workbench.plots.subject import build_subject, collect_subjects
 from tests.helpers import commands
@@ -60,8 +60,8 @@ def spec_subject(spec: str, causal: bool = False, **shown):
 
 
 def tables_drawn(subject):
-    found = figures.collect_tables(subject)
-    for axes, table in zip(panels(figures.draw_tables(subject)), found):
+    found = drawings.collect_tables(subject)
+    for axes, table in zip(panels(drawings.draw_tables(subject)), found):
         assert_same(image(axes), table.values)
     return {table.title: table for table in found}
 
@@ -94,7 +94,7 @@ class TestTables:
 
     def test_heads_have_tables_of_their_own(self):
         subject = spec_subject("shaw(per_head=true)", shown_heads=[1, 3])
-        found = figures.collect_tables(subject)
+        found = drawings.collect_tables(subject)
         weight = subject.by_layer[0].encodings["shaw"].table.weight
         assert [table.title[-6:] for table in found] == ["head 2", "head 4"]
         for head, table in zip((1, 3), found):
@@ -118,14 +118,14 @@ class TestTables:
         subject = spec_subject(spec)
         if spec == "none" or spec.startswith("fox"):
             with pytest.raises(UserError, match="has no table"):
-                figures.collect_tables(subject)
+                drawings.collect_tables(subject)
             return
         assert all(table.values.isfinite().all() for table in tables_drawn(subject).values())
 
     def test_too_many_are_refused(self):
         subject = build_subject("shaw(per_head=true)", 49 * 2, num_heads=49, max_positions=5)
         with pytest.raises(UserError, match=r"49 panels are too many.*--layer, --head"):
-            figures.draw_tables(subject)
+            drawings.draw_tables(subject)
 
     @pytest.mark.parametrize("family", STOCK)
     def test_models_of_fairseqs_own_have_no_stacks(self, family):
@@ -136,12 +136,12 @@ class TestMap:
     def test_points_of_a_plane_keep_their_distances(self):
         angles = torch.arange(12) / 12 * 2 * torch.pi
         plane = torch.stack([angles.cos(), angles.sin()], 1).double()
-        points = figures.place_rows(plane @ torch.linalg.qr(torch.randn(5, 5).double())[0][:2])
+        points = drawings.place_rows(plane @ torch.linalg.qr(torch.randn(5, 5).double())[0][:2])
         distances, expected = torch.cdist(points, points), torch.cdist(plane, plane)
         torch.testing.assert_close(distances, expected, rtol=0.01, atol=0.01)
 
     def test_points_are_coloured_by_position(self):
-        (axes,) = panels(figures.draw_map(spec_subject("learned")))
+        (axes,) = panels(drawings.draw_map(spec_subject("learned")))
         (points,) = axes.collections
         assert points.get_array().tolist() == list(range(24))
         assert points.get_offsets().shape == (24, 2)
@@ -152,7 +152,7 @@ class TestProducts:
         model = make_model("masked_lm", position_encoding="learned")
         stack = model.encoder.sentence_encoder
         subject = replace(collect_subjects(model)["encoder"], shown_layers=[1])
-        own, random, projected = panels(figures.draw_products(subject, reach=5))
+        own, random, projected = panels(drawings.draw_products(subject, reach=5))
         vectors = stack.embed_positions.encodings["learned"].table.weight.detach().double()
         around = range(12 - 5, 12 + 6)
         assert_same(drawn_lines(own), (vectors[7:18] @ vectors[12])[None])
@@ -164,7 +164,7 @@ class TestProducts:
         assert drawn_lines(random).shape == (4, 11)
 
     def test_sinusoids_products_fall_with_the_distance_alone_until_they_are_projected(self):
-        own, random = panels(figures.draw_products(build_subject("sinusoidal", 256, 4, 128), 40))
+        own, random = panels(drawings.draw_products(build_subject("sinusoidal", 256, 4, 128), 40))
         (line,) = drawn_lines(own)
         np.testing.assert_allclose(line, line[::-1], atol=1e-3)  # distance-aware, not directed
         assert line[40] == line.max()
@@ -177,7 +177,7 @@ class TestDecay:
     def test_the_bound_is_roformers(self):
         """Of section 3.4.3, at head size 64 and reach 256, by plain loops."""
         spec = "none,rope,rope(base=500)"  # a panel for each kind of layer that rotates
-        axes, other = panels(figures.draw_decay(build_subject(spec, 256, 4, 128)))
+        axes, other = panels(drawings.draw_decay(build_subject(spec, 256, 4, 128)))
         assert [x.get_title()[-5:] for x in (axes, other)] == [" rope", "=500)"]
         (line,) = drawn_lines(axes)
         frequencies = [10000 ** (-2 * t / 64) for t in range(32)]
@@ -192,7 +192,7 @@ class TestDecay:
 class TestCurves:
     def test_biases_and_gains_are_the_tables(self):
         subject = spec_subject("m2+t5")
-        _, bias, gain = figures.compute_curves(subject, reach=9)
+        _, bias, gain = drawings.compute_curves(subject, reach=9)
         assert [bias.title, gain.title] == ["bias, layer 1", "gain, layer 1"]
         assert_same(gain.values, subject.by_layer[0].encodings["m2"].table.weight[:, 14:33])
         assert bias.values.shape == (4, 19)
@@ -201,7 +201,7 @@ class TestCurves:
 
     def test_of_a_spec_scores_are_those_of_each_layer(self):
         subject = spec_subject("rope,alibi", shown_heads=[2])
-        found = figures.compute_curves(subject, reach=9)
+        found = drawings.compute_curves(subject, reach=9)
         titles = [f"score of equal contents, layer {number}" for number in (1, 2)]
         assert [each.title for each in found[:2]] == titles
         for shown, layer in zip(found, subject.by_layer):
@@ -211,10 +211,10 @@ class TestCurves:
     def test_of_a_model_scores_are_those_of_its_trained_tables(self, family):
         subject = collect_subjects(make_model(family, position_encoding="t5"))
         for stack in subject.values():
-            before, *_ = figures.compute_curves(stack, reach=6)
+            before, *_ = drawings.compute_curves(stack, reach=6)
             table = next(stack.by_layer[0].shared.parameters())
             table.data += 1
-            after, *_ = figures.compute_curves(stack, reach=6)
+            after, *_ = drawings.compute_curves(stack, reach=6)
             difference = after.values - before.values
             assert_same(difference, torch.ones_like(difference), atol=1e-5, rtol=0)
 
@@ -232,7 +232,7 @@ class TestAttention:
         padded = tokens[0].eq(PAD)
         words = [f"word{index}" for index in range(9)]
         chosen = [seen[n]._replace(weights=seen[n].weights[:1]) for n in (0, 2)]  # first sentence
-        drawn = panels(figures.draw_attention(chosen, [1, 3], words, words, "title"))
+        drawn = panels(drawings.draw_attention(chosen, [1, 3], words, words, "title"))
         for axes, (layer, head) in zip(drawn, [(0, 1), (0, 3), (2, 1), (2, 3)]):
             shown = image(axes)
             hidden = padded.expand(9, 9)
@@ -245,7 +245,7 @@ class TestAttention:
     def test_crosswise_keys_are_the_sources(self):
         cross = [each for each in seen_by("translation", make_tokens()) if each.cross]
         words, keys = list("abcdefghi"), list("ABCDEFGHI")
-        (axes,) = panels(figures.draw_attention(cross[:1], [0], words, keys, "title"))
+        (axes,) = panels(drawings.draw_attention(cross[:1], [0], words, keys, "title"))
         assert [text.get_text() for text in axes.get_xticklabels()] == list("ABCDEFGHI")
         assert_same(image(axes), cross[0].weights[0, 0])
 
