@@ -134,7 +134,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if keys == src_len:  # also for graphs of any length, which the comparisons below would fix
             return
         needed, least = shared.needed_keys(), src_len
-        # transformers' caches can drop all but the last keys, so not if the first are needed, too.
+        # A cache may have dropped all but the last keys, unless the first ones are needed.
         if needed.last is not None and needed.first is None:
             least = min(src_len, needed.last + tgt_len)
         if not least <= keys <= src_len:

@@ -258,7 +258,7 @@ def _list_options(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[str,
     """
     layers = []
     for index, share in enumerate(shares):
-        items = (*spec.whole_stack, *spec.layers[index % len(spec.layers)])
+        items = (*spec.whole_stack, *spec.layers[index % len(spec.layers)])  # they repeat
         layer = {item.name: item.all_options for item in items}
         if rope := layer.get("rope"):
             written = layer["rope_parameters"] = write_rope(rope, dims, share)

@@ -78,18 +78,18 @@ def prepare_model(model: CheckedModel, task: Any, **stacks: Any) -> None:
         _built[model] = weakref.ref(task)
 
 
-def load_blocks(task: Any, dataset: Any, max_tokens: Any = 36_000, *args: Any, **how: Any) -> Any:
+def load_blocks(task: Any, dataset: Any, max_tokens: Any = 36_000, *args: Any, **named: Any) -> Any:
     """Load the blocks of fairseq-eval-lm, with its defaults; refuse those that it would skip."""
-    options, window = read_task_options(task), how.get("context_window", 0)
-    new_tokens, limit = options.tokens_per_sample, how.get("max_positions")
+    options, window = read_task_options(task), named.get("context_window", 0)
+    new_tokens, limit = options.tokens_per_sample, named.get("max_positions")
     if limit is not None:
         checks.refuse_long_blocks(options, new_tokens + window, limit)
     if window and max_tokens:  # fairseq counts only new tokens, so batches would be too large
         max_tokens = max(new_tokens, max_tokens * new_tokens // (new_tokens + window))
-    return type(task).eval_lm_dataloader(task, dataset, max_tokens, *args, **how)
+    return type(task).eval_lm_dataloader(task, dataset, max_tokens, *args, **named)
 
 
-def build_criterion(task: Any, cfg: Any, *args: Any, **how: Any) -> Any:
+def build_criterion(task: Any, cfg: Any, *args: Any, **named: Any) -> Any:
     """Build the criterion of a task, but first prepare the training of its model, if it is new.
 
     fairseq-validate builds one for a model that it has loaded, which has a number of updates.
@@ -99,7 +99,7 @@ def build_criterion(task: Any, cfg: Any, *args: Any, **how: Any) -> Any:
             _prepare_training(new[-1], task, settings)
         else:
             logger.warning("no configuration of fairseq: options are unchecked, no folder locked")
-    return type(task).build_criterion(task, cfg, *args, **how)
+    return type(task).build_criterion(task, cfg, *args, **named)
 
 
 def _find_settings(*sections: Any) -> Any:

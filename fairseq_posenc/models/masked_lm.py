@@ -131,7 +131,7 @@ class PositionalRoberta(CheckedModel, RobertaModel):
             unmasked = src_tokens
             if target_tokens is not None:
                 unmasked = src_tokens.masked_fill(target_tokens.eq(stack.eos_idx), stack.eos_idx)
-            # Without these arguments, the encoder takes the positions that are set here.
+            # The encoder uses the positions that are set here, and this call has none.
             with stack.at_positions(unmasked, position_ids):
                 return self(src_tokens, *args, span_scores=span_scores, **kwargs)
         if not span_scores:

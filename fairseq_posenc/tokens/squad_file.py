@@ -61,7 +61,7 @@ def read_squad(path: Path) -> Squad:
     questions = list(_read_questions(content, str(path)))
     if not questions:
         raise UserError(f"{path}: holds no question")
-    ((most_common, count),) = Counter(question.id for question in questions).most_common(1)
+    most_common, count = Counter(question.id for question in questions).most_common(1)[0]
     if count > 1:
         raise UserError(f"{path}: two questions have the id {most_common}")
     version = str(content.get("version")).lstrip("v")  # `v2.0` in the published files

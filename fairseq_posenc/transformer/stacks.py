@@ -162,7 +162,7 @@ class _PositionalStack(nn.Module):
             positions = positions.replace_ids(ids)  # where documents begin stays the same
         if self.has_reset:
             positions = positions._replace(first=positions.is_first())  # which `reset` looks up
-        built = self.settings.spec, self.settings.dims  # by which layers know states of their stack
+        built = self.settings.spec, self.settings.dims  # layers refuse states of another stack
         return tuple(x._replace(stack=built) for x in compute_shared(self.encodings, positions))
 
 
@@ -179,7 +179,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
-        # In `at_positions`, the states are there: of a caller's ids, or of a text before masking.
+        # `at_positions` may have set states: of a caller's ids, or of the text before masking.
         with set_context(current_context() or self.compute_states(src_tokens)):
             return cast("dict[str, list[Tensor]]", super().forward(src_tokens, *args, **kwargs))
 
