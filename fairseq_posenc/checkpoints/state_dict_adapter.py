@@ -113,7 +113,7 @@ def _match_identities(
 ) -> list[str]:
     """Compare the identity of each stack with the checkpoint's; describe how positions differ.
 
-    If they do, the state dict gets those of the model, as it will get its position parameters.
+    If they do, the state dict gets the model's identity, as it will get its position parameters.
     """
     changes, mismatches = [], []
     for name, stack in stacks.items():

@@ -41,14 +41,14 @@ def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRow
     """
     if cache is None:
         return ProjectedRows()
-    kept: dict[str, Any] = vars(cache.layers[attention.layer_idx])  # attributes, to change
-    if not earlier or _ROWS not in kept:
-        kept[_ROWS] = ProjectedRows()
-    return cast(ProjectedRows, kept[_ROWS])
+    layer = cache.layers[attention.layer_idx]
+    if not earlier or not hasattr(layer, _ROWS):
+        setattr(layer, _ROWS, ProjectedRows())
+    return cast(ProjectedRows, getattr(layer, _ROWS))
 
 
 def read_decay(cache: Cache | None, layer: int, earlier: int) -> Decay | None:
-    """Read the decay of ``earlier`` tokens in its ``layer``, None for 0; refuse other caches."""
+    """Read the decay of ``earlier`` tokens, None for 0 of them; refuse a cache that lacks it."""
     if not earlier:
         return None
     layers = [] if cache is None else cache.layers[layer:]

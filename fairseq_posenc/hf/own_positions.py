@@ -160,11 +160,11 @@ def _read_layers(config: Config, family: Family) -> list[str]:
                 rotation["rope_theta"] = bases[index]
             reads_part = family.partial or rotation.get("rope_type") == "proportional"
             part = rotation.get("partial_rotary_factor", 1.0) if reads_part else 1.0
-            # A part of the widest heads, by which the library counts.
+            # As a part of the widest heads, for which a stack's rotations are built.
             rotation["partial_rotary_factor"] = part * read_head_share(config, index)
             if family.sections:  # M-RoPE, on several axes; the configuration's own sections win
                 rotation = {"mrope_section": family.sections} | rotation
-            pairs = family.pairs if family.sections else None
+            pairs = family.pairs if family.sections else None  # how the axes share them
             items.append(read_rope(rotation, config.max_position_embeddings, layout, pairs))
         if layer_type == "sliding_attention":
             items.append(f"window(size={_read_window(config)})")

@@ -65,8 +65,8 @@ class HFStackPositions(StackPositions):
     ) -> None:
         # Scalings and buckets depend on the length in training, not on `max_positions`.
         length, width = read_trained_length(stack.config), max(stack.head_widths)
-        sizes = (stack.config.hidden_size, stack.num_heads, max_positions, stack.causal)
-        super().__init__(spec, *sizes, head_dim=width, pretrained_length=length)
+        embed_dim, num_heads, causal = stack.config.hidden_size, stack.num_heads, stack.causal
+        super().__init__(spec, embed_dim, num_heads, max_positions, causal, width, length)
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
         self.boundary_id = boundary_id

@@ -98,7 +98,7 @@ class PositionalLM(CheckedModel, TransformerLanguageModel):
         shell_args.decoder_layers = 0
         shell_args.decoder_layers_to_keep = None
         shell = super().build_model(shell_args, task)
-        if args.max_target_positions is None:  # fairseq's method has set the shell's by the samples
+        if args.max_target_positions is None:  # fairseq has set the shell's, by tokens_per_sample
             args.max_target_positions = shell_args.max_target_positions
         args.max_target_positions += _count_positions_for_bos(args)
         decoder = PositionalDecoder(
