@@ -31,11 +31,8 @@ def read_positions(model: Any) -> str:
     >>> read_positions(LlamaConfig(rope_theta=500000.0))
     'rope(base=500000,layout=half)'
 
-    Args:
-        model: a transformers model, or its configuration.
-
-    Raises:
-        UserError: the model's type is not known, or the library does not have such positions.
+    ``model`` may be its configuration. A type that is not known, and positions that the library
+    does not have, are refused.
     """
     return str(read_spec(model))
 

@@ -239,6 +239,19 @@ def test_a_folder_that_does_not_fit_is_refused_in_a_line(problem: str, tmp_path:
     assert "\n" not in str(error.value)
 
 
+def test_a_model_without_some_of_its_layers_is_loaded(tmp_path: Path) -> None:
+    model, inputs = make_model("gemma3", "alibi"), make_inputs(MODELS["gemma3"])
+    config = model.config
+    config.num_hidden_layers, config.layer_types = 2, config.layer_types[::2][:2]
+    model.model.layers = model.model.layers[::2][:2]
+    for index, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx = index
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert len(loaded.model.layers) == 2
+    assert torch.equal(compute_logits(loaded, inputs), compute_logits(model, inputs))
+
+
 @pytest.mark.parametrize("kind", [transformers.Qwen2Config, transformers.Qwen2MoeConfig])
 def test_a_qwen_that_forgets_the_size_of_its_windows_is_loaded(kind: type, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_key_value_heads": 32}
