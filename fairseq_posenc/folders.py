@@ -95,11 +95,7 @@ def claim(folder: Path, request: Request) -> None:
 
 
 def is_made(folder: Path, request: Request) -> bool:
-    """Check whether :func:`whole_folder` has made a folder for a request.
-
-    Raises:
-        UserError: the folder exists, and was made for another request or by another program.
-    """
+    """Check whether :func:`whole_folder` made a folder for a request; refuse one of another."""
     if not folder.exists():
         return False
     if not (folder / REQUEST).exists():
@@ -178,11 +174,7 @@ def write_result(path: Path, request: Request, figures: Figures) -> None:
 
 
 def refuse_other(path: Path, old: Any, new: Request) -> None:
-    """Refuse a file or folder that was made for another request.
-
-    Raises:
-        UserError: the requests differ; the message lists the differences.
-    """
+    """Refuse a file or folder that was made for another request; list the differences."""
     if not isinstance(old, dict) or old.keys() != new.keys():
         raise UserError(f"{path}: was made by another command or version; {_ADVICE}")
     # JSON has lists for tuples.
@@ -214,11 +206,7 @@ def _format(content: Request) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file that a command wrote in order to continue from it.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Read a JSON file that a command wrote in order to continue from it; refuse a damaged one."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

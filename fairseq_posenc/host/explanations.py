@@ -7,14 +7,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from fairseq.registry import REGISTRIES
+from fairseq import registry
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from omegaconf.errors import OmegaConfBaseException as SettingError
 
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.errors import chain, shortened, suggest
+from fairseq_posenc.errors import chain, quote_refusal, shortened, suggest
 from fairseq_posenc.transformer.options import list_settings
 
 # The models that this process trains, the current one last, and the folders of their checkpoints.
@@ -63,6 +63,8 @@ _ADVICE = {
     "'MaskedLMTask' object has no attribute 'args'": "--mask-whole-words does not work: omit it",
     "Torch not compiled with CUDA": "an option needs a GPU, as --quant-noise-scalar: leave it out",
 }
+# fairseq's files; those of Cython are named from `fairseq` on.
+_FAIRSEQ = re.compile(rf"({re.escape(str(Path(registry.__file__).parents[1]))}/)?fairseq(_cli)?/")
 
 
 def parse_stop_update(message: str) -> int:
@@ -75,7 +77,9 @@ def explain_failure(error: BaseException) -> str | None:
     """Explain an error of a command, or its first known cause."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped; the command, without --restore-file, continues from its checkpoint, if any"
-    return next(filter(None, map(_explain, chain(error))), None)
+    explained = next(filter(None, map(_explain, chain(error))), None)
+    quoted = re.sub(r"np\.\w+\((\d+)\)", r"\1", quote_refusal(error, _FAIRSEQ))  # as of numpy 2
+    return explained or shortened(quoted) or None
 
 
 def _explain(error: BaseException) -> str | None:
@@ -87,11 +91,12 @@ def _explain(error: BaseException) -> str | None:
             f"{save_dir}, except crash.pt, are from before: continue from one of them with a "
             "smaller --lr, or with --clip-norm"
         )
-    frame = [traceback.FrameSummary("", 0, ""), *traceback.extract_tb(error.__traceback__)][-1]
-    text = " ".join(str(error).split())
-    place = f"{type(error).__name__} in {Path(frame.filename).stem}.{frame.name}"
+    frames = traceback.extract_tb(error.__traceback__)
+    others = [x for x in frames if Path(x.filename).stem != "ast"]  # which fairseq calls
+    last = frames[-1:] if others and _FAIRSEQ.match(others[-1].filename) else []
+    place = "".join(f"{type(error).__name__} in {Path(x.filename).stem}.{x.name}" for x in last)
     for start, advice in _ADVICE.items():
-        if match := re.match(start, str(error)) or re.match(start, f"{place}: {text}"):
+        if match := re.match(start, str(error)) or re.match(start, f"{place}: {error}"):
             return match.expand(advice)
     if isinstance(error, SettingError):
         name = error.full_key or error.key
@@ -105,13 +110,8 @@ def _explain(error: BaseException) -> str | None:
     if isinstance(error, HydraException) and not isinstance(error.__cause__, SettingError):
         return shortened(" ".join(re.split("Config search path|See https", str(error))[0].split()))
     if place == "KeyError in registry.build_x":
-        known = [name for part in REGISTRIES.values() for name in part["registry"]]
+        known = [name for part in registry.REGISTRIES.values() for name in part["registry"]]
         return f"fairseq has no {error}: {suggest(str(error.args[0]), known)}correct this name"
-    # What fairseq itself refuses, in words, and not because of another error but an absent package.
-    is_refusal = isinstance(error, AssertionError) or str(frame.line).startswith("raise ")
-    is_own_text = isinstance(error.__context__, ImportError | None) and text.count(" ") > 2
-    if is_refusal and is_own_text and re.search("(^|/)fairseq(_cli)?/", frame.filename):
-        return shortened(re.sub(r"np\.\w+\((\d+)\)", r"\1", text))  # numbers of numpy 2
     if not isinstance(error, FileNotFoundError | NotADirectoryError) or not error.filename:
         return None
     path = Path(error.filename)

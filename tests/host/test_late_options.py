@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 from types import SimpleNamespace
 
@@ -79,6 +80,40 @@ def test_checkpoints_that_no_training_resumes_from_are_refused():
 )
 def test_known_errors_are_explained(error, said):
     assert said in str(explanations.explain_failure(error))
+
+
+ODD_HEADS = "import fairseq.modules as x; made = x.MultiheadAttention(10, 3)"
+UNKNOWN = {  # errors that are not fairseq's own refusals: files of a user's code, and their content
+    "below a folder of this name": ("fairseq/mine.py", "raise ValueError('what a user refuses')"),
+    "a file of this name": ("data_utils.py", "[][0]"),
+    "a setting of a user's own": ("mine.py", "import ast; ast.literal_eval('f(x)')"),
+    "in a fallback": ("mine.py", f"try: {ODD_HEADS}\nexcept AssertionError: 1 + ''"),
+    "in what fairseq calls": (
+        "mine.py",
+        "from fairseq.utils import import_user_module as x\n"
+        "from argparse import Namespace\n"
+        "x(Namespace(user_dir=__file__.replace('mine.py', 'plugin')))",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_bugs_and_errors_of_a_users_own_code_keep_their_trace(kind, tmp_path):
+    name, code = UNKNOWN[kind]
+    (path := tmp_path / name).parent.mkdir(exist_ok=True)
+    path.write_text(code, encoding="utf-8")
+    (tmp_path / "plugin").mkdir()
+    (tmp_path / "plugin" / "__init__.py").write_text(ODD_HEADS, encoding="utf-8")
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (of several types)
+        runpy.run_path(str(path))
+    assert explanations.explain_failure(caught.value) is None
+
+
+def test_what_fairseq_refuses_is_quoted_whoever_calls_it(tmp_path):
+    (path := tmp_path / "launcher.py").write_text(ODD_HEADS, encoding="utf-8")
+    with pytest.raises(AssertionError) as caught:
+        runpy.run_path(str(path))
+    assert "be divisible by num_heads" in str(explanations.explain_failure(caught.value))
 
 
 @pytest.mark.parametrize(
