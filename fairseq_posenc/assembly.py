@@ -153,7 +153,7 @@ def _refuse_too_narrow_tables(spec: Spec, layer: Items, terms: Terms) -> None:
 
 def _refuse_beside_random(spec: Spec, dims: Dims, layer: Items, token: Positions) -> None:
     """Refuse encodings that would ignore, or do not know, the random positions of ``token``."""
-    if spec.rotates_source:
+    if spec.rotates_source:  # by the positions of an encoder's tokens
         raise UserError(f"{spec}: a decoder does not know the random positions of its encoder")
     for item in (*spec.input_items, *layer):
         reason = "counts in sentences" if item.encoding.counts_in_sentences else ""

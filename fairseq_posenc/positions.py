@@ -75,8 +75,8 @@ def find_documents(mask: Tensor, numbers: Sequence[Tensor], ids: Tensor | None) 
     places = torch.arange(mask.size(1), device=mask.device)
     last = torch.where(tokens, places, 0).cummax(1).values
     found = find_changes(mask.gather(1, last))
-    for others in numbers:
-        found[:, -others.size(1) :] |= find_changes(others)
+    for last_numbers in numbers:
+        found[:, -last_numbers.size(1) :] |= find_changes(last_numbers)
     if ids is not None:
         found |= ids.diff(dim=1, prepend=ids[:, :1] - 1).ne(1)
     return found & tokens & (tokens.cumsum(1) > 1)

@@ -295,7 +295,7 @@ def _apply_reset(
 
 def _parse_options(name: str, text: str) -> dict[str, object]:
     """Parse the options in the brackets of an encoding."""
-    known = registry.options(name)
+    known = registry.options(name)  # parameters of the constructor, by name
     parsed: dict[str, object] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))

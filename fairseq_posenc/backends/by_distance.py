@@ -6,8 +6,6 @@ the first token is *reset*, two rows follow, for its pairs as a query and for it
 B batch, H heads, T queries, S keys, R = T + S - 1 distances, G tables: one for all heads, or H.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -124,8 +122,8 @@ def row_index(
     runs, device = term.runs, term.table.device
     # The cache holds one value of each name. All tables without runs have the same index.
     name = "rows" if runs is None else f"rows of {term.name}"
-    compute = partial(_compute_row_index, runs, first, tgt_len, src_len, device)
-    return mask.cached(name, (runs, first, tgt_len, src_len, device), compute)
+    deps = (runs, first, tgt_len, src_len, device)
+    return mask.cached(name, deps, lambda: _compute_row_index(*deps))
 
 
 def _compute_row_index(

@@ -34,8 +34,8 @@ class ProjectedRows:
         if term is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return terms.projected(project)
         rows, runs = term.table[0], term.runs  # `(R, C)`, and which distances share one
-        each = range(2 - positions.src_len, positions.tgt_len)  # no runs: each distance has its row
-        starts = tuple(each if runs is None else runs.starts)
+        distances = range(2 - positions.src_len, positions.tgt_len)  # all but the lowest one
+        starts = tuple(distances if runs is None else runs.starts)  # None: a row for each distance
         if not starts or term.ids is not None:  # one row: no start; ids: all rows are needed
             return terms.projected(project)
         new = bisect_left(starts, self.starts[0]) if self.starts else 0  # rows below the kept ones

@@ -117,7 +117,7 @@ class Encoding(nn.Module):
                 nn.init.normal_(parameter, std=INIT_STD)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Encoding":
-        """Move constants to the parameters' device; their values and types stay.
+        """Move constants with the parameters (torch calls it in ``to``, ``half``); types stay.
 
         Constants are plain attributes, not buffers: no checkpoint holds them, so whatever empties a
         module before it is loaded (``to_empty``, FSDP2, transformers 5) must not empty them.

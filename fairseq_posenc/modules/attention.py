@@ -118,7 +118,7 @@ class SelfAttention(_LayerAttention):
             UserError: ``shared`` belongs to another stack or batch, or to other tokens than those
                 in the cache and in ``x``.
         """
-        state = self.select_state(shared)
+        state = self.select_state(shared)  # of this kind of layer
         positions = state.positions
         input_checks.check_layer_input(x, positions, cache, self.dims.embed_dim)
         input_checks.check_self_cache(cache, state, self.num_key_value_heads, self.head_dim)

@@ -74,8 +74,8 @@ def build_score_mod(
         key: ``(B, H, S, D)``, padded in the same way.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
     """
-    queries = tgt_len if query is None else query.size(2)  # with padding
-    missing = (0, 0 if key is None else key.size(2) - src_len, 0, queries - tgt_len)  # for F.pad
+    more_queries = 0 if query is None else query.size(2) - tgt_len  # of padding
+    missing = (0, 0 if key is None else key.size(2) - src_len, 0, more_queries)  # for F.pad
     low, high = _find_visible_distances(tgt_len, src_len, mask)
     # Both are tensors, as they differ from call to call: numbers would be compiled into the kernel.
     lowest = torch.tensor(src_len - tgt_len + low, device=device)  # of j - i; i counts queries only
@@ -114,11 +114,11 @@ def build_score_mod(
         summands.append(_Numbers(F.pad(at_least_fp32(by_pair.numbers), missing)))
         mark_batch_dynamic(summands[-1].numbers)
     if (states := terms.find(States)) is not None:  # (B, H, T, W): their products are not scaled
-        vectors = F.pad(states.vectors, (0, 0, *missing[2:]))
+        vectors = F.pad(states.vectors, (0, 0, 0, more_queries))
         summands += tabulate(terms.rows("state"), vectors)
     softcap, temperatures = terms.softcap, []
     if temperature is not None:
-        temperatures = [_Numbers(F.pad(temperature, missing[2:])[..., None])]
+        temperatures = [_Numbers(F.pad(temperature, (0, more_queries))[..., None])]
         mark_batch_dynamic(temperatures[0].numbers)
 
     def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -155,18 +155,18 @@ class Attention(torch.autograd.Function):
         needed = zip(problem.tables, ctx.needs_input_grad[4:])  # after problem, query, key, value
         trained = [table if is_needed else None for table, is_needed in needed]
         batch, heads = problem.query.shape[:2]
-        table_blocks = sum(triton.cdiv(x.last + 1, block) for x in trained if x is not None)
+        table_blocks = sum(triton.cdiv(x.rows.size(1), block) for x in trained if x is not None)
         chunks = min(batch, math.ceil(PROGRAMS / max(1, heads * table_blocks)))
         table_grads = [x and shifts.new_zeros(chunks * heads, *x.rows.shape[1:]) for x in trained]
 
         # In a plain sum, the gradients of the query term and of the bias equal that of the score,
         # which is stored anyway. PRODUCT: content and terms are multiplied.
         plain_sum = not problem.PRODUCT and problem.gain is None
-        of_queries, of_keys, of_gain, of_bias = zip(problem.tables, table_grads)  # both may be None
-        stored = ["content"] + (["key_term"] if problem.key_table is not None else [])
-        stored += ["query_term"] if problem.query_table is not None and not plain_sum else []
-        stored += ["gain"] if of_gain[1] is not None else []  # if it is trained
-        stored += ["bias"] if of_bias[1] is not None and not plain_sum else []
+        of_queries, of_keys, (_, gain_grad), (_, bias_grad) = zip(problem.tables, table_grads)
+        is_stored = {"content": True, "key_term": is_added, "gain": gain_grad is not None}
+        is_stored["query_term"] = problem.query_table is not None and not plain_sum
+        is_stored["bias"] = bias_grad is not None and not plain_sum  # None: it is not trained
+        stored = [name for name, is_needed in is_stored.items() if is_needed]
         slabs = split_slabs(problem, tile, len(stored))
         _, sequences, queries, keys = slabs[0]  # the largest slab: its memory serves all
         memory = problem.query.new_empty(len(stored), sequences * queries * keys)
@@ -177,11 +177,11 @@ class Attention(torch.autograd.Function):
         query_term = tiles.content if tiles.query_term is None else tiles.query_term
         bias = tiles.content if tiles.bias is None else tiles.bias
         factor = problem.scale * problem.kept_factor
-        sides = [  # each begins with a table and its gradient
+        sides = [  # each begins with a table and its gradient; biases are not scaled
             Side(*of_queries, problem.query, grad_query, query_term, query_ends, factor, by_query),
             Side(*of_keys, problem.key, grad_key, tiles.key_term, key_ends, factor, by_key),
-            Side(*of_gain, None, None, tiles.gain, None, factor, by_query),
-            Side(*of_bias, None, None, bias, None, problem.kept_factor, by_query),  # not scaled
+            Side(problem.gain, gain_grad, None, None, tiles.gain, None, factor, by_query),
+            Side(problem.bias, bias_grad, None, None, bias, None, problem.kept_factor, by_query),
         ]
 
         blocks = triton.cdiv(problem.tgt_len, block)
