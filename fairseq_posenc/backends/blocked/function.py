@@ -47,7 +47,8 @@ class Computation:
         self, device: torch.device, with_hidden: bool = True
     ) -> Iterator[tuple[Block, Tensor | None]]:
         """Yield each block with its hidden pairs, ``(k or 1, 1, M, W)``, or None without a mask."""
-        place = hidden = None
+        place: tuple[slice, slice] | None = None
+        hidden: Tensor | None = None
         for block in self.blocks:
             if self.mask is not None and with_hidden and place != (block.sentences, block.queries):
                 place = block.sentences, block.queries  # the next blocks differ in heads alone
@@ -127,7 +128,7 @@ class Computation:
             (x.key, x.key_rows, x.key_index, True, x.key_reset),
         ):
             if rows is not None:
-                # Without an index, the rows of the block's distances ("G": of its heads, all here).
+                # Without an index, rows of the block's distances (G: whole, as `x` has its heads).
                 rows = rows if index is not None else block.select(rows, "GRD")
                 products = bands.multiply_rows(tokens, rows, index, of_keys)
                 dim = 2 if of_keys else 3  # one number for all queries, or for all keys
@@ -197,10 +198,11 @@ class Blocks(torch.autograd.Function):
         learns = [x is not None and x.requires_grad for x in tensors]
         totals: list[Tensor | None] = [None] * len(tensors)
         for index, (name, x) in enumerate(zip(call._fields, tensors)):
-            if learns[index]:  # gradients of keys and values come transposed, and are added so
+            if learns[index]:  # gradients of keys and values come transposed: so are totals
                 is_transposed = name.endswith(("key", "value"))
                 totals[index] = x.new_zeros(x.mT.shape).mT if is_transposed else torch.zeros_like(x)
-        graphs, ctx.graphs = ctx.graphs[::-1], []  # for `pop`; a second pass builds them again
+        graphs = ctx.graphs[::-1]  # `pop` takes the last one
+        ctx.graphs = []  # a second backward pass builds them again
         for block, hidden in work.list_blocks(grad.device, with_hidden=not graphs):
             with no_autocast(grad.device):
                 if graphs:
