@@ -231,8 +231,8 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
         raise UserError("tokens of images see later ones, which positions of a text do not know")
     if mask_function is not masking_utils.bidirectional_mask_function:
         return attention_mask
-    named |= {"mask_function": mask_function, "attention_mask": attention_mask}
-    return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](**named)
+    make_stock_mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+    return make_stock_mask(mask_function=mask_function, attention_mask=attention_mask, **named)
 
 
 def _is_union(mask_function: Any) -> bool:

@@ -201,13 +201,13 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
     count = config.num_hidden_layers
     types = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
     attending = [index for index, name in enumerate(types) if name in ATTENTION_TYPES]
-    shares = [read_head_share(config, index) for index in attending]  # widths, of the widest head
+    shares = [read_head_share(config, index) for index in attending]  # of the widest head
     layers = _list_options(spec, dims, shares)  # for each layer with attention: name -> options
     ropes = [dict(layer.get("rope_parameters", {})) for layer in layers]  # {}: no rotation
     for index, layer in zip(attending, layers):
         types[index] = "sliding_attention" if "window" in layer else "full_attention"
     size = next((layer["window"]["size"] for layer in layers if "window" in layer), None)
-    by_type = {types[index]: rope for index, rope in zip(attending, ropes) if rope}  # its last's
+    by_type = {types[index]: rope for index, rope in zip(attending, ropes) if rope}  # last wins
     softcap, buckets = (layers[0].get(name, {}) for name in ("softcap", "t5"))
     stated = {  # the spec in fields of stock classes, of which a class has some
         "layer_types": types,
@@ -219,8 +219,8 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
         "relative_attention_num_buckets": buckets.get("num_buckets"),
         "relative_attention_max_distance": buckets.get("max_distance"),
     }
-    if size is not None or "layer_types" not in known:  # else the present one has no effect
-        both_sides = (size or 0) * (2 if dims.causal else 1)  # ModernBERT's, also of its decoder
+    if size is not None or "layer_types" not in known:  # else no layer reads the present size
+        both_sides = (size or 0) * (2 if dims.causal else 1)  # as ModernBERT's decoder counts too
         stated |= {"sliding_window": size, "local_attention": both_sides}
     if any(rope.get("rope_type") == "dynamic" for rope in ropes):
         stated["max_position_embeddings"] = dims.trained_length

@@ -151,6 +151,6 @@ class RotatedProjection(nn.Linear):
         projected = super().forward(x)  # [T, B, C]
         heads = projected.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)  # [B, H, T, D]
         # In beam search, fairseq projects the source's keys of only one copy of a sentence.
-        rotation = rotation.select_sentences(heads.size(0))  # of its copies; all for queries
+        rotation = rotation.select_sentences(heads.size(0))  # for keys, rows of these copies
         heads = rotation.rotate_keys(heads) if self.is_key else rotation.rotate_queries(heads)
         return heads.permute(2, 0, 1, 3).reshape(projected.shape)  # [T, B, C]
