@@ -16,10 +16,11 @@ program=$(command -v fairseq-hydra-train) || {
     echo "train.sh: error: fairseq is not installed here: make install, or docs/start.md" >&2
     exit 2
 }
-export PYTHONSAFEPATH=1   # the installed package runs, not a folder of its name here
 # The plugin comes first, so that it also explains errors in the settings, in one line, and leaves
 # out what hydra and torch remark on fairseq's code at each start.
-exec "$(dirname "$program")/python" -c 'from fairseq_posenc.user_dir import register
+exec "$(dirname "$program")/python" -c 'import sys
+sys.path = [x for x in sys.path if x]   # the installed package runs, not a folder of its name here
+from fairseq_posenc.user_dir import register
 register()
 from fairseq_cli.hydra_train import cli_main
 cli_main()' --config-dir "$configs" --config-name "$name" "$@"
