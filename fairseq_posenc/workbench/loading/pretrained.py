@@ -74,8 +74,7 @@ def read_pretrained(path: Path) -> Pretrained:
         tables = [x for name, x in weights.items() if name.endswith(STOCK_TABLE) and x.dim()]
         count = tables[0].size(0) - STOCK_OFFSET if tables else getattr(args, "max_positions", 0)
         max_positions = int(count or settings.task.tokens_per_sample)  # as fairseq does
-        options = {**_list_model_options(args), "position_encoding": str(spec)}
-        section = {**options, "max_positions": max_positions, "_name": args._name}
+        section = {**_list_model_options(args), "max_positions": max_positions, "_name": args._name}
         return Pretrained(path, section, spec, max_positions, dictionary)
 
 

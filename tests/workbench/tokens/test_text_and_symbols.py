@@ -163,7 +163,7 @@ def test_the_tokens_of_words_have_their_characters_and_no_others(tmp_path, optio
         assert tokens.ids.tolist() == encoder.encode([text]).tokens[:-1].tolist()
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", [*TEXTS, "\x7f\x80 \u07ff\u0800\uffff\U00010000, of 1 byte to 4"])
 def test_offsets_of_bytes_are_those_of_another_library(tmp_path, text):
     dictionary = load_dictionary(write_bpe(tmp_path, TEXTS, merges=60) / "dict.txt")
     files = tmp_path / "encoder.json", tmp_path / "vocab.bpe"
