@@ -3,8 +3,6 @@
 Elsewhere lengths are numbers: here one that a layer branches on shows, as a guard or a wrong graph.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest
@@ -31,6 +29,8 @@ SPECS = [
 ]
 # Tables, counted positions, and limits with and without documents.
 CHOSEN = ["learned+m4m(reset=true)", "cope", *SPECS[-2:]]
+STEPPED = ["rope+window(size=4)", "learned+m4m", "t5+window(size=4,first=2)"]
+ONNX = ["learned+m4m", "rope", "t5", "deberta_v2", "rope+ssmax", *WINDOWS]
 DYNAMIC = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
 
 
@@ -91,12 +91,7 @@ def test_a_layer_is_one_graph_when_compiled(spec, backend):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "spec",
-    some_of(
-        ["rope+window(size=4)"], ["learned+m4m", "rope+window(size=4)", "t5+window(size=4,first=2)"]
-    ),
-)
+@pytest.mark.parametrize("spec", some_of(STEPPED[:1], STEPPED))
 def test_decoding_is_compiled_in_its_first_steps_alone(spec):
     torch._dynamo.reset()
     layer, steps = Layer(spec, causal=True).eval(), 40
@@ -119,10 +114,7 @@ def test_decoding_is_compiled_in_its_first_steps_alone(spec):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "spec",
-    some_of(["learned+m4m"], ["rope", "t5", "learned+m4m", "deberta_v2", "rope+ssmax", *WINDOWS]),
-)
+@pytest.mark.parametrize("spec", some_of(ONNX[:1], ONNX))
 def test_a_layer_becomes_an_onnx_graph(spec):
     pytest.importorskip("onnxruntime", reason="pip install 'fairseq-posenc[onnx]'")
     pytest.importorskip("onnxscript", reason="pip install 'fairseq-posenc[onnx]'")

@@ -87,6 +87,12 @@ def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: 
     return Checkpoint(path, data, model, task)
 
 
+def rewrite(trained: Checkpoint) -> None:
+    """Write a checkpoint's file again, with what its model has by now."""
+    state = torch.load(trained.path, weights_only=False)
+    torch.save({**state, "model": trained.model.state_dict()}, trained.path)
+
+
 def write_release(args: Namespace, weights: dict[str, torch.Tensor]) -> Path:
     """Write a checkpoint as older fairseqs did, with which RoBERTa was released."""
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}

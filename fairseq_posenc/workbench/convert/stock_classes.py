@@ -90,7 +90,7 @@ class StockFamily(NamedTuple):
         """
         for fairseq_part, part in self.parts.items():
             pattern = re.escape(fairseq_part).replace(r"\*", r"(\d+)")
-            if match := re.match(rf"{pattern}(?=\.|$)", name):  # whole parts of a name
+            if match := re.match(pattern, name):
                 return part.replace("*", "".join(match.groups())) + name[match.end() :]
         return ""
 

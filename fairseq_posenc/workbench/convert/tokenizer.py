@@ -22,7 +22,7 @@ from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES, SPACE
 from fairseq_posenc.workbench.loading.open_model import OpenModel, find_pieces
 
 # lstrip: as in fairseq's fill_mask, the token includes the space before it.
-_MASK = AddedToken("<mask>", lstrip=True, special=True)
+_MASK = AddedToken("<mask>", lstrip=True)
 
 
 def find_tokenization(tokens: str | None, folder: Path, language: str) -> Path | str:
@@ -103,10 +103,6 @@ def build_tokenizer(tokenization: Path | str, dictionary: Dictionary) -> Tokeniz
     # A JSON file of another form raises AttributeError or TypeError.
     except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise UserError(f"{tokenization}: {' '.join(str(error).split())}") from None
-    names = ("<s>", "<pad>", "</s>", "<unk>")
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
-    if "<mask>" in dictionary.indices:
-        tokenizer.add_special_tokens([_MASK])
     return tokenizer
 
 

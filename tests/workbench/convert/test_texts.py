@@ -1,7 +1,6 @@
 """Exported folders besides weights: tokenizers, cards whose lines run, sizes, no machine's name.
 
-No other tests compare texts with fairseq's dictionary, run a card's lines, or read what the hub
-shows.
+No other tests compare texts with fairseq's dictionary, run a card's lines, or read what hubs show.
 """
 
 import importlib
@@ -106,6 +105,7 @@ def test_a_tokenizer_loads_with_its_special_symbols():
     tokenizer, dictionary = AutoTokenizer.from_pretrained(out), trained.task.source_dictionary
     for line in ["ba tiba", "1 é", "日本"]:
         assert tokenizer.decode(tokenizer(line)["input_ids"], skip_special_tokens=True) == line
+    assert '_up_tokenization_spaces": false' in (out / "tokenizer_config.json").read_text()
     mask = dictionary.index("<mask>")
     special = {"bos": 0, "pad": 1, "eos": 2, "unk": 3, "cls": 0, "sep": 2, "mask": mask}
     assert {name: getattr(tokenizer, f"{name}_token_id") for name in special} == special
@@ -132,7 +132,7 @@ def test_tokens_that_no_tokenizer_has_are_refused(kind, flags, symbols, message,
     trained = checkpoint("masked_lm", "learned", data_bin(symbols))
     tokens = trained.data if kind == "data" else tokenize(kind, flags)[0]
     assert message in refuse(capsys, *export_words(trained, "--tokens", tokens))
-    export_to(trained, "--tokens", "none")
+    assert not [*export_to(trained, "--tokens", "none").glob("tokenizer*")]
 
 
 def test_a_data_folder_says_what_cut_its_text(tmp_path):
@@ -233,8 +233,7 @@ def test_weights_are_quantized():
 
 
 def test_the_page_lists_the_encodings_that_have_a_place_in_ctranslate2():
-    pytest.importorskip("ctranslate2")
-    module = importlib.import_module("fairseq_posenc.workbench.convert.to_ctranslate2")
+    module = pytest.importorskip("fairseq_posenc.workbench.convert.to_ctranslate2")
     text = (Path(__file__).parents[3] / "docs/exchange.md").read_text(encoding="utf-8")
     families = {"translation": module.FOR_TRANSLATION, "causal_lm": module.FOR_CAUSAL_LMS}
     for family, names in families.items():
