@@ -1,4 +1,4 @@
-"""Replaces ``own`` in a spec, which stands for the positions that a model has.
+"""Replaces the word ``own`` in a spec by the positions that a model has.
 
 In ``3*own+window(size=512),none`` three layers of four keep theirs, with a window.
 """
@@ -22,7 +22,7 @@ def names_own(spec: str) -> bool:
 def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
     """Replace ``own`` in a spec by the positions that the model has.
 
-    In layer i, ``own`` stands for the positions of the model's layer i. Options in brackets change
+    In layer i, ``own`` means the positions of the model's layer i. Options in brackets change
     those of the model, wherever an encoding has an option of that name.
 
     >>> print(expand_own("2*own,own(base=500)+alibi", parse("rope,none,rope(layout=half)"), 3))

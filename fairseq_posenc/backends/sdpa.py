@@ -116,7 +116,7 @@ def _append_decay(
     past = src_len - query.size(2)
     # Counted from the last token, whose c is then 0: a step of decoding rounds no large sum.
     decay = (decay - decay[:, :, -1:]).sum(-1).to(query.dtype)
-    decay = decay.expand(*query.shape[:2], src_len)[..., None]
+    decay = decay.expand(*query.shape[:2], src_len)[..., None]  # [B, H, S, 1]
     ones = torch.ones_like(decay)
     query = torch.cat([query, decay[:, :, past:], ones[:, :, past:]], -1)
     key = torch.cat([key, ones, -decay], -1)  # [B, H, S, D + 2]

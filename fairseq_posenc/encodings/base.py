@@ -168,7 +168,7 @@ class Encoding(nn.Module):
     def rotation(self, ids: Tensor) -> Rotation | None:
         """Compute the rotation of queries and keys at positions ``ids``, ``(B or 1, T)``, or None.
 
-        In decoding, ``ids`` are of new tokens alone if caches hold rotated keys, else also of all.
+        In decoding, ``ids`` are of the new tokens; where caches hold unrotated keys, also of all.
         """
         return None
 

@@ -117,7 +117,7 @@ class Alibi(Bias):
         heads = self.dims.num_heads
         power = 2 ** int(math.log2(heads))
         numbers = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-        numbers += [2 ** (-4 * (2 * head + 1) / power) for head in range(heads - power)]
+        numbers += [2 ** (-8 * (2 * head + 1) / (2 * power)) for head in range(heads - power)]
         slopes = make_constant(numbers, device)
         return slopes, slopes.flip(0) if self.mode == "asymmetric" else slopes
 

@@ -55,7 +55,7 @@ class Runs(NamedTuple):
         return runs.trim()
 
     def trim(self) -> "tuple[slice, Runs | None]":
-        """Leave out the rows without a distance in the call; return the others as a slice, too.
+        """Leave out rows without a distance in the call; return the others' slice, and their runs.
 
         The runs are None if each distance then has its own row. A graph of ``torch.compile`` serves
         every length, so it keeps all rows and their runs.

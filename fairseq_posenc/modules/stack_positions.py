@@ -111,8 +111,8 @@ class StackPositions(nn.Module):
         if ends is not None:
             input_checks.check_each_token("ends", ends, *shape)
             positions = positions._replace(ends=ends.bool() & positions.real())
-        if ends is not None and document_ids is None:  # `documents` restarts positions there,
-            positions = self.shared.number(positions)  # before `position_ids` replace them
+        if ends is not None and document_ids is None:  # the encoding `documents` reads the ends
+            positions = self.shared.number(positions)  # before `position_ids` replace counts
         else:
             positions = self._split_documents(positions, document_ids)
         if position_ids is not None:

@@ -93,7 +93,7 @@ class Problem(NamedTuple):
     @property
     def tensors(self) -> list[Tensor | None]:
         """The tensors that may have gradients: queries, keys, values, and the rows of tables."""
-        return [*self[:3], *(table and table.rows for table in self.tables)]
+        return [self.query, self.key, self.value, *(x and x.rows for x in self.tables)]
 
     def with_tensors(self, tensors: Sequence[Tensor | None]) -> "Problem":
         """Replace the tensors, in the order of :attr:`tensors`; the first 7 fields have them."""
