@@ -206,8 +206,8 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     is_elsewhere = path.parent.resolve() != last.parent.resolve()
     if is_elsewhere and last.exists() and not checkpoint.no_save:
         raise UserError(
-            f"--restore-file {path} would start again, and replace {last}: leave it out to "
-            "continue from that, or give another --save-dir"
+            f"--restore-file {path} would start again, and replace {last}: leave it out, and "
+            "--reset-..., to continue from that; or give another --save-dir"
         )
     restore_if_torn(path, checkpoint)
     is_new = path == Path(checkpoint.finetune_from_model or "")

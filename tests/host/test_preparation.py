@@ -140,7 +140,8 @@ def test_a_finished_training_changes_nothing(tmp_path):
     assert "nothing is left to train" in train("causal_lm", *other, fails=True).run.error()
     again = ["--restore-file", trained("causal_lm").save_dir / "checkpoint1.pt"]
     again = train("causal_lm", *again, save_dir=save_dir, fails=True).run.error()
-    assert f"would start again, and replace {save_dir / 'checkpoint_last.pt'}: leave it" in again
+    last = save_dir / "checkpoint_last.pt"
+    assert f"would start again, and replace {last}: leave it out, and --reset" in again
 
 
 @pytest.mark.slow
