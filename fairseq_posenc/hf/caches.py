@@ -35,7 +35,7 @@ def find_self_cache(values: Iterable[Any]) -> Cache | None:
 
 
 def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRows:
-    """Find the rows of DeBERTa's table that a layer has projected for earlier tokens, to add to.
+    """Find the rows of DeBERTa's table that a layer projected for earlier tokens, to add more.
 
     Without ``earlier`` tokens there are none yet: the cache may have served other weights before.
     """

@@ -128,7 +128,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
             f"--distributed-world-size {started}"
         )
     checks.refuse_wrong_checkpoints(settings.checkpoint, settings.task, settings.criterion)
-    loss = getattr(settings.criterion, "_name", settings.criterion)  # a name may stand alone
+    loss = getattr(settings.criterion, "_name", settings.criterion)  # or a name alone
     if loss in _CROSS_ENTROPIES and getattr(settings.model, "adaptive_softmax_cutoff", None):
         raise UserError("--adaptive-softmax-cutoff is for --criterion adaptive_loss: give both")
     if type(task) in _UNFIT_LOSSES:  # not a user's own, which may build other batches
@@ -215,7 +215,7 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     if is_new:
         return
     if resumed.loads_optimizer:
-        model.optimizer_source = path  # refuses resized tables: the optimizer's state would not fit
+        model.optimizer_source = path  # loading then refuses tables of other sizes than its state
         if 0 < wanted <= resumed.updates:  # fairseq would make another one
             finished = f"{path} has made {resumed.updates:,} updates of --max-update {wanted:,}"
     if finished and is_elsewhere:

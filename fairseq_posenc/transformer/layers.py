@@ -106,7 +106,7 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
 
 
 def wrap_layer(layer: nn.Module, cfg: Any) -> nn.Module:
-    """Apply FSDP to a layer, as fairseq's stacks do; a checkpointed one may have any size."""
+    """Apply FSDP to a layer, as fairseq's stacks do: to a checkpointed one even if it is small."""
     least = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
     return fsdp_wrap(layer, min_num_params=least)
 
