@@ -67,7 +67,7 @@ class Runs(NamedTuple):
         kept, starts = slice(first, last + 1), self.starts[first:last]
         if self.ids is None and len(starts) == self.high - self.low:
             distances = range(self.low + 1, self.high + 1)  # all but the first
-            if starts in (distances, tuple(distances)):  # a range, or a tuple
+            if starts == (distances if isinstance(starts, range) else tuple(distances)):
                 return kept, None
         return kept, self._replace(starts=starts)
 
