@@ -196,7 +196,7 @@ class HFStackPositions(StackPositions):
         separates_by_ids = has_flash and not stack.is_hybrid
         arguments.refuse_packed(separates_by_ids)
         if arguments.ids is not None and not (separates_by_ids and arguments.may_be_packed()):
-            # Else transformers' masks would begin a document at each gap of ids. Packed ids stay.
+            # Packed ids stay, for FlashAttention. At gaps of others, masks would begin documents.
             named["position_ids"] = None
         if self.is_native and self.input is None:  # no vectors are added
             ids = arguments.ids
@@ -336,7 +336,7 @@ class StackWithPositions(Derived):
         with begin_pass(cosines or (None, None)):  # which the stand-ins of removed parts read
             output = forward(self, **named, **{POSITION_STATE: state})
         results = output if isinstance(output, tuple) else output.values()
-        # A cache is marked: no later pass may count on from ids that were given.
+        # The mark keeps later passes from counting on from ids that a caller gave.
         cache = find_self_cache([*named.values(), *results])
         if cache is not None and getattr(cache, UNCOUNTED, False) is not state.is_uncounted:
             setattr(cache, UNCOUNTED, state.is_uncounted)
@@ -345,7 +345,7 @@ class StackWithPositions(Derived):
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the weights, one of them renamed, so that no stock class takes them for its own.
 
-        ``ModelWithPositions`` undoes this in its own; in other models around the stack it stays.
+        ``ModelWithPositions`` undoes this in its own ``state_dict``; other models around it do not.
         """
         if (positions := getattr(self, POSITIONS, None)) is not None:
             Stack(positions.family, cast(PreTrainedModel, self)).refuse_other_layers(positions.spec)
