@@ -75,15 +75,15 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__  # also if `from None` hides the context
 
 
-def quote_refusal(error: BaseException, files: re.Pattern[str]) -> str:
-    """Quote what a program in these files refuses in words; "" for all other errors.
+def quote_refusal(error: BaseException, files: str) -> str:
+    """Quote what a program in ``files``, a pattern, refuses in words; "" for all other errors.
 
     An error in a model's forward pass, below a user's code or after another one may be a bug.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    frames[:] = dropwhile(lambda x: not files.match(x.filename), frames)  # what called the program
-    is_own = all(files.match(x.filename) or _INSTALLED.match(x.filename) for x in frames)
-    if not (frames and is_own and files.match(frames[-1].filename)):
+    frames[:] = dropwhile(lambda x: not re.match(files, x.filename), frames)  # of its callers
+    is_own = all(re.match(files, x.filename) or _INSTALLED.match(x.filename) for x in frames)
+    if not (frames and is_own and re.match(files, frames[-1].filename)):
         return ""
     is_raised = isinstance(error, AssertionError) or str(frames[-1].line).startswith("raise ")
     is_own_text = isinstance(error.__context__, ImportError | None)  # a package may be absent

@@ -54,7 +54,7 @@ _ADVICE = {
     "stop: --reset-dataloader keeps the weights, and begins with epoch 1",
     "KeyError in train.validate: (.+)": r"validation gives no metric \1 (--best-checkpoint-metric)",
     "KeyError in options.parse_args_and_arch": "give --task, as in --task language_modeling",
-    "TypeError in utils.split_paths|AttributeError in checkpoint_utils.get_maybe": "give --path",
+    r"TypeError in utils.split_paths|AttributeError in \w+.get_maybe": "give --path, or task.data",
     "TypeError in search.init_constraints": "--constraints are read by fairseq-interactive alone",
     r"ValueError in ast\.|SyntaxError in (ast|eval_lm|validate)\.": "a setting, as "
     "--model-overrides, is not a literal of Python such as \"{'data': 'data-bin/wiki'}\"",
@@ -63,8 +63,8 @@ _ADVICE = {
     "'MaskedLMTask' object has no attribute 'args'": "--mask-whole-words does not work: omit it",
     "Torch not compiled with CUDA": "an option needs a GPU, as --quant-noise-scalar: leave it out",
 }
-# fairseq's files; those of Cython are named from `fairseq` on.
-_FAIRSEQ = re.compile(rf"({re.escape(str(Path(registry.__file__).parents[1]))}/)?fairseq(_cli)?/")
+_FAIRSEQ = rf"({re.escape(str(Path(registry.__file__).parents[1]))}/)?fairseq(_cli)?/"
+_CODE = rf"{_FAIRSEQ}|.*/fairseq_posenc/"  # and ours; Cython names its files from `fairseq` on
 
 
 def parse_stop_update(message: str) -> int:
@@ -93,7 +93,7 @@ def _explain(error: BaseException) -> str | None:
         )
     frames = traceback.extract_tb(error.__traceback__)
     others = [x for x in frames if Path(x.filename).stem != "ast"]  # which fairseq calls
-    last = frames[-1:] if others and _FAIRSEQ.match(others[-1].filename) else []
+    last = frames[-1:] if others and re.match(_CODE, others[-1].filename) else []
     place = "".join(f"{type(error).__name__} in {Path(x.filename).stem}.{x.name}" for x in last)
     for start, advice in _ADVICE.items():
         if match := re.match(start, str(error)) or re.match(start, f"{place}: {error}"):

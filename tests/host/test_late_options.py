@@ -12,6 +12,7 @@ from fairseq.dataclass.configs import CheckpointConfig
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import checks, explanations, preparation
+from fairseq_posenc.tasks.squad.criterion import SquadCriterion
 from tests.helpers.commands import USER_DIR, new_directory, pairs, run, sentences, train, trained
 from tests.helpers.products import product_of
 
@@ -114,6 +115,16 @@ def test_what_fairseq_refuses_is_quoted_whoever_calls_it(tmp_path):
     with pytest.raises(AssertionError) as caught:
         runpy.run_path(str(path))
     assert "be divisible by num_heads" in str(explanations.explain_failure(caught.value))
+
+
+def test_a_validation_without_batches_and_a_training_without_data_are_explained():
+    with pytest.raises(ZeroDivisionError) as caught:
+        SquadCriterion.reduce_metrics([])
+    assert "a split has no batches" in str(explanations.explain_failure(caught.value))
+    words = ["task=translation", "criterion=cross_entropy", "optimizer=adam", "lr_scheduler=fixed"]
+    words += ["dataset.batch_size=2", f"common.user_dir={USER_DIR}"]
+    done = run("fairseq-hydra-train", *words, fails=True)
+    assert done.err.endswith("fairseq-posenc: error: give --path, or task.data\n")
 
 
 @pytest.mark.parametrize(
