@@ -5,7 +5,7 @@ For your own model, :class:`StackPositions` and a :class:`SelfAttention` in each
 >>> import torch
 >>> positions = StackPositions("learned+m4m", embed_dim=768, num_heads=12, max_positions=512)
 >>> layers = [SelfAttention(positions, dropout=0.1) for _ in range(12)]
->>> x, shared = positions(torch.randn(2, 64, 768))  # once a pass; what all layers need
+>>> x, shared = positions(torch.randn(2, 64, 768))  # once per pass; what all layers need
 >>> x = x + layers[0](x, shared)[0]
 >>> x.shape
 torch.Size([2, 64, 768])

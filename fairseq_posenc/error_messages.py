@@ -49,14 +49,14 @@ def find_full_disk(error: BaseException) -> int:
 def describe_mistake(error: BaseException) -> str | None:
     """Describe a user's mistake or a machine's limit; None for any other error.
 
-    The description is one line, except that a message of a rank is returned with all of its lines.
+    It is one line, but for the messages of a rank and of a failed run (a ``RunError``).
     """
     if isinstance(error, UserError):
         return str(error)
     module = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     for extra, modules in _MODULES.items():
         if module in modules:
-            name = "fairseq" if module in _OF_FAIRSEQ else module
+            name = "fairseq" if module in _OF_FAIRSEQ else module.replace("google", "protobuf")
             return f"needs {name}: {how_to_install(extra)}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{shortened(str(error.filename))}: the name is too long for a file"

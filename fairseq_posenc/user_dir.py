@@ -38,7 +38,7 @@ def register() -> None:
         UserError: fairseq, or a package that it needs, is not installed.
     """
     _ignore_garbage_in_forks()
-    # A task for speech would warn at each start that tensorboardX is missing.
+    # A task for speech would log at each start that tensorboardX is missing.
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     root = logging.getLogger()  # fairseq's first import makes it show every message of INFO
     handlers, level = root.handlers[:], root.level

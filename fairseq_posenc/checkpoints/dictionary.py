@@ -29,7 +29,7 @@ def fingerprint(dictionary: Dictionary) -> str | None:
     """Hash a dictionary's symbols, in their order, to 16 hex digits; None if they are unknown."""
     if isinstance(dictionary, Placeholders):
         return None
-    symbols = "\n".join(dictionary.symbols).encode("utf-8", "surrogatepass")  # may be surrogates
+    symbols = "\n".join(dictionary.symbols).encode("utf-8", "surrogatepass")  # may hold surrogates
     return hashlib.sha256(symbols).hexdigest()[:16]
 
 
@@ -41,7 +41,7 @@ def load_dictionary(path: Path, *, mask: bool = True) -> Dictionary:
         mask: whether to add ``<mask>``, as the tasks of masked language models do.
 
     Raises:
-        UserError: the file cannot be read; the message names the line.
+        UserError: the file cannot be read, or a line of it, which the message names.
     """
     dictionary = Dictionary()
     try:

@@ -28,7 +28,7 @@ from fairseq_posenc.mask import Mask
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.precision import at_least_fp32, sum_exactly
 
-INIT_STD = 0.02  # the standard deviation of all of BERT's initial weights
+INIT_STD = 0.02  # the standard deviation of BERT's initial matrices and tables
 # Where an encoding acts, in the order of canonical specs ("positions": it numbers the tokens).
 Place = Literal["input", "rotation", "scores", "softmax", "mask", "positions"]
 
@@ -188,7 +188,7 @@ class Encoding(nn.Module):
         return None
 
     def terms(self, positions: Positions) -> list[Term]:
-        """List the terms that are added to the scores, with rows for all distances of a call."""
+        """List the terms of scores and values, with rows for all distances of a call."""
         return []
 
     def combined_terms(self, positions: Positions) -> Terms:
@@ -226,7 +226,7 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 class Encodings(nn.ModuleDict):
     """The encodings of a layer by name, in the order of their spec.
 
-    At most one of them has a rotation, one has forget gates, and one has states.
+    At most one of them has a rotation, at most one forget gates, and at most one states.
     """
 
     def as_dict(self) -> dict[str, Encoding]:

@@ -1,6 +1,6 @@
-"""Rows by distance that are projected: DeBERTa in three forms, and Transformer-XL.
+"""Rows by distance that are projected: DeBERTa in two forms, and Transformer-XL.
 
-H heads, G tables (H, or 1 for all), R rows in a call, D head size, C model size; m layers.
+H heads, G tables (H, or 1 for all), R rows in a call, D = d head size, C model size; m layers.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Relative positions: trained rows for distances, in every layer (Shaw, Raffel, Huang).
 
-n positions, H heads, G tables (H, or 1), R rows in a call, D head size; m layers, d head size.
+n positions, H heads, G tables (H, or 1), R rows in a call, D = d head size; m layers.
 """
 
 from typing import Any, ClassVar
@@ -277,7 +277,7 @@ class M4M(M4):
     Source:
         Huang et al. (2021), "M4M", arXiv:2109.12788, equation 20.
     Differs:
-        the options are those of ``m4``.
+        nothing.
     """
 
     multiplies = True

@@ -54,7 +54,7 @@ class Scaling(ABC):
 
     @staticmethod
     def parse(text: str) -> "Scaling | None":
-        """Parse ``KIND:FACTOR`` followed by settings in any order; None if it changes nothing.
+        """Parse ``KIND:FACTOR`` followed by settings in any order; None for factor 1 alone.
 
         >>> Scaling.parse("llama3:8.0:high=3")
         Llama3(factor=8.0, low=1.0, high=3.0, length=None)

@@ -164,7 +164,7 @@ class Terms(tuple[Term, ...]):
         return _merge(expanded)  # a bias that became one by pair joins another one by pair
 
     def projected(self, project: ProjectRows) -> Terms:
-        """Project the rows of ``layer``, by a layer, to rows of queries and of keys."""
+        """Replace rows of ``layer`` (DeBERTa's) by a layer's projections for queries and keys."""
         rows = self.rows("layer")
         return self if rows is None else self.with_projected(rows, *project(rows.table[0]))
 

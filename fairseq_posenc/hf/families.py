@@ -174,7 +174,7 @@ class Stack(NamedTuple):
 
     @property
     def num_heads(self) -> int:
-        """H; a decoder may have another number than its encoder."""
+        """H; a decoder may have a different number from its encoder."""
         own = getattr(self.config, "decoder_attention_heads", None) if self.is_decoder else None
         return int(own or self.config.num_attention_heads)
 

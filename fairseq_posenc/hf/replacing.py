@@ -57,10 +57,10 @@ def replace_positions(
     # A model of a single stack takes the first of the two specs, whichever stack it is.
     for stack, text in zip(stacks, (settings.spec, settings.decoder_spec or settings.spec)):
         old_spec, new_spec = _read_specs(stack, text)
-        directions = settings.directions if stack is stacks[0] else ""  # a decoder has none
+        directions = settings.directions if stack is stacks[0] else ""  # not of a second stack
         new = _build_parts(new_spec, stack, max_positions, directions, settings.boundary_id)
         notes += _copy_weights(stack, new, old_spec, old_length, extend)
-        if not {x.name for x in new_spec.items} & {*registry.names()}:  # these lack windows
+        if not {x.name for x in new_spec.items} & {*registry.names()}:  # without companions
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
         parts |= new
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)

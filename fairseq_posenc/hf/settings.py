@@ -14,7 +14,7 @@ POSITION_STATE = "position_state"  # argument of layers and attention: the state
 SPEC_FIELD = "position_encoding"  # of configurations whose positions were set
 SPEC_FIELDS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
 LENGTH_FIELD = "position_encoding_max_positions"
-# Fields that state positions without a spec; the first are lists with an entry for each layer.
+# Fields that state positions without a spec; `_LAYER_FIELDS` are lists, an entry for each layer.
 _LAYER_FIELDS = {"layer_types", "no_rope_layers", "layer_rope_theta"}
 _STOCK_FIELDS = {"rope_parameters", "sliding_window", "local_attention", "attn_logit_softcapping"}
 _STOCK_FIELDS |= {"relative_attention_num_buckets", "relative_attention_max_distance"}
@@ -68,9 +68,9 @@ def _refuse_change(name: str, now: Any, then: Any) -> None:
         for key, value in then.items():  # a later version of transformers may add keys
             _refuse_change(key, now.get(key), value)
         return
-    # With fewer entries, layers were left out.
-    if now != then and not (name in _LAYER_FIELDS and then and len(now or then) < len(then)):
-        raise UserError(f"{name} was {then!r}: restore it, as only set_positions has an effect")
+    leaves_out_layers = name in _LAYER_FIELDS and now and then and len(now) < len(then)
+    if now != then and not leaves_out_layers:
+        raise UserError(f"{name} was {then!r}: restore it; only set_positions changes positions")
 
 
 _FIELDS = {  # fields of a configuration, by those of `PositionSettings`

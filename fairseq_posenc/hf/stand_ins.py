@@ -1,4 +1,4 @@
-"""Replaces positions that were removed, which the model's own code calls, by stand-ins.
+"""Stand-ins for the positions that were removed from a model, whose code still calls them.
 
 They work only within a forward pass that the stack has prepared: a part of a model that is called
 by itself would otherwise compute without positions, which nobody would notice.
@@ -35,7 +35,7 @@ def begin_pass(cosines: tuple[Any, Any]) -> Iterator[None]:
 
 
 class NoRotation(nn.Module):
-    """Replaces a rotary module: attention gets the cosines of its layer, code around it these."""
+    """Replaces a rotary module: attention has the cosines of its layer, other code gets these."""
 
     def forward(self, *args: Any, **named: Any) -> Any:
         """Return the cosines and sines that all layers share; None, None if layers differ."""

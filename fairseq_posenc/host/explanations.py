@@ -31,7 +31,7 @@ _ADVICE = {
         f"the model does not fit the task: {FITTING_TASKS}"
     ),
     "Could not infer language pair": "the data folder has no file such as train.de-en.de.idx: give "
-    "one of pairs, or --task language_modeling",
+    "a data-bin of pairs, or --task language_modeling",
     r"(\w+) is required!": r"no \1 is chosen: give one, as in --optimizer adam",
     r"(?s)field '.*\.(\w+)' is not Optional": r"the setting \1 needs a value: give one, as an "
     "option of this name with - for _",
@@ -50,18 +50,18 @@ _ADVICE = {
     r"world size is \d+ but|.* device_ids and": "fewer GPUs than --distributed-world-size: "
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
     ".*(torch_xla|xla_device)'": "--tpu needs torch_xla, which is not installed: leave it out",
-    "Cannot resume training due to dataloader": "the data or batches are others than before the "
-    "stop: --reset-dataloader keeps the weights, and begins with epoch 1",
+    "Cannot resume training due to dataloader": "the data or batches differ from those before "
+    "the stop: --reset-dataloader keeps the weights, and begins with epoch 1",
     "KeyError in train.validate: (.+)": r"validation gives no metric \1 (--best-checkpoint-metric)",
     "KeyError in options.parse_args_and_arch": "give --task, as in --task language_modeling",
     r"TypeError in utils.split_paths|AttributeError in \w+.get_maybe": "give --path, or task.data",
     "TypeError in search.init_constraints": "--constraints are read by fairseq-interactive alone",
-    r"ValueError in ast\.|SyntaxError in (ast|eval_lm|validate)\.": "a setting, as "
-    "--model-overrides, is not a literal of Python such as \"{'data': 'data-bin/wiki'}\"",
+    r"ValueError in ast\.|SyntaxError in (ast|eval_lm|validate)\.": "a setting, such "
+    "as --model-overrides, is not a Python literal, as \"{'data': 'data-bin/wiki'}\"",
     ".* has no attribute 'eval_lm_dataloader'": "fairseq-eval-lm is for --task language_modeling: "
     "evaluate a translation model by fairseq-generate or fairseq-posenc translate",
     "'MaskedLMTask' object has no attribute 'args'": "--mask-whole-words does not work: omit it",
-    "Torch not compiled with CUDA": "an option needs a GPU, as --quant-noise-scalar: leave it out",
+    "Torch not compiled with CUDA": "an option needs a GPU, such as --quant-noise-scalar: omit it",
 }
 _FAIRSEQ = rf"({re.escape(str(Path(registry.__file__).parents[1]))}/)?fairseq(_cli)?/"
 _CODE = rf"{_FAIRSEQ}|.*/fairseq_posenc/"  # and ours; Cython names its files from `fairseq` on

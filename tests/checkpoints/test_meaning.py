@@ -373,5 +373,5 @@ def test_a_pre_trained_model_refuses_a_dictionary_in_another_order():
     source = read_pretrained(base("masked_lm") / "checkpoint_last.pt")
     source = source._replace(dictionary=source.dictionary._replace(trained_file=None))
     source.check_dictionary(sentences() / "dict.txt")
-    with pytest.raises(UserError, match="has other symbols, or in another order, than the dict"):
+    with pytest.raises(UserError, match="differs in its symbols, or in their order, from the dict"):
         source.check_dictionary(reordered("masked_lm") / "dict.txt")

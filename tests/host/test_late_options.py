@@ -223,7 +223,7 @@ def _evaluate(command, family, options, *more, fails=False):
         ("generate", "translation", "--beam 4 --diverse-beam-groups 3", "be divisible by the num"),
         ("generate", "translation", "--min-len 99", "min_len cannot be larger than max_len"),
         ("generate", "translation", "--constraints", "read by fairseq-interactive alone"),
-        ("generate", "translation", "--model-overrides {'dropout':no}", "not a literal of Python"),
+        ("generate", "translation", "--model-overrides {'dropout':no}", "not a Python literal"),
         ("generate", "translation", "--required-batch-size-multiple 8", "a split has no batches"),
         ("validate", "translation", "--task translation --max-tokens 9 --model-overrides {", "lit"),
         ("validate", "translation", "", "give --task"),

@@ -5,8 +5,8 @@ The forward pass has a program for each block of M queries, over all keys that t
 the online softmax of FlashAttention (Dao et al. 2022). Exponentials are powers of 2, so the scale
 of the scores has log2 e as a factor.
 
-The backward pass has a program for each block of N keys, over all queries. It computes the scores
-again, and stores gradients of their parts in tiles, from which those of queries and tables follow.
+The backward pass has a program for each block of N keys, over queries that see them. It computes
+scores again, and stores gradients of their parts in tiles: those of queries and tables follow.
 
 The parts of a score are ``content``, the dot product of query and key; its factor ``gain``; and the
 products ``query_term`` and ``key_term`` of query and key with table rows. A score is the scale
@@ -15,7 +15,7 @@ times content * gain + query_term + key_term (with PRODUCT, times their product)
 Dropout drops weights P with probability p; P' is 0 there, else P. As in FlashAttention, gradients
 of scores are dS = P' dP / (1 - p) - P delta, where dP are those of the weights, and delta is the
 sum of a query's attended values times their gradients. The kernels compute (1 - p) dS, with a delta
-that was multiplied by 1 - p before; their sums get the factors scale and kept_factor, 1 / (1 - p).
+that was multiplied by 1 - p before. Sums get the factor kept_factor, 1 / (1 - p), most the scale.
 
 - ``problem``: tensors and sizes of the call: B batch, H heads, T queries, S keys, head size D.
 - ``opt``: constants: M queries and N keys of a tile; W: D padded; FULL: no load needs a mask.
@@ -138,7 +138,7 @@ def backward_kernel(problem, opt, grad, two_numbers, slab, tiles, grad_key, grad
     n = first_key + tl.arange(0, opt.N)[:, None]  # [keys N, 1]
     grad_k = tl.zeros((opt.N, opt.W), tl.float32)
     grad_v = tl.zeros((opt.N, opt.W), tl.float32)
-    for part in tl.static_range(3):  # far keys BEFORE and AFTER their queries, and NEAR ones
+    for part in tl.static_range(3):  # keys far BEFORE and AFTER a clipped table, and NEAR ones
         if problem.CLIPPED or part == NEAR:
             start, end = find_columns(problem, opt, batch, first_key, SIGN=-1, PART=part)
             for first_query in range(start, end, opt.M):

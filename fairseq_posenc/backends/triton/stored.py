@@ -97,7 +97,7 @@ def add_table_term(problem, opt, side, total, tiles, stride, head, row, start, e
 def write_tokens(problem, opt, slab, side, content, program):
     """Write the gradients of N queries, or add the table's term to those of N keys.
 
-    ``content`` are the tiles of queries times keys; None for keys, whose products were written.
+    ``content`` holds the tiles of queries times keys; None for keys: ``backward_kernel`` has them.
     """
     tokens = problem.tgt_len if side.SIGN > 0 else problem.src_len  # of a sequence
     rows, stride = (slab.queries, slab.keys) if side.SIGN > 0 else (slab.keys, slab.queries)

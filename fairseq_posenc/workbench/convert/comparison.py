@@ -15,9 +15,9 @@ SPECIAL_SYMBOLS = Dictionary().nspecial  # number of symbols with which every di
 
 
 def draw_batch(model: Any, side: str) -> list[Tensor]:
-    """Draw three sentences ``(3, T)`` for each stack of a model, padded ``left`` or ``right``.
+    """Draw three rows of tokens ``(3, T)`` for each stack of a model, padded ``left`` or ``right``.
 
-    T is the stack's number of positions, at most 512. The rows have T, T // 2 + 1 and 3 tokens.
+    T is the stack's number of positions, at most 512. Rows have T, T // 2 + 1 and at most 3 tokens.
     """
     generator = torch.Generator().manual_seed(1)
     batch = []

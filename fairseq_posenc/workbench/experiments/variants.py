@@ -34,7 +34,7 @@ class Variant(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name without special characters: ``3xrope--none`` for ``3*rope,none``."""
+        """The name without brackets, stars and so on: ``3xrope--none`` for ``3*rope,none``."""
         name = _COMMA.sub("--", self.name.replace(" ", "")).replace("*", "x")
         return re.sub(r"[(,/]", "-", name).replace(")", "")
 

@@ -60,7 +60,7 @@ def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictC
         overrides: hydra's overrides, which commands take as ``--set``.
 
     Raises:
-        UserError: hydra refuses an override, or a value of a wrong type.
+        UserError: hydra refuses an override or a value, or the updates cannot be counted.
     """
     hydra_init(path.stem)  # registers fairseq's defaults, which the file is merged into
     try:

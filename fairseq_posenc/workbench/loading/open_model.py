@@ -115,7 +115,7 @@ class TrainedDictionary(NamedTuple):
             trained = fingerprint(load_dictionary(self.trained_file, mask=has_mask))
         if trained is not None and trained != fingerprint(dictionary):
             raise UserError(
-                f"{file} has other symbols, or in another order, than the dictionary that "
+                f"{file} differs in its symbols, or in their order, from the dictionary that "
                 f"{self.checkpoint} was trained with; {advice}"
             )
 
@@ -288,6 +288,6 @@ def open_model(
         (model,), _ = checkpoint_utils.load_model_ensemble(
             [str(path)], task=opened.task, state=state
         )
-        # Refuses NaN in the model's parameters. Ours do so while they are loaded, fairseq's do not.
+        # Refuses NaN and infinite weights. Our models do so while they are loaded, fairseq's not.
         refuse_broken_weights(state["model"], model.state_dict())
     return OpenModel(**vars(opened), family=family, model=model.float().eval(), state=state)

@@ -76,7 +76,7 @@ def draw_attention(
     from matplotlib import colormaps
 
     width = 0.8 * WIDTH / max(len(heads), 2)  # of a map; the rest is for texts and the colour bar
-    height = width * min(max(len(queries) / len(keys), 0.5), 1.5)  # neither too flat nor too high
+    height = width * min(max(len(queries) / len(keys), 0.5), 1.5)  # neither too flat nor too tall
     count = len(attentions) * len(heads)
     figure, panels = new_page(count, title, len(heads), height + 0.9)  # room for the texts
     colours = colormaps[UNSIGNED].with_extremes(bad=PALE)

@@ -24,7 +24,7 @@ Pair = tuple[str, str]  # names of the model with the better mean, and of the ot
 
 
 class Interval(NamedTuple):
-    """A mean and its interval at ``LEVEL``; infinite for fewer than ``LEAST_SEEDS`` values."""
+    """A mean and its interval at ``LEVEL``; infinite for NaN or too few values."""
 
     mean: float
     low: float

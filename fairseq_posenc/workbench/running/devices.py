@@ -25,7 +25,7 @@ def choose_dtype(fp16: bool, bf16: bool) -> torch.dtype:
 
 
 def place(model: Any, dtype: torch.dtype) -> Any:
-    """Move a model to the device that :func:`choose_device` names, in evaluation mode."""
+    """Convert a model, move it to the chosen device, and set it to evaluation mode."""
     return model.to(device=choose_device(), dtype=dtype).eval()
 
 

@@ -137,7 +137,7 @@ def _describe_failure(name: str, status: int, log: Path) -> str:
 def run_here(
     tasks: Mapping[str, Task], jobs: int, watch: Callable[[], object] = lambda: None
 ) -> None:
-    """Run tasks in threads, in their order. Ctrl-C ends all programs; a failure ends only its own.
+    """Run tasks in threads, in their order. Ctrl-C ends all programs, a failure only that task's.
 
     Args:
         tasks: the tasks by their names in messages.

@@ -32,7 +32,7 @@ def build_record(rows: Sequence[Row], text: str, tokens: int) -> Record:
 def _read_windows(row: Row) -> dict[int, float]:
     """Read each window's perplexity from the columns ``window_1``, ...; empty for whole texts.
 
-    ``intervals.compare`` pairs two models by these numbers, as elsewhere by seeds.
+    ``intervals.compare`` pairs two models by window, as elsewhere by seed, and takes logarithms.
     """
     values = [value for column, value in row.items() if column.startswith("window_")]
     return dict(enumerate(values))

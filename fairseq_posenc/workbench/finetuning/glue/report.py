@@ -44,7 +44,7 @@ class GlueResult(NamedTuple):
 def write_results(
     runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, protocol: str
 ) -> Record:
-    """Write results and submission of all runs of a folder, finished or not; return the record."""
+    """Write the results and the submission of a folder's finished runs; return the record."""
     finished = [run for run in runs if (run.folder(out) / RESULT).exists()]  # and evaluated
     results = []
     for run in finished:

@@ -30,7 +30,7 @@ class GlueRun(NamedTuple):
     metric: str  # metric on the development set that chooses the checkpoint
     max_update: int  # number of updates
     config: str  # path of the YAML file
-    settings: dict[str, str]  # hydra's overrides of it: the texts before and after `=`
+    settings: dict[str, str]  # overrides of the file: the texts before and after `=`
 
     @property
     def command(self) -> list[str]:
@@ -47,7 +47,7 @@ class GlueRun(NamedTuple):
         return out / self.task / f"lr{self.learning_rate:g}-seed{self.seed}"
 
     def is_finished(self, out: Path) -> bool:
-        """Check for the result, and that the last checkpoint has been deleted: the last step."""
+        """Check for the result, and that the last checkpoint was deleted, which comes last."""
         folder = self.folder(out)
         return (folder / RESULT).exists() and not (folder / LAST).exists()
 
