@@ -1,7 +1,5 @@
 """Benchmarks: a time, size or count that is not what a row says, a script that does not start."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """``make gpu``: a section that is missing, too long, or stops the others when it fails."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict

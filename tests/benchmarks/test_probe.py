@@ -1,7 +1,5 @@
 """The probe: a task whose answer is wrong or always the same, and a loss of more than answers."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 from types import SimpleNamespace

@@ -384,6 +384,14 @@ SMALL = product_of(["CoLA", "STS-B"], ["learned", "m4m+rope"], [small_glue])
 
 
 @pytest.mark.slow
+def test_a_head_of_an_earlier_training_is_not_exported():
+    trained = make("RobertaForQuestionAnswering", "none", load_checkpoint_heads=True)
+    trained.model.register_classification_head("earlier", num_classes=2)
+    exchanged.rewrite(trained)
+    compare(trained.model, load(export_to(trained)))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "spec", "make_data"), [*SMALL, PUBLISHED])
 @torch.no_grad()
 def test_predictions_of_glue_are_those_of_fairseq(task, spec, make_data):

@@ -23,11 +23,9 @@ from fairseq_posenc.tokens.squad_file import Answer, Question, Squad, read_squad
 from fairseq_posenc.tokens.subwords import GPT2
 from fairseq_posenc.tokens.tokenizer import TextTokens
 from fairseq_posenc.workbench.finetuning.squad import predict, score
-from tests.helpers.exchanged import export_to, rewrite
 from tests.helpers.preprocess import DATA, fairseqs_bpe, published, write_bpe
 from tests.helpers.products import WHOLE
 from tests.helpers.tiny_models import make_model
-from tests.workbench.convert.test_parity import compare, load, make
 
 
 def read_bpe(folder):
@@ -171,14 +169,6 @@ def test_a_head_starts_fresh_on_a_pretrained_model_and_is_kept_on_a_fine_tuned_o
     assert torch.equal(again.span_head.scores.weight, before + 1)
     pretrained.load_state_dict(dict(tuned), strict=True)  # the head is left out
     assert "span_head.scores.weight" not in pretrained.state_dict()
-
-
-@pytest.mark.slow
-def test_a_head_of_an_earlier_training_is_not_exported():
-    trained = make("RobertaForQuestionAnswering", "none", load_checkpoint_heads=True)
-    trained.model.register_classification_head("earlier", num_classes=2)
-    rewrite(trained)
-    compare(trained.model, load(export_to(trained)))
 
 
 def test_the_loss_is_the_cross_entropy_of_both_ends_and_ranks_add_up():

@@ -121,8 +121,7 @@ def _place(tmp_path):
 @pytest.mark.parametrize("name", DATA)
 def test_a_configuration_for_a_laptop_runs_unchanged(name, place):
     words = ["task.source_lang=src", "task.target_lang=tgt"] if "translation" in name else []
-    # A checkout has the package, too: the installed one runs.
-    (place / "fairseq_posenc").mkdir()
+    (place / "fairseq_posenc").mkdir()  # as in a checkout; but the installed package runs
     (place / "fairseq_posenc" / "__init__.py").write_text("raise ImportError('not installed')")
     said = run(place, name, *QUICK, *words, imported=name != "laptop")
     assert "UserWarning" not in said
