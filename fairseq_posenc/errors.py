@@ -1,18 +1,14 @@
 """Defines the errors that commands report in one line, and helps to write their messages."""
 
 import re
-import traceback
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
-from itertools import dropwhile
 
 _MAX_QUOTED = 200  # characters of a quoted text
 _MAX_MESSAGE = 20_000  # characters; more than a list of all parameters of a model
 _LONG_WORD = re.compile(r"\S{4000,}")  # about the longest path on Linux
 # Characters that end a line, reverse its direction, control a terminal, or cannot be encoded.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-# Files of Python, of packages and ours; but not those of torch that call a forward pass.
-_INSTALLED = re.compile(r"<|(?!.*/torch/nn/).*/(\w+-packages|lib/python3\.\d+|fairseq_posenc)/")
 
 
 class UserError(ValueError):
@@ -73,19 +69,3 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__  # also if `from None` hides the context
-
-
-def quote_refusal(error: BaseException, files: str) -> str:
-    """Quote what a program in ``files``, a pattern, refuses in words; "" for all other errors.
-
-    An error in a model's forward pass, below a user's code or after another one may be a bug.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    frames[:] = dropwhile(lambda x: not re.match(files, x.filename), frames)  # of its callers
-    is_own = all(re.match(files, x.filename) or _INSTALLED.match(x.filename) for x in frames)
-    if not (frames and is_own and re.match(files, frames[-1].filename)):
-        return ""
-    is_raised = isinstance(error, AssertionError) or str(frames[-1].line).startswith("raise ")
-    is_own_text = isinstance(error.__context__, ImportError | None)  # a package may be absent
-    text = " ".join(str(error).split())
-    return text if is_raised and is_own_text and text.count(" ") > 2 else ""

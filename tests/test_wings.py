@@ -241,7 +241,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27399, 27500),
+    "fairseq_posenc": (27379, 27500),
     "fairseq_posenc/encodings": (3637, 3800),
     "fairseq_posenc/backends": (3404, 3600),
     "fairseq_posenc/backends/triton": (1194, 1200),
@@ -269,7 +269,7 @@ LINES = {
     "preprocess": (2582, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2976, 3600),
-    "tests": (29957, 32000),
+    "tests": (29955, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

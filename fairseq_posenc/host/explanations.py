@@ -14,7 +14,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from omegaconf.errors import OmegaConfBaseException as SettingError
 
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.errors import chain, quote_refusal, shortened, suggest
+from fairseq_posenc.errors import chain, shortened, suggest
 from fairseq_posenc.transformer.options import list_settings
 
 # The models that this process trains, the current one last, and the folders of their checkpoints.
@@ -50,21 +50,23 @@ _ADVICE = {
     r"world size is \d+ but|.* device_ids and": "fewer GPUs than --distributed-world-size: "
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
     ".*(torch_xla|xla_device)'": "--tpu needs torch_xla, which is not installed: leave it out",
-    "Cannot resume training due to dataloader": "the data or batches differ from those before "
-    "the stop: --reset-dataloader keeps the weights, and begins with epoch 1",
+    "Cannot resume training due": "data or batches changed: --reset-dataloader begins epoch 1",
     "KeyError in train.validate: (.+)": r"validation gives no metric \1 (--best-checkpoint-metric)",
     "KeyError in options.parse_args_and_arch": "give --task, as in --task language_modeling",
     r"TypeError in utils.split_paths|AttributeError in \w+.get_maybe": "give --path, or task.data",
     "TypeError in search.init_constraints": "--constraints are read by fairseq-interactive alone",
     r"ValueError in ast\.|SyntaxError in (ast|eval_lm|validate)\.": "a setting, such "
     "as --model-overrides, is not a Python literal, as \"{'data': 'data-bin/wiki'}\"",
+    r"(--[a-z-]+ \w|AdaptiveLoss is not |Cannot find \w+DataParallel|Constrained decoding |"
+    r"(Criterion|Optimizer) does not match|DiverseBeamSearch requires |Must specify batch size |"
+    r"Size of sample #|cannot specify cutoff |min_len cannot ).{,200}": r"\g<0>",  # as fairseq says
     ".* has no attribute 'eval_lm_dataloader'": "fairseq-eval-lm is for --task language_modeling: "
     "evaluate a translation model by fairseq-generate or fairseq-posenc translate",
     "'MaskedLMTask' object has no attribute 'args'": "--mask-whole-words does not work: omit it",
     "Torch not compiled with CUDA": "an option needs a GPU, such as --quant-noise-scalar: omit it",
 }
-_FAIRSEQ = rf"({re.escape(str(Path(registry.__file__).parents[1]))}/)?fairseq(_cli)?/"
-_CODE = rf"{_FAIRSEQ}|.*/fairseq_posenc/"  # and ours; Cython names its files from `fairseq` on
+_PACKAGES = re.escape(str(Path(registry.__file__).parents[1]))  # where fairseq is installed
+_CODE = rf"({_PACKAGES}/)?fairseq(_cli)?/|.*/fairseq_posenc/"  # Cython leaves the folder out
 
 
 def parse_stop_update(message: str) -> int:
@@ -77,9 +79,7 @@ def explain_failure(error: BaseException) -> str | None:
     """Explain an error of a command, or its first known cause."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped; the command, without --restore-file, continues from its checkpoint, if any"
-    explained = next(filter(None, map(_explain, chain(error))), None)
-    quoted = re.sub(r"np\.\w+\((\d+)\)", r"\1", quote_refusal(error, _FAIRSEQ))  # as of numpy 2
-    return explained or shortened(quoted) or None
+    return next(filter(None, map(_explain, chain(error))), None)
 
 
 def _explain(error: BaseException) -> str | None:
@@ -97,7 +97,7 @@ def _explain(error: BaseException) -> str | None:
     place = "".join(f"{type(error).__name__} in {Path(x.filename).stem}.{x.name}" for x in last)
     for start, advice in _ADVICE.items():
         if match := re.match(start, str(error)) or re.match(start, f"{place}: {error}"):
-            return match.expand(advice)
+            return re.sub(r"np\.\w+\((\d+)\)", r"\1", match.expand(advice))  # numbers of numpy 2
     if isinstance(error, SettingError):
         name = error.full_key or error.key
         reason = shortened(" ".join(str(error).splitlines()[0].split()))
