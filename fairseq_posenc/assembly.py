@@ -188,7 +188,7 @@ def check_size(spec: Spec, dims: Dims, layers: int = 1, always_allocated: int = 
 def count_parameters(spec: Spec, dims: Dims, layers: int) -> dict[str, int]:
     """Count the elements of each position parameter of a stack by its name in a fairseq stack.
 
-    ``layers.*`` stands for all layers, whose elements are added up:
+    ``layers.*`` means all layers, whose elements are added up:
 
     >>> dims = Dims(embed_dim=8, num_heads=2, max_positions=4)
     >>> count_parameters(Spec((), ((Item("m1"),),)), dims, layers=6)

@@ -77,7 +77,7 @@ def errors_that_name(path: Path) -> Iterator[None]:
 
 
 def refuse_bad_place(path: Path, prefix: str = "") -> None:
-    """Refuse a path without an existing folder, a folder, a device, a pipe and a socket.
+    """Refuse a path whose folder does not exist; a folder, a device, a pipe or a socket.
 
     Links below ``/dev``, such as ``/dev/stdout``, are refused, too: they would be replaced.
 

@@ -37,7 +37,7 @@ TABLE_STD = 0.2
 
 
 def backend_names(requested: list[str]) -> list[str]:
-    """List the backends of a command line; ``all`` stands for those that run here.
+    """List the backends of a command line; ``all`` means those that run here.
 
     Raises:
         UserError: a backend is unknown, or cannot run here.

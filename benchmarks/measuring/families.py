@@ -108,7 +108,7 @@ class Case(NamedTuple):
         return cls(**{**fields, **changes})
 
     def encodings(self, requested: list[str]) -> list[str]:
-        """List the encodings of a command line; ``all`` stands for those of the family."""
+        """List the encodings of a command line; ``all`` means those of the family."""
         known = registry.names(encoder="encoder" in FAMILIES[self.family].sides)
         return known if requested == ["all"] else requested
 

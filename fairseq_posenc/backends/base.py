@@ -82,7 +82,7 @@ class Backend(Protocol):
     def refuses(self, call: AttentionCall) -> str:
         """Explain why this backend cannot compute such a call; empty if it can.
 
-        It reads no values: the tensors may be on "meta", which stands for any GPU.
+        It reads no values: the tensors may be on "meta", which represents any GPU.
         """
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:

@@ -78,7 +78,7 @@ def choose(requested: str, call: AttentionCall) -> tuple[str, str]:
     Args:
         requested: ``auto``, or a backend that :func:`check` accepts. If the attention weights are
             requested, the reference takes its place, since no other backend returns them.
-        call: the call, whose values do not matter; "meta" stands for a GPU.
+        call: the call, whose values do not matter; "meta" represents a GPU.
 
     Returns:
         The name of the backend, and the reason for the choice.

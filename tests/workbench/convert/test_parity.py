@@ -28,6 +28,7 @@ from fairseq_posenc import specs
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.identity import Identity, is_identity
+from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.convert import comparison, stock_classes
 from fairseq_posenc.workbench.finetuning.glue.worker import predict
@@ -366,7 +367,10 @@ def test_translations_are_those_of_fairseq(target, spec, beam):
 
 def published_glue() -> tuple[Path, Path, Path]:
     raw, bpe, out = DATA / "glue_data", DATA / "gpt2_bpe", new_directory()
-    start("glue", raw, "--out", out, "--tasks", "CoLA", *bpe_options(bpe))
+    start("glue", raw, "--out", out, "--tasks", "CoLA,RTE", *bpe_options(bpe))
+    for task, longest in {"CoLA": 47, "RTE": 292}.items():
+        assert (made := open_glue_data(out / task)).longest == longest
+        assert made.dictionary.read_bytes() == (bpe / "dict.txt").read_bytes()
     return raw, out, bpe
 
 

@@ -22,7 +22,7 @@ from transformers.pipelines import SUPPORTED_TASKS
 from binarize import formats
 from fairseq_posenc.workbench.convert.tokenizer import build_tokenizer, find_tokenization
 from fairseq_posenc.workbench.translation import Translator
-from tests.helpers.commands import new_directory
+from tests.helpers.commands import new_directory, run
 from tests.helpers.exchanged import checkpoint, data_bin, export_to, export_words, refuse
 from tests.helpers.preprocess import binarize, fairseqs_bpe, write_bpe, write_pieces
 from tests.helpers.tiny_models import make_dictionary
@@ -160,6 +160,18 @@ IMPORTED = {
 PROMPT, MORE = "Un homme dort.", "Une femme court."
 
 
+def run_alone(code):
+    """Run lines that find CTranslate2, tokenizers and what those need; return what they print."""
+    folder = new_directory()
+    installed = Path(importlib.import_module("ctranslate2").__file__).parents[1]
+    for name in ("ctranslate2", "numpy", "yaml", "tokenizers", "huggingface_hub"):
+        for found in installed.glob(f"{name}*"):
+            (folder / found.name).symlink_to(found)  # with its .libs
+    code = f"import sys\nsys.path.append({str(folder)!r})\n{code}"
+    how = ["-I", "-S", "-c", code]  # which find the standard library alone
+    return run("python", *how, cwd=Path()).out.strip()
+
+
 @pytest.mark.parametrize(
     ("library", "family", "more", "before", "after"),
     [
@@ -212,6 +224,7 @@ def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machi
     assert library != "transformers" or found["tokenizer"].padding_side == side
     if family == "translation":
         assert Translator.load(trained.path).translate([PROMPT])[0][0].text in printed
+        assert library != "ctranslate2" or run_alone(code) == printed
     dictionaries = trained.task.source_dictionary, trained.task.target_dictionary
     for place, dictionary, cut in zip((".", "target"), dictionaries, cuts):
         tokenizer = Tokenizer.from_file(f"{place}/tokenizer.json")
