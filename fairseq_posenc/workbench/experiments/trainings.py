@@ -5,6 +5,7 @@ has reached: fairseq continues from the last checkpoint, and a run with more upd
 shorter one.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -55,9 +56,14 @@ class TrainingEnd(NamedTuple):
     """The results of a finished run; if it diverged, only ``curve`` and ``diverged_at`` are set."""
 
     curve: Curve  # ends with the validation at the last update, unless the run diverged
-    seconds: float = float("nan")  # fairseq's time of training, without start-up
+    seconds: float = math.nan  # fairseq's time of training, without start-up
     position_parameters: int = 0  # number of elements of all position parameters
     diverged_at: int = 0  # update at which it diverged; 0 if it did not
+
+    @property
+    def perplexity(self) -> float:
+        """Validation perplexity at the last update; NaN if the run diverged."""
+        return math.nan if self.diverged_at else self.curve.validations[-1].perplexity
 
 
 def train_command(
@@ -103,8 +109,10 @@ def read_end(training: TrainingRun) -> TrainingEnd | None:
     if saved < training.updates or _list_old_checkpoints(training.folder):
         return None
     curve = read_curve_file(training.log)
-    if not curve.validations or curve.validations[-1].updates != training.updates:
+    if not curve.validations or (last := curve.validations[-1]).updates != training.updates:
         return None
+    if not last.is_finite:  # the last update diverged; fairseq would stop only at the next one
+        return TrainingEnd(curve, diverged_at=training.updates)
     with open_checkpoint(training.folder / LAST) as state:
         parameters = state["model"].items()
         sizes = [tensor.numel() for name, tensor in parameters if is_position_parameter(name)]

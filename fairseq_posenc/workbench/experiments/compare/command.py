@@ -109,10 +109,9 @@ def run(args: argparse.Namespace) -> None:
 
         def on_end(training: trainings.TrainingRun, end: trainings.TrainingEnd) -> None:
             ends[runs[training]] = end
-            if end.diverged_at:  # perhaps before the first validation
+            result = f"perplexity {end.perplexity:,.4g}"
+            if end.diverged_at:
                 result = f"diverged at update {end.diverged_at:,}"
-            else:
-                result = f"perplexity {end.curve.validations[-1].perplexity:,.4g}"
             say(f"[{len(ends)} of {len(runs)}] {training.label}: {result}")
             report.write_page(plan, facts, ends, page)
 

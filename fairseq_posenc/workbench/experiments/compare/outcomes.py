@@ -27,11 +27,8 @@ class ModelOutcome(NamedTuple):
 
     @property
     def by_seed(self) -> dict[int, float]:
-        """Final perplexity by seed; NaN if the run diverged (``diverged_at`` is not 0)."""
-        return {
-            seed: math.nan if end.diverged_at else end.curve.validations[-1].perplexity
-            for seed, end in self.ends.items()
-        }
+        """Final perplexity by seed; NaN if the run diverged."""
+        return {seed: end.perplexity for seed, end in self.ends.items()}
 
     @property
     def perplexity(self) -> Interval:
@@ -52,13 +49,15 @@ class ModelOutcome(NamedTuple):
 
     @property
     def curve(self) -> list[tuple[int, Interval]]:
-        """Updates at which all seeds were validated, and the perplexity over the seeds."""
+        """Updates at which all seeds were validated, which may be none, and their perplexity."""
         points = [end.curve.points for end in self.ends.values()]
         return intervals.average_lines(points, intervals.interval_of_perplexity)
 
     @property
     def still_falls(self) -> bool:
-        """Whether perplexity fell by more than 2 % in the last quarter of the updates."""
+        """Whether perplexity fell by over 2 % in the last quarter; False if a seed diverged."""
+        if self.divergence:  # the curve ends early, or has no points
+            return False
         last_update, final = self.curve[-1]
         before = [figure.mean for updates, figure in self.curve if updates <= 0.75 * last_update]
         return bool(before) and final.mean < 0.98 * before[-1]

@@ -2,7 +2,6 @@
 
 import base64
 import io
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -88,14 +87,13 @@ def _format_row(model: outcomes.ModelOutcome) -> dict[str, str]:
     parameters = ends[0].position_parameters if ends else None  # the same for all seeds
     speed = fmean(end.curve.speed for end in ends) if ends else None
     seconds = fmean(end.seconds for end in ends) if ends else None
-    known = [x for x in model.by_seed.values() if not math.isnan(x)]  # NaN: the seed diverged
     return {
         "encoding": model.variant.name,
         "position parameters": format_number(parameters),
         "learning rate": model.lr,
         "seeds": str(len(model.ends)),
         "validation perplexity": model.divergence or model.perplexity.show(2),
-        "each seed": ", ".join(f"{value:,.1f}" for value in known) or "-",
+        "each seed": ", ".join(f"{end.perplexity:,.1f}" for end in ends) or "-",
         "tokens/s": format_number(speed),
         "time": "-" if seconds is None else tqdm.format_interval(seconds),  # minutes:seconds
     }
@@ -124,7 +122,7 @@ def build_record(
             "model": run.variant.name,
             "lr": run.lr,
             "seed": run.seed,
-            "perplexity": None if end.diverged_at else end.curve.validations[-1].perplexity,
+            "perplexity": None if end.diverged_at else end.perplexity,
             "tokens_per_second": end.curve.speed,
             "seconds": end.seconds,
             "diverged": end.diverged_at or None,
