@@ -1,8 +1,8 @@
 """``fairseq-posenc choose``: which encoding to use, looked up in the project's measurements.
 
 ``choose.json`` has an answer for each family of models and each length that was measured, from the
-records in ``docs/results``; ``docs/choose.md`` shows all figures. An answer lists the encodings in
-the order of their figures, from the best to the last before one that is significantly worse.
+records in ``docs/results``; ``docs/choose.md`` shows all figures. For new models it lists encodings
+in the order of their figures, and ends before the first that is significantly worse than the best.
 """
 
 import argparse
@@ -25,7 +25,7 @@ class Advice(NamedTuple):
     models: str  # the measured models: size, text, updates and seeds
     figure: str  # what was measured
     up_to: float  # longest text, as a multiple of the training length
-    encodings: int  # number that were measured; for trained models, without the one they had
+    encodings: int  # how many were measured; for trained models, without the one they had
     best: Figures | None = None  # for new models: the one with the best figure
     others: Figures | None = None  # for new models: those not significantly worse
     fast: Figures | None = None  # best one with a layer at most 10 % slower than without positions
@@ -74,15 +74,16 @@ def find_answers(key: str, family: str, ratio: float) -> list[Advice]:
 def describe(answer: Advice, ratio: float) -> str:
     """Describe which encoding to use for new models, or which positions to give trained ones."""
     before, figure, count = _join(answer.before), answer.figure, answer.encodings
-    use = f"Use {_join(answer.best)}: the best {figure} of {count} encodings."
     if answer.better:
         parts = [f"Change {before} to {_join(answer.better)}: significantly better ({figure})."]
     elif answer.before:
         parts = [f"Keep {before}: none of {count} others is significantly better ({figure})."]
-    elif answer.others:
-        parts = [use, f"Not significantly worse: {_join(answer.others)}."]
-    else:
-        parts = [use, "The next is significantly worse (paired by seed; intervals may overlap)."]
+    else:  # for new models
+        parts = [f"Use {_join(answer.best)}: the best {figure} of {count} encodings."]
+        if answer.others:
+            parts.append(f"Not significantly worse: {_join(answer.others)}.")
+        else:
+            parts.append("The next is significantly worse (paired by seed; intervals may overlap).")
     if answer.fast:
         parts.append(f"If speed matters, use {_join(answer.fast)}.")
     if ratio > answer.up_to:

@@ -73,8 +73,7 @@ def hold_out(documents: list[Document]) -> tuple[list[Document], list[Document]]
     """Shuffle documents from a fixed seed; return the training and the validation documents."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
     least_words = VALIDATION_SHARE * sum(map(count_words, documents))
-    count = 0  # of documents that are held out
-    words = 0  # in these documents
+    count = words = 0  # of the documents that are held out
     while words < least_words and count < len(shuffled) - 1:  # at least one is for training
         words += count_words(shuffled[count])
         count += 1

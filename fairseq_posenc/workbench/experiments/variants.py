@@ -67,11 +67,9 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     return tuple(variants)
 
 
-def _parse_variant(item: str, encodings: str) -> Variant:
+def _parse_variant(item: str, text: str) -> Variant:
     if not item:
-        raise UserError(
-            f"--encodings {encodings!r}: an empty name; write for example {DEFAULT_ENCODINGS}"
-        )
+        raise UserError(f"--encodings {text!r}: an empty name; write as in {DEFAULT_ENCODINGS}")
     spec, directions = SHORTHANDS.get(item, (item, ""))
     try:
         return Variant(item, str(parse(spec)), directions)

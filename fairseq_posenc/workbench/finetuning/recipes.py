@@ -73,7 +73,7 @@ def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictC
             warmup = round(cfg.task.get("warmup_ratio", _WARMUP_RATIO) * updates)
         cfg.optimization.max_update = int(updates)
         cfg.lr_scheduler.warmup_updates = int(warmup)
-    except UserError:  # a ValueError, which the next line would catch
+    except UserError:  # it is a ValueError, so the next line would catch it
         raise
     except (*_HYDRA_ERRORS, *_VALUE_ERRORS) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
@@ -113,7 +113,7 @@ def build_settings(
     overridden = {word.lstrip("+~").partition("=")[0] for word in overrides}  # the options' names
     options = {
         f"++model.{name}": value  # hydra adds or changes an option with `++`
-        for name, value in pretrained.roberta_section.items()  # all that define its shape
+        for name, value in pretrained.model_options.items()  # all that define its shape
         if f"model.{name}" not in overridden
     }
     settings = {

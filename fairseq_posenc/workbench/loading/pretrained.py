@@ -31,7 +31,7 @@ class Pretrained(NamedTuple):
     """A trained RoBERTa, ours or fairseq's."""
 
     path: Path  # the checkpoint
-    roberta_section: dict[str, Any]  # section `model` of settings that build it as one of ours
+    model_options: dict[str, Any]  # section `model` of settings that build it as one of ours
     spec: Spec  # position encodings
     max_positions: int  # number of positions
     dictionary: open_model.TrainedDictionary

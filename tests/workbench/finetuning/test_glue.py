@@ -199,7 +199,7 @@ def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces):
         assert report.complete_submission(submission, tmp_path / folder) == missing
         assert [path.name for path in submission.iterdir()] == ["WNLI.tsv"]
     (submission / "RTE.tsv").write_text("of a run that is gone")
-    pretrained = SimpleNamespace(path=tmp_path / "x.pt", spec="m4m", roberta_section={})
+    pretrained = SimpleNamespace(path=tmp_path / "x.pt", spec="m4m", model_options={})
     report.write_results([], tmp_path, pretrained, "m4m")
     assert [path.name for path in submission.iterdir()] == ["WNLI.tsv"]
 

@@ -146,11 +146,11 @@ def test_a_model_and_fairseqs_own_are_built_again_from_a_checkpoint(arch, option
     args = Namespace(**(vars(model.args) | {"arch": arch, "task": "masked_lm", "data": "x"}))
     args.max_positions = 20 if spec == "learned" else 24  # the table of 24 positions wins
     pretrained = read_pretrained(write_release(args, model.state_dict()))
-    assert str(pretrained.spec) == pretrained.roberta_section["position_encoding"] == spec
-    assert pretrained.roberta_section.get("attention_directions", "") == directions
-    assert pretrained.roberta_section["_name"].startswith("roberta_")  # ours, not "roberta"
+    assert str(pretrained.spec) == pretrained.model_options["position_encoding"] == spec
+    assert pretrained.model_options.get("attention_directions", "") == directions
+    assert pretrained.model_options["_name"].startswith("roberta_")  # ours, not "roberta"
     assert (pretrained.max_positions, pretrained.dictionary.size) == (24, 24)
-    rebuilt = make_model("masked_lm", **pretrained.roberta_section)
+    rebuilt = make_model("masked_lm", **pretrained.model_options)
     rebuilt.load_state_dict(torch.load(pretrained.path)["model"], strict=True)
     tokens = torch.tensor([[0, 5, 6, 7, 2], [0, 9, 2, 1, 1]])
     torch.testing.assert_close(rebuilt(tokens)[0], model(tokens)[0])

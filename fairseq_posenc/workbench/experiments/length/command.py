@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--text", type=Path, metavar="FILE", required=True, help="the text, in UTF-8")
     text = "context lengths (default: %(default)s)"
     add("--lengths", type=options.positive_ints, default="64,128,256,512,1024", help=text)
-    stride = "tokens of a window that are predicted; at most its length (no overlap)"
+    stride = "tokens of a window that are predicted; with all of them, windows do not overlap"
     options.add_count(parser, "--stride", stride, 64)
     options.add_count(
         parser,
@@ -102,16 +102,16 @@ def _score_model(
 ) -> list[scoring.Score]:
     """Compute the scores of a model by length; read those that are finished from their files."""
     scores = []
+    total, longest = len(text) - 1, args.lengths[-1]  # lengths are sorted
     shared = {  # what the scores depend on, except length and stride
         "model": {x.name: checksum(x) for x in sorted(named.path.iterdir()) if x.is_file()},
         "positions": named.spec_override,
         "text": checksum(args.text),
         "precision": [args.fp16, args.bf16],
         "max tokens": args.max_tokens,  # other batches round differently
-        "windows": [args.windows, args.lengths[-1]] if args.windows else None,  # fix where they end
+        "windows": [args.windows, longest] if args.windows else None,  # fix where windows end
         "version": __version__,
     }
-    total, longest = len(text) - 1, args.lengths[-1]  # lengths are sorted
     (args.out / named.name).mkdir(exist_ok=True)
     for length in args.lengths:
         stride = min(args.stride, length)
@@ -140,14 +140,13 @@ def _score_model(
 
 def _check_length(tokens: int, args: argparse.Namespace) -> None:
     """Refuse a text that is too short for the context lengths, or for the number of windows."""
-    longest = args.lengths[-1]  # they are sorted
+    shortest, longest = args.lengths[0], args.lengths[-1]  # they are sorted
     if longest > tokens:
         raise UserError(f"--lengths {longest}: {args.text} has only {tokens:,} tokens")
     if not args.windows:
         return
-    if args.stride > args.lengths[0]:
-        most = args.lengths[0]
-        raise UserError(f"--stride {args.stride}: give at most {most}, the tokens of a window")
+    if args.stride > shortest:
+        raise UserError(f"--stride {args.stride}: give at most {shortest}, the shortest length")
     most = 1 + (tokens - longest) // args.stride  # the first window ends at token `longest`
     if args.windows > most:
         raise UserError(

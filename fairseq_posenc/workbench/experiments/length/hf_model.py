@@ -79,7 +79,7 @@ def tokenize_text(text: str, folder: Path, model: PreTrainedModel) -> Tensor:
     tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     sample = tokenizer.decode(tokens[:_TOKENS_OF_A_SAMPLE]).strip()
     original = text.strip()[: len(sample)]
-    # transformers 5.17 opens some folders with the wrong tokenizer class, which loses the spaces.
+    # Some versions of transformers open some folders by a tokenizer class that loses the spaces.
     if len(sample.split()) == 1 and len(original.split()) > 1:
         raise UserError(
             f"{folder}: transformers {transformers.__version__} reads its tokenizer wrongly: a "

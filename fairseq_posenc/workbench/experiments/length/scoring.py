@@ -126,7 +126,7 @@ def score_windows(
             on_tokens(log_probs.numel())
     except UserError as error:  # that the model cannot read such a long window is a result
         refusal = str(error)
-    loss = -log_likelihood / max(1, tokens) / math.log(2)  # no tokens after a refusal
+    loss = -log_likelihood / max(1, tokens) / math.log(2)  # 0 after a refusal at the start
     if not refusal and not (loss < _MAX_BITS and math.isfinite(sum(perplexities))):  # or NaN
         refusal = "the perplexity, or that of a window, is not finite: JSON has no such numbers"
     seconds = time.monotonic() - began

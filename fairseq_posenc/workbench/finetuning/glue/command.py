@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> None:
             print(shlex.join(glue_run.command))
         return
     with folders.lock_folder(out):
-        modified = pretrained.path.stat().st_mtime_ns
         facts = {"protocol": args.protocol, "checkpoint": str(pretrained.path)}
-        # Records these facts in the folder, or refuses one with results of other facts.
+        modified = pretrained.path.stat().st_mtime_ns
+        # Refuses a folder whose results were made with other values of these.
         folders.claim(out, {**facts, "version of the checkpoint": modified})
         for glue_run in planned:
             runs.claim(glue_run, out)  # the same for each run: its settings, in its own folder

@@ -61,7 +61,7 @@ def write_results(
     facts = {
         "name": name_model(pretrained.path),
         "checkpoint": str(pretrained.path),
-        "attention_directions": pretrained.roberta_section.get("attention_directions", ""),
+        "attention_directions": pretrained.model_options.get("attention_directions", ""),
         "protocol": protocol,
         "unfinished": "; ".join(run.label for run in runs if run not in finished),
     }
@@ -93,7 +93,7 @@ def build_record(results: Sequence[GlueResult], spec: str, facts: Mapping[str, A
         best = find_best(group)
         for name in best.metrics:
             row = {"task": best.task, "metric": name, "reported": name == best.metric}
-            figures["tasks"].append({**row, **_summarise_seeds(selected, name, best)})
+            figures["tasks"].append({**row, **_summarize_seeds(selected, name, best)})
         for result in group:
             row = {**result._asdict(), **result.metrics}
             del row["metric"], row["metrics"]
@@ -106,7 +106,7 @@ def find_best(results: Sequence[GlueResult]) -> GlueResult:
     return max(results, key=lambda result: result.metrics[result.metric])
 
 
-def _summarise_seeds(results: Sequence[GlueResult], metric: str, best: GlueResult) -> Row:
+def _summarize_seeds(results: Sequence[GlueResult], metric: str, best: GlueResult) -> Row:
     """Compute mean, median and sample deviation (0 for one) over seeds; add ``best``'s figure."""
     values = [result.metrics[metric] for result in results]
     return {

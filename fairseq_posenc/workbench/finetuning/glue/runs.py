@@ -1,7 +1,7 @@
 """Plans the runs of GLUE: one for each task, learning rate and seed, each in its own folder.
 
-The folder of a run, such as ``OUT/RTE/lr2e-05-seed1``, is bound to all fields of its
-:class:`GlueRun` (:mod:`fairseq_posenc.folders`).
+The folder of a run, such as ``OUT/RTE/lr2e-05-seed1``, has a file with all fields of its
+:class:`GlueRun`, and is refused for a run with others (:mod:`fairseq_posenc.folders`).
 """
 
 from collections.abc import Sequence
@@ -108,16 +108,16 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
 
 
 def claim(run: GlueRun, out: Path) -> None:
-    """Bind a run's folder to it; one in which nothing was trained is emptied first.
+    """Record a run's fields in its folder; empty a folder whose run saved no checkpoint.
 
     Raises:
-        UserError: the folder has a run with other settings, or is in use.
+        UserError: the folder has a run with other fields, or files of anyone else, or is in use.
     """
     folder = run.folder(out)
     with folders.lock_folder(folder):
-        begun = (folder / folders.REQUEST).exists()  # else `folders.claim` refuses files
-        if begun and newest_checkpoint(folder) is None and not (folder / RESULT).exists():
-            folders.empty(folder)
+        was_claimed = (folder / folders.REQUEST).exists()  # else it may hold anyone's files
+        if was_claimed and newest_checkpoint(folder) is None and not (folder / RESULT).exists():
+            folders.empty(folder)  # all but its lock, so that `claim` records other fields
         folders.claim(folder, run._asdict())
 
 
