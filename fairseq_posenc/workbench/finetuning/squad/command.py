@@ -1,7 +1,7 @@
 """``fairseq-posenc squad``: fine-tunes on SQuAD, predicts answers, and scores them.
 
-In SQuAD 1.1 every question has an answer. In 2.0 a model may also predict no answer, by odds: its
-score of no answer minus that of its best answer, so above 0 it prefers no answer.
+In SQuAD 1.1 every question has an answer; in 2.0 some have none. The odds of no answer are a
+model's score of no answer minus the score of its best answer: above 0 it prefers no answer.
 """
 
 import argparse
@@ -91,14 +91,16 @@ def _train(args: argparse.Namespace) -> None:
     request = cast("dict[str, Any]", OmegaConf.to_container(cfg, enum_to_str=True))
     with folders.lock_folder(out) as lock:
         ensure_last_checkpoint(out)  # a kill may have left it torn or missing
-        if (out / folders.REQUEST).exists() and not updates_done(out):
+        done = updates_done(out)
+        if not done and (out / folders.REQUEST).exists():
+            # Nothing was trained, so its values may differ. Other commands record other keys.
             begun = folders.read_json(out / folders.REQUEST)
-            if isinstance(begun, dict) and begun.keys() == request.keys():  # this command's
-                folders.empty(out)  # it failed before its first checkpoint
+            if isinstance(begun, dict) and begun.keys() == request.keys():
+                folders.empty(out)  # deletes everything in it except the lock
         folders.claim(out, request)  # records the request, or refuses the folder of another one
-        if updates_done(out) >= updates:
+        if done >= updates:
             say(f"{out}: the training is finished, and nothing was changed")
-        else:
+        else:  # reports the loss of each validation
             recipes.train(command, out, lock, label=str(out), updates=updates, metric="loss")
     say(f"next: fairseq-posenc squad predict --checkpoint {out / LAST} ...")
 
@@ -148,10 +150,10 @@ def _predict(args: argparse.Namespace) -> None:
             _write_json(args.out / "null_odds.json", odds)
         if squad.answered:  # test sets are not
             figures = evaluate(squad, answers, odds, threshold=0.0)
-            # Named by the folder: the file is always checkpoint_last.pt.
+            # Named by the folder: the file is mostly called checkpoint_last.pt.
             facts = {"name": args.checkpoint.resolve().parent.name, "squad": squad.version}
             facts |= {"checkpoint": str(args.checkpoint), "questions": str(squad.path)}
-            # Both versions have the names of SQuAD 2.0's figures.
+            # The record names figures as SQuAD 2.0's script does, also those of 1.1.
             row = {name.replace("exact_match", "exact"): x for name, x in figures.items()}
             tables = {"scores": [{**row, "total": len(squad.questions)}]}
             record = Record("squad", tables, facts, predictor.spec, command=own_command())

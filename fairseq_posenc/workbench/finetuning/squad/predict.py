@@ -81,7 +81,7 @@ def combine_windows(
     question_id: str, context: str, tokens: TextTokens, windows: Sequence[WindowSpans]
 ) -> Prediction:
     """Choose the best span, in any window of a question, whose text is not empty."""
-    # As in BERT, the smallest score of no answer among the windows counts.
+    # As in BERT, the smallest score of no answer counts. Every question has a window.
     null_score = min(window.null_score for window in windows)
     for span in sorted(chain(*(window.spans for window in windows)), key=lambda span: -span.score):
         text = context[tokens.starts[span.first] : tokens.ends[span.last]].strip()  # characters
@@ -152,10 +152,8 @@ class Predictor(NamedTuple):
     @torch.inference_mode()
     def _score(self, windows: Sequence[SquadWindow]) -> list[WindowSpans]:
         """Score a batch of windows; return the best spans of each."""
-        tokens = data_utils.collate_tokens(
-            [torch.from_numpy(window.tokens) for window in windows],
-            self.window_maker.dictionary.pad(),
-        )
+        pad = self.window_maker.dictionary.pad()
+        tokens = data_utils.collate_tokens([torch.from_numpy(x.tokens) for x in windows], pad)
         device = next(self.model.parameters()).device
         starts, ends = self.model(tokens.to(device), span_scores=True)  # each [windows, T]
         starts, ends = starts.cpu().numpy(), ends.cpu().numpy()
