@@ -160,7 +160,7 @@ def test_our_attention_computes_what_the_models_does(name):
 def test_attention_that_ours_cannot_repeat_is_not_shown():
     model, inputs = build("hunyuan_v1_dense")
     torch.nn.init.uniform_(model.model.layers[0].self_attn.query_layernorm.weight)
-    with pytest.raises(UserError, match="changes queries and keys after it rotates them"):
+    with pytest.raises(UserError, match="changes rotated queries and keys"):
         capture_attention(set_positions(model, "own"), inputs)
     model, inputs = build("afmoe")  # whose code passes the mask by its name
     assert len(capture_attention(set_positions(model, "own"), inputs)) == 4

@@ -38,7 +38,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         # `set_positions` gives each self-attention this submodule; Whisper's encoder is left as is.
         positions: AttentionPositions | None = getattr(module, POSITIONS, None)
         if positions is not None or module not in encoder:
-            # [B, H, T, D], before any scaling; scores are divided by the root of `factor` * D.
+            # [B, H, T, D], before any scaling; scores are q_i.k_j / sqrt(factor * D).
             queries, factor = plain_queries(module, query, named.get("scaling"))
             if positions is None:  # attention to the encoder's output
                 stack, cross, rotation = "decoder", True, None
@@ -46,18 +46,19 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             else:
                 stack, cross = "decoder" if positions.dims.causal else "encoder", False
                 state = named[POSITION_STATE]  # the `LayerState` that our layers pass on
+                # The call has rotated queries and keys; `split` rotates the plain ones itself.
                 call = positions.prepare_call(module, queries, key, value, state, factor)
                 rotation = positions.rotation(state.shared, query.size(2))  # of all T tokens
             _, weights = reference.attend(call._replace(need_weights=True))
             assert weights is not None
             layer = len([x for x in captured if (x.stack, x.cross) == (stack, cross)])  # so far
-            keys = key.repeat_interleave(query.size(1) // key.size(1), 1)  # one for each query head
+            keys = key.repeat_interleave(query.size(1) // key.size(1), 1)  # H heads, for `split`
             parts = split(queries, keys, call.terms, rotation, mask=call.mask)  # of the scores
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
         return attend_with_positions(module, query, key, value, *mask, **named)
 
     # Our code attends (not `is_native`) and rotates (not `is_rotated`) even where the model's does
-    # otherwise: only so does our attention function get queries and keys before their rotation.
+    # otherwise: only then does `attend` get queries and keys before their rotation.
     flags = {HFStackPositions: "is_native", AttentionPositions: "is_rotated"}  # class -> attribute
     changes = [(x, flags[type(x)], False) for x in model.modules() if type(x) in flags]
     usual = model(**inputs, use_cache=False)[0]  # logits or states, to compare with below
@@ -71,8 +72,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         AttentionInterface.register(OUR_ATTENTION, attend_with_positions)
         model.set_attn_implementation(before)
     rounding = max(1e-4, 16 * torch.finfo(model.dtype).eps) * usual.abs().max()
-    # A larger difference, as HunYuan normalizes what it has rotated. NaN is refused as well.
+    # Larger, for example, for HunYuan, which normalizes what it has rotated. NaN is refused too.
     if not (repeated - usual).abs().max() <= rounding:
-        name = type(model).__name__
-        raise UserError(f"{name} changes queries and keys after it rotates them: not shown here")
+        raise UserError(f"{type(model).__name__} changes rotated queries and keys: not shown here")
     return sorted(captured, key=lambda x: (x.stack == "decoder", x.cross, x.layer))

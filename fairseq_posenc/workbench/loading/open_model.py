@@ -9,8 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from fairseq import checkpoint_utils, options
+from fairseq import options
 from fairseq import tasks as fairseq_tasks
+from fairseq.checkpoint_utils import load_model_ensemble
 from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -60,15 +61,15 @@ def build_settings(model_options: dict[str, Any], task_options: dict[str, Any]) 
     Options that are not given have their defaults. ``_name`` is the architecture, or the task. The
     section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
     """
-    command = ["no data", "--task", task_options["_name"], "--arch", model_options["_name"]]
+    command = ["DATA", "--task", task_options["_name"], "--arch", model_options["_name"]]
     args = options.parse_args_and_arch(options.get_training_parser(), command)
     vars(args).update(model_options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
         config = convert_namespace_to_omegaconf(args)
     sections: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    sections["task"] |= task_options  # not above: hydra would interpolate paths and languages
-    return dict(sections)
+    # The task's options, such as the path of DATA, bypass hydra, which would interpolate `${...}`.
+    return {**sections, "task": sections["task"] | task_options}
 
 
 def build_model(settings: Mapping[str, Any], dictionaries: Sequence[Dictionary]) -> Any:
@@ -285,9 +286,7 @@ def open_model(
         opened = open_task(path, state, data)
         # `args` is the old form of the settings; fairseq would prefer it to `cfg`.
         state = {**state, "cfg": opened.settings, "args": None}
-        (model,), _ = checkpoint_utils.load_model_ensemble(
-            [str(path)], task=opened.task, state=state
-        )
+        (model,), _ = load_model_ensemble([str(path)], task=opened.task, state=state)
         # Refuses NaN and infinite weights. Our models do so while they are loaded, fairseq's not.
         refuse_broken_weights(state["model"], model.state_dict())
     return OpenModel(**vars(opened), family=family, model=model.float().eval(), state=state)

@@ -1,4 +1,4 @@
-"""Reads a trained RoBERTa to start from: the options that build it again, weights, dictionary.
+"""Reads a trained RoBERTa to start from: options that build it again, positions, dictionary.
 
 No model is built, so neither the data nor the dictionaries used in training are needed.
 """
@@ -62,13 +62,14 @@ def read_pretrained(path: Path) -> Pretrained:
             raise UserError("holds no token embeddings")
         ARCH_CONFIG_REGISTRY[arch](args)  # adds defaults of options newer than the checkpoint
         if not issubclass(ARCH_MODEL_REGISTRY[arch], PositionalRoberta):
-            # fairseq's RoBERTa: write its positions (learned, sinusoids or none) as our options.
+            # Write the positions of fairseq's RoBERTa as our options: learned, sinusoids or none.
             args.position_encoding = "learned" if args.encoder_learned_pos else STOCK_SPEC
             if args.no_token_positional_embeddings:
                 args.position_encoding = "none"
                 args.no_token_positional_embeddings = False  # our RoBERTa refuses True
+            # Each encoding has an architecture: roberta_sinusoidal for sinusoidal(layout=fairseq).
             args._name = f"roberta_{args.position_encoding.partition('(')[0]}"
-        spec, _, _ = parse_options(read_options(args))  # the encoder's; a RoBERTa has no decoder
+        spec, _decoder_spec, _directions = parse_options(read_options(args))
         # The table of fairseq's learned positions wins over the options; its first 2 rows are for
         # no position. A weight without dimensions is damaged: loading refuses it.
         tables = [x for name, x in weights.items() if name.endswith(STOCK_TABLE) and x.dim()]
