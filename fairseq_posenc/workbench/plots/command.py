@@ -1,6 +1,7 @@
 """``fairseq-posenc plot`` draws position encodings; ``inspect`` writes a page of attention.
 
 Each kind of picture is a subcommand, such as ``plot table``. ``Any`` is matplotlib's Figure.
+Functions import fairseq or transformers only to read a model of theirs: specs need neither.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
     for kind, (draw, text) in KINDS.items():
         subparser = parsers.add_parser(kind, help=text, description=text)
         add = subparser.add_argument
-        subparser.set_defaults(layer=None, head=None)  # for `decay`, which lacks these options
+        subparser.set_defaults(head=None)  # for `decay`, which is the same for all heads
         stacks = ["encoder", "decoder"]
         if draw is None:
             add("--checkpoint", type=Path, required=True, metavar="FILE", help=_MODELS_OR_FOLDER)
@@ -55,7 +56,7 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
         add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
         add_data(subparser, "folder with its dictionaries (default: the one it was trained on)")
         add("--stack", choices=stacks, help="default: the model's first")
-        for option in ("--layer", "--head") if kind != "decay" else ():  # all have one decay
+        for option in ("--layer", "--head") if kind != "decay" else ("--layer",):
             add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
 
 
@@ -71,24 +72,25 @@ def run_plot(args: argparse.Namespace) -> None:
 
 def _find_subject(args: argparse.Namespace) -> Subject:
     """Find the layers and heads to show: of the checkpoint, or of an untrained spec."""
-    if path := args.checkpoint:
+    source = f"--checkpoint {args.checkpoint}" if args.checkpoint else "--encoding"
+    if args.checkpoint:
         from fairseq_posenc.workbench.loading.open_model import open_model
 
         if args.embed_dim or args.heads or args.decoder:
             raise UserError("--embed-dim, --heads and --decoder are for --encoding alone")
-        subjects = collect_subjects(open_model(path, args.data).model)
+        subjects = collect_subjects(open_model(args.checkpoint, args.data).model)
         if not subjects:  # its stacks are not ours
-            raise UserError(f"--checkpoint {path}: has none of our encodings; use plot attention")
-        stack = _choose_stack(f"--checkpoint {path}", list(subjects), args.stack)
-        subject = replace(subjects[stack], checkpoint=path)
+            raise UserError(f"{source}: has none of our encodings; use plot attention")
     else:
         if args.data:
             raise UserError("--data is for --checkpoint, not for --encoding")
         sizes = args.embed_dim or 256, args.heads or 4, 128  # width, heads, positions to draw
-        subject = build_subject(args.encoding, *sizes, causal=args.decoder)
-        _choose_stack("--encoding", [subject.stack], args.stack)
-    layers = _choose_numbers(args.layer, len(subject.shown_layers), "layer", subject.title)
-    heads = _choose_numbers(args.head, len(subject.shown_heads), "head", subject.title)
+        untrained = build_subject(args.encoding, *sizes, causal=args.decoder)
+        subjects = {untrained.stack: untrained}
+    stack = _choose_stack(source, list(subjects), args.stack)
+    subject = replace(subjects[stack], checkpoint=args.checkpoint)  # its title names the file
+    layers = _choose_numbers(args.layer, len(subject.by_layer), "layer", subject.title)
+    heads = _choose_numbers(args.head, subject.dims.num_heads, "head", subject.title)
     return replace(subject, shown_layers=layers, shown_heads=heads)
 
 
@@ -105,10 +107,10 @@ def _draw_attention(args: argparse.Namespace) -> Any:
     return drawings.draw_attention(attentions, heads, queries, keys, f"{kind} attention in {name}")
 
 
-def _choose_stack(model: str, stacks: Sequence[str], name: str | None) -> str:
+def _choose_stack(source: str, stacks: Sequence[str], name: str | None) -> str:
     """Choose a stack, or kind of attention, by the name in ``--stack``; by default the first."""
     if name and name not in stacks:
-        raise UserError(f"--stack {name}: {model} has {' and '.join(stacks)} only")
+        raise UserError(f"--stack {name}: {source} has {' and '.join(stacks)} only")
     return name or stacks[0]
 
 

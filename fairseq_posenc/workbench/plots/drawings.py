@@ -1,7 +1,7 @@
 """Draws the pictures of ``plot``: tables, maps of them, curves by distance, and attention.
 
 A distance is j - i for query i and key j, so that later keys have positive distances. ``Any`` is a
-Figure or Axes of matplotlib, which is optional.
+Figure or Axes of matplotlib, which is optional: only functions that need it import it.
 """
 
 import math
@@ -25,10 +25,10 @@ from fairseq_posenc.workbench.results.record import group_by
 
 WIDTH = 8.0  # of a picture, in inches
 SIGNED, UNSIGNED = "PuOr", "cividis"  # colour maps that colour-blind people can read
+POSITION, DISTANCE, CHANNEL = "position", "distance j - i", "channel"  # titles of axes
 _MAX_PANELS = 48
 _LINE_INCHES = 0.1  # height of a line of text
 _MIN_SIZE = 3  # fewest rows, and columns, of a table that is drawn as a map
-POSITION, DISTANCE, CHANNEL = "position", "distance j - i", "channel"
 
 
 def new_page(count: int, title: str, columns: int, height: float) -> tuple[Any, list[Any]]:
@@ -38,7 +38,7 @@ def new_page(count: int, title: str, columns: int, height: float) -> tuple[Any, 
         UserError: there are more panels than can be read.
     """
     if count > _MAX_PANELS:
-        raise UserError(f"{count} panels are too many for a picture: choose --layer, --head")
+        raise UserError(f"{count} panels are too many for a picture: choose layers or heads")
     columns = min(columns, count)
     size = WIDTH, math.ceil(count / columns) * height + 0.6  # the margin is for the title
     figure, panels = pictures.new_panels(count, columns, size, dpi=100)
@@ -198,7 +198,8 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
         term, both = sharing[0], " and ".join(term.name for term in sharing)
         title = f"{both.replace('_', ' ')}, {layer_name}"
         titles = _title_heads(title, subject.shown_heads, term.per_head)
-        # Without a reset's last two rows (as in TUPE): [H or 1, R], or of vectors [H or 1, R, D].
+        # [H or 1, R], or of vectors [H or 1, R, D], without the last two rows of a reset (as in
+        # TUPE), which are for pairs with the first token at any distance.
         table = term.table[:, : len(distances)][:, visible]
         if isinstance(term, term_types.RowsByDistance):
             for head, name in titles.items():
@@ -237,8 +238,8 @@ class Curves(NamedTuple):
 def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
     """Compute scores by distance up to ``reach``, and the biases and gains in them.
 
-    Scores are those of equal random contents
-    (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
+    Biases are added to the product of query and key, gains multiply it. Scores are those of equal
+    random contents (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
     """
     reach, heads = subject.limit_reach(reach), subject.shown_heads
     last = 0 if subject.dims.causal else reach  # a causal stack has no later keys
@@ -262,7 +263,7 @@ def draw_scores(subject: Subject) -> Any:
 
 @torch.no_grad()
 def draw_products(subject: Subject, reach: int = 48) -> Any:
-    """Draw products of input vectors: as they are, and after random and the model's projections.
+    """Draw products of input vectors: unprojected, projected at random, and by the model.
 
     They are W_q p_t . W_k p_(t+k) of each head, for the middle position t and k from -reach to
     reach. The dot products of sinusoids depend only on the distance, and fall with it. After the
@@ -309,7 +310,8 @@ def draw_decay(subject: Subject, reach: int = 256) -> Any:
         UserError: no layer has rope.
     """
     curves = []  # one for each spec of a layer
-    for spec, encodings in {str(layer.spec): layer.shared for layer in subject.by_layer}.items():
+    layers = [subject.by_layer[index] for index in subject.shown_layers]
+    for spec, encodings in {str(layer.spec): layer.shared for layer in layers}.items():
         rotation = encodings.rotation(make_positions(reach + 1).ids)  # of positions 0 to reach
         if isinstance(rotation, PairRotation) and rotation.decay is None:  # not xpos
             phases = rotation.phases[0].to(torch.complex128)  # [1, R, d/2]

@@ -27,8 +27,8 @@ STACKS = {
 MOST_TOKENS = 1024  # of a text: each head has figures for all pairs of them
 TEMPLATE = Path(__file__).with_name("inspect.html")
 # A matrix has at least `MIN_STEPS` steps between its smallest and its largest value, each at most
-# `MAX_STEP`; but larger steps if there would be more than `_MAX_STEPS`.
-MAX_STEP = 0.01
+# `LARGEST_STEP`; but larger steps if there would be more than `_MAX_STEPS`.
+LARGEST_STEP = 0.01
 MIN_STEPS = 254  # codes 1 to 255
 _MAX_STEPS = 65_000  # so that a code fits into two bytes
 
@@ -41,7 +41,7 @@ class TextAttention(NamedTuple):
     family: str  # name of its family or class
     positions: dict[str, str | None]  # spec of each stack; None for fairseq's own positions
     labels: dict[str, list[str]]  # text of each token, by stack
-    captured: list[CapturedAttention]  # of every layer; has weights and scores `(1, H, T, S)`
+    captured: list[CapturedAttention]  # weights and split scores of each layer, `(1, H, T, S)`
 
     def group_by_kind(self) -> dict[str, list[CapturedAttention]]:
         """Group the layers by the kind of attention, a key of :data:`STACKS`."""
@@ -94,17 +94,10 @@ def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
             for part in coded.codes % 256, coded.codes // 256:
                 packed += part.to(torch.uint8).numpy().tobytes()
         queries, keys = STACKS[kind]
-        kinds.append(
-            {
-                "name": kind,
-                "shown": find_telling_head(weights),  # indices of the layer and the head
-                "layers": len(layers),
-                "heads": weights.size(1),
-                "queries": model.labels[queries],
-                "keys": model.labels[keys],
-                "planes": planes,
-            }
-        )
+        shown = find_telling_head(weights)  # indices of the layer and the head
+        sizes = {"layers": len(layers), "heads": weights.size(1)}
+        labels = {"queries": model.labels[queries], "keys": model.labels[keys]}
+        kinds.append({"name": kind, "shown": shown, **sizes, **labels, "planes": planes})
     facts = {"path": str(model.path), "sha256": model.sha256, "family": model.family}
     return {**facts, "positions": model.positions, "kinds": kinds}, bytes(packed)
 
@@ -112,8 +105,9 @@ def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
 def _collect_planes(layers: Sequence[CapturedAttention]) -> dict[tuple[str, str], Tensor]:
     """Collect the planes of one kind of attention: values of all pairs of tokens, ``[L, H, T, S]``.
 
-    The keys are the name of a plane and its role: ``weight``; ``part`` of a score (``content``,
-    ``position``, ``both``: the rest); ``detail``, a summand of ``both``, or a product's ``factor``.
+    The keys are the name of a plane and its role: ``weight``; ``part``, a summand of the score (of
+    ``content`` alone, of ``position`` alone, of ``both`` together); ``detail``, a summand of
+    ``both``. If the score is a product, ``factor`` is one of its factors, instead of details.
     """
     splits = [layer.split for layer in layers]
     planes = {("weight", "weight"): torch.cat([layer.weights.double() for layer in layers])}
@@ -122,7 +116,7 @@ def _collect_planes(layers: Sequence[CapturedAttention]) -> dict[tuple[str, str]
     names = list(dict.fromkeys(name for split in splits for name in split.details))
     # A single one equals the part "both". Layers may differ: all must have summands, or factors.
     if len(names) > 1 and len({split.product for split in splits}) == 1:
-        are_factors = splits[0].product
+        are_factors = splits[0].product  # whether its details are factors
         role, suffix = ("factor", " factor") if are_factors else ("detail", "")
         absent = torch.full_like(splits[0].both, float(are_factors))  # 1 or 0: no change
         for name in names:
@@ -134,11 +128,11 @@ def _collect_planes(layers: Sequence[CapturedAttention]) -> dict[tuple[str, str]
 def find_telling_head(weights: Tensor) -> list[int]:
     """Find the layer and the head to show first: the one whose rows ``[L, H, T, S]`` differ most.
 
-    This is the mutual information of query and key if all queries are equally likely; it is 0 if
+    It has the largest mutual information of query and key, if all queries are equally likely; 0 if
     all rows are alike.
     """
     mean = weights.mean(2, keepdim=True)
-    information = (weights.xlogy(weights) - weights.xlogy(mean)).sum((2, 3))  # [L, H]
+    information = (weights.xlogy(weights) - weights.xlogy(mean)).sum((2, 3))  # [L, H], times T
     return list(divmod(int(information.argmax()), information.size(1)))
 
 
@@ -170,8 +164,8 @@ def quantize(values: Tensor, visible: Tensor) -> Quantized:
     low = values.masked_fill(~visible, torch.inf).amin((2, 3), keepdim=True)
     high = values.masked_fill(~visible, -torch.inf).amax((2, 3), keepdim=True)
     extent = high - low
-    step = (extent / MIN_STEPS).clamp(max=MAX_STEP).maximum(extent / _MAX_STEPS)
-    step = torch.where(extent == 0, MAX_STEP, step)  # any but 0: all values are equal
+    step = (extent / MIN_STEPS).clamp(max=LARGEST_STEP).maximum(extent / _MAX_STEPS)
+    step = torch.where(extent == 0, LARGEST_STEP, step)  # any but 0: all values are equal
     codes = (values / step).round().long()
     first = (low / step).round().long()
     last = (high / step).round().long()

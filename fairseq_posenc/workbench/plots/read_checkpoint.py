@@ -77,7 +77,7 @@ def _make_batch(opened: OpenModel, stack: str, tokens: list[Token]) -> Tensor:
 
 
 def label_tokens(ids: Iterable[int], dictionary: Dictionary) -> list[Token]:
-    """Label tokens, known only by their ids, with the dictionary's symbols."""
+    """Label tokens, known only by their ids, with their symbols; ``SPACE`` is ▁, a space's mark."""
     return [(token_id, dictionary[token_id].strip(SPACE) or SPACE) for token_id in ids]
 
 

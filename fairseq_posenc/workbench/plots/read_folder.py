@@ -16,6 +16,8 @@ from fairseq_posenc.workbench.hf.folders import check_ids, load_model, load_toke
 from fairseq_posenc.workbench.plots.inspection import TextAttention, refuse_long_text
 
 _MAX_TARGET = 200  # tokens of the model's own output, as in fairseq
+# Files of weights: transformers loads the first of these kinds that a folder has.
+_WEIGHTS = ("model.safetensors", "*.safetensors", "pytorch_model*.bin")
 
 
 def read_with_folder(folder: Path, text: str, target: str | None = None) -> TextAttention:
@@ -40,7 +42,7 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
     if not inputs["input_ids"].numel():
         raise UserError(f"--text: the tokenizer of {folder} finds no token in it")
     check_ids(folder, inputs["input_ids"], model)
-    refuse_long_text(f"{folder}:", inputs["input_ids"].size(1), read_limit(model))
+    refuse_long_text(str(folder), inputs["input_ids"].size(1), read_limit(model))
     ids = {"encoder": inputs["input_ids"]}  # by stack, `(1, T)`
     if has_two_stacks:
         ids["decoder"] = _read_target(folder, model, tokenizer, inputs, target)
@@ -75,7 +77,7 @@ def _read_target(
         tokens = [start, *tokenizer(text_target=target)["input_ids"]]
     if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id:  # the end is only predicted
         tokens.pop()
-    refuse_long_text(f"{folder}:", len(tokens), read_limit(model))
+    refuse_long_text(str(folder), len(tokens), read_limit(model))
     check_ids(folder, ids := torch.tensor([tokens]), model)
     return ids
 
@@ -89,6 +91,6 @@ def _label(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
 
 def _checksum_weights(folder: Path) -> str:
     """Compute the SHA-256 checksum of a folder's weights; for several files, of their checksums."""
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
-    sums = [checksum(path) for path in files]
+    found = (sorted(folder.glob(pattern)) for pattern in _WEIGHTS)
+    sums = [checksum(path) for path in next(filter(None, found))]
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()

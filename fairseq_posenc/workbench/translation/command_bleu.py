@@ -47,8 +47,7 @@ class TranslationPlan(NamedTuple):
         """Translate with a checkpoint, whose task is ``opened``, unless ``out`` has the result.
 
         Raises:
-            UserError: the file has translations by another model, of another text or by other
-                options.
+            UserError: ``out`` has translations by another model, of another text or search.
         """
         request: Request = {  # all that the translations depend on
             "checkpoint": checksum(checkpoint.path),
@@ -59,17 +58,17 @@ class TranslationPlan(NamedTuple):
             "version": __version__,
         }
         path = out / checkpoint.system / f"{checkpoint.number}.txt"  # for users; we read the .json
-        figures = read_result(path.with_suffix(".json"), request)  # None if there are none yet
-        if figures is None:
+        result = read_result(path.with_suffix(".json"), request)  # None if there is none yet
+        if result is None:
             say(f"{checkpoint.label}: {len(self.sentences):,} sentences")
             model = translator.Translator.load(checkpoint.path, opened.data, self.dtype)
             translator.warn_of_long(self.sentences, model)
             found = model.translate(self.sentences, self.beam, length_penalty=self.length_penalty)
-            figures = {"translations": [best.text for (best,) in found]}
-            path.parent.mkdir(exist_ok=True)
-            write_whole(path, "".join(f"{line}\n" for line in figures["translations"]))
-            write_result(path.with_suffix(".json"), request, figures)
-        return list(figures["translations"])
+            result = {"translations": [best.text for (best,) in found]}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, "".join(f"{line}\n" for line in result["translations"]))
+            write_result(path.with_suffix(".json"), request, result)
+        return list(result["translations"])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -51,14 +51,14 @@ def run(args: argparse.Namespace) -> None:
 
 def _print_all(translator: Translator, sentences: list[str], args: argparse.Namespace) -> None:
     warn_of_long(sentences, translator)
-    best = translator.translate(sentences, args.beam, min(_NBEST, args.beam), args.lenpen)
+    found = translator.translate(sentences, args.beam, min(_NBEST, args.beam), args.lenpen)
     if args.plain:
-        for hypotheses in best:
+        for hypotheses in found:
             print(hypotheses[0].text)
     else:
         # To compare: greedy search, which has one hypothesis.
         greedy = translator.translate(sentences, beam=1, length_penalty=args.lenpen)
-        for sentence, (first,), hypotheses in zip(sentences, greedy, best):
+        for sentence, (first,), hypotheses in zip(sentences, greedy, found):
             print(sentence)
             labels = ["greedy", *(f"beam {args.beam}, {n}" for n in range(1, len(hypotheses) + 1))]
             for label, hypothesis in zip(labels, [first, *hypotheses]):

@@ -74,7 +74,8 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
     differences: list[Row] = []
     for index, name in enumerate(others, start=1):
         # Exchanging none or all of n differing lines keeps the difference: p is at least 2 / 2^n.
-        least = 2.0 ** (1 - sum(map(ne, joined[name], joined[baseline])))  # sacreBLEU omits ties
+        # sacreBLEU counts only larger differences, so its p may be smaller.
+        least = 2.0 ** (1 - sum(map(ne, joined[name], joined[baseline])))
         for metric in METRICS:
             first, other = results[metric][0], results[metric][index]  # 0 is the baseline
             row = {"system": name, "metric": metric, "difference": other.score - first.score}
@@ -138,10 +139,8 @@ def _format_scores(record: Record) -> str:
     ]
     for row in record.figures["means"]:
         if row["trainings"] > 1:
-            means = [
-                Interval(row[metric], row[f"{metric}_low"], row[f"{metric}_high"]).show(2)
-                for metric in METRICS
-            ]
+            figures = [(row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in METRICS]
+            means = [Interval(*mean_and_bounds).show(2) for mean_and_bounds in figures]
             rows.append([code(row["system"]), f"mean of {row['trainings']}", *means, ""])
     return table(["system", "training", *METRICS, "checkpoint"], rows, align="lrrrl")
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.data.data_utils import post_process
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.hub_utils import GeneratorHubInterface
+from fairseq.modules import LearnedPositionalEmbedding
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions
 from fairseq_posenc.tokens.subwords import Pieces
 from fairseq_posenc.tokens.tokenizer import PIECES
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state
@@ -30,10 +32,8 @@ def require_pieces(data: Path, language: str) -> Path:
     """Find the sentencepiece model of a language in a data-bin; refuse a folder without one."""
     if path := find_pieces(data, language):
         return path
-    raise UserError(
-        f"--data {data}: holds neither sentencepiece.{language}.model nor {PIECES}; copy the "
-        "tokenizer of the training text there"
-    )
+    names = f"neither sentencepiece.{language}.model nor {PIECES}"
+    raise UserError(f"--data {data}: holds {names}; copy the tokenizer of the training text there")
 
 
 def load_translation(path: Path, option: str = "--checkpoint") -> State:
@@ -66,9 +66,6 @@ def warn_of_long(sentences: Sequence[str], translator: Translator) -> None:
         say(f"sentences longer than a translation may be ({end} tokens): {cut:,}; split them")
 
 
-_EMPTY = Hypothesis("", 0.0)  # translation of an empty line, without a model
-
-
 class Translator:
     """Translates: ``Translator.load("checkpoint_best.pt").translate(["Un homme dort."])[0][0]``.
 
@@ -84,8 +81,8 @@ class Translator:
     @classmethod
     def load(
         cls,
-        checkpoint: Union[str, Path],
-        data: Union[str, Path, None] = None,
+        checkpoint: str | Path,
+        data: str | Path | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Translator:
         """Load a model.
@@ -107,7 +104,7 @@ class Translator:
             settings.dataset.batch_size = None  # batches are limited only by their tokens
             settings.update(bpe=None, tokenizer=None)  # `encode` splits text by the folder's pieces
         interface = GeneratorHubInterface(settings, opened.task, [opened.model])
-        # fairseq would limit positions for all encodings; these check their own limits.
+        # fairseq would limit positions for all encodings; `translate` and ours check their limits.
         interface.max_positions = None
         pieces = Pieces(require_pieces(opened.data, opened.task.cfg.source_lang))
         return cls(place(interface, dtype), pieces)
@@ -137,20 +134,25 @@ class Translator:
         lengths = [len(tokens) for tokens in encoded]
         # The only token of an empty sentence is its end.
         nonempty = [tokens for tokens in encoded if len(tokens) > 1]
+        empty = Hypothesis("", 0.0)  # its translation, without the model
         if not nonempty:
-            return [[_EMPTY] for _ in sentences]
+            return [[empty] for _ in sentences]
         self.interface.cfg.dataset.max_tokens = max(_MAX_TOKENS, *lengths)  # the longest fits
+        table = self.interface.models[0].encoder.embed_positions
         try:
+            if isinstance(table, LearnedPositionalEmbedding):  # fairseq's own, which checks nothing
+                padding = torch.zeros(1, max(lengths), dtype=torch.bool)  # of the longest: none
+                Positions.from_padding(padding).check_limit(table.max_positions, "learned")
             with warnings.catch_warnings():
                 # torch's loader warns that it does not pin memory without a GPU.
                 warnings.filterwarnings("ignore", ".*pin_memory", UserWarning)
                 found = self.interface.generate(nonempty, beam, lenpen=length_penalty)
         except UserError as error:
-            # The only mistake of a user that shows here: a source beyond the encodings' limit.
+            # The only mistake of a user that shows here: a source beyond the positions' limit.
             longest = sentences[lengths.index(max(lengths))]
             raise UserError(f"'{longest[:_QUOTED_CHARACTERS]}...': {error}") from None
         translated = iter([[self._decode(x) for x in hypotheses[:nbest]] for hypotheses in found])
-        return [next(translated) if length > 1 else [_EMPTY] for length in lengths]
+        return [next(translated) if length > 1 else [empty] for length in lengths]
 
     def _decode(self, hypothesis: dict[str, Any]) -> Hypothesis:
         text = post_process(self.interface.string(hypothesis["tokens"]), "sentencepiece")

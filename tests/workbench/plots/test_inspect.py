@@ -21,7 +21,7 @@ from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.plots.inspection import (
-    MAX_STEP,
+    LARGEST_STEP,
     MIN_STEPS,
     TextAttention,
     find_telling_head,
@@ -102,7 +102,7 @@ def test_a_number_is_within_half_a_step(size):
     assert found.codes.max() < 2**16
     message = torch.where(seen, values, values[..., :1, :1])
     spread = message.amax((2, 3)) - message.amin((2, 3))
-    bound = torch.clamp(spread / MIN_STEPS, max=MAX_STEP).maximum(spread / 65_000)
+    bound = torch.clamp(spread / MIN_STEPS, max=LARGEST_STEP).maximum(spread / 65_000)
     torch.testing.assert_close(step[..., 0, 0], bound)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, AutoTokenizer
 
+from fairseq_posenc.folders import checksum
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.attention import attend_with_positions
 from fairseq_posenc.hf.settings import OUR_ATTENTION
@@ -78,16 +79,16 @@ def test_the_page_of_a_folder(tmp_path, capsys):
     model.save_pretrained(tmp_path / "stock")
     set_positions(model, "alibi").save_pretrained(tmp_path / "alibi")
     pages = {}
-    for name in ("stock", "alibi"):
+    for name, spec in (("stock", "rope(layout=half)"), ("alibi", "alibi")):
         save_tokenizer(tmp_path / name, TEXT.split())
+        (tmp_path / name / "training_args.bin").touch()  # beside the weights that `Trainer` saves
         out = tmp_path / f"{name}.html"
         call(capsys, "inspect", "--checkpoint", tmp_path / name, "--text", TEXT, "--out", out)
         pages[name] = out.read_text(encoding="utf-8")
-    for name, spec in (("stock", "rope(layout=half)"), ("alibi", "alibi")):
         (shown,) = content_of(pages[name])[0]["models"]
         assert shown["positions"] == {"decoder": spec}
         assert shown["kinds"][0]["keys"] == TEXT.split()
-        assert len(shown["sha256"]) == 64
+        assert shown["sha256"] == checksum(tmp_path / name / "model.safetensors")
         weights = numbers_of(pages[name], "decoder", "weight")
         assert abs(np.nansum(weights, -1) - 1).max() < 0.05  # rounded; NaN where hidden
     assert not np.nan_to_num(numbers_of(pages["stock"], "decoder", "position")).any()

@@ -124,7 +124,7 @@ class TestTables:
 
     def test_too_many_are_refused(self):
         subject = build_subject("shaw(per_head=true)", 49 * 2, num_heads=49, max_positions=5)
-        with pytest.raises(UserError, match=r"49 panels are too many.*--layer, --head"):
+        with pytest.raises(UserError, match=r"49 panels are too many.*layers or heads"):
             drawings.draw_tables(subject)
 
     @pytest.mark.parametrize("family", STOCK)
@@ -289,7 +289,7 @@ class TestCommand:
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
             ("map --encoding raffel", "a map needs 3 rows and columns; raffel has fewer"),
             ("products --encoding alibi", "alibi adds no vectors at the input"),
-            ("decay --encoding t5", "t5 has no bound on its decay"),
+            ("decay --encoding rope,t5 --layer 2", "rope,t5 has no bound on its decay"),
             ("attention --text a", "the following arguments are required: --checkpoint"),
             ("table --encoding m4 --out a.pdf", "--out a.pdf: name a file that ends in .png"),
             ("table --encoding m4 --out no/a.png", "--out no/a.png: name a file in an"),

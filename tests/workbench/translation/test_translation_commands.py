@@ -103,11 +103,10 @@ def translator():
     return Translator.load(checkpoint())
 
 
-def untrained(spec: str, path: Path, **options: int) -> Path:
+def untrained(spec: str, path: Path, **options: object) -> Path:
     """Write a checkpoint with other positions, or options."""
     state = torch.load(checkpoint())
-    for name, value in {"position_encoding": spec, **options}.items():
-        setattr(state["cfg"]["model"], name, value)
+    vars(state["cfg"]["model"]).update(options, position_encoding=spec)
     built = tasks.setup_task(_config(state).task).build_model(_config(state).model)
     torch.save({**state, "model": built.state_dict()}, path)
     return path
@@ -201,8 +200,9 @@ def test_a_source_longer_than_any_in_training(spec, tmp_path):
 
 
 @slow
-def test_a_source_longer_than_learned_positions_is_refused_in_one_line(tmp_path, capsys):
-    path = untrained("learned", tmp_path / "model.pt")
+@pytest.mark.parametrize("options", [{}, {"_name": "transformer", "encoder_learned_pos": True}])
+def test_a_source_longer_than_learned_positions_is_refused_in_one_line(options, tmp_path, capsys):
+    path = untrained("learned", tmp_path / "model.pt", **options)
     long = "dort " * 2 * LONGEST
     message = refused(capsys, "translate", "--checkpoint", path, "chat noir", long)
     assert message.startswith(f"'{long[:40]}...': a sequence of ")
@@ -420,8 +420,7 @@ def test_a_folder_is_no_checkpoint(capsys):
 def test_models_are_used_together_only_for_the_same_languages(capsys, tmp_path):
     state = torch.load(checkpoint())
     state["cfg"]["task"] |= {"source_lang": "en", "target_lang": "fr"}
-    built = tasks.setup_task(_config(state).task).build_model(_config(state).model)
     back = tmp_path / "back.pt"
-    torch.save({**state, "model": built.state_dict()}, back)
+    torch.save(state, back)
     message = refused(capsys, "bleu", f"a={checkpoint()}", f"b={back}")
     assert message == "the systems are for different languages; evaluate them separately"
