@@ -20,8 +20,8 @@ MODULES = (  # which register models, tasks and criterions when they are importe
     "models.causal_lm",
     "models.translation",
 )
-# DecBERT's architectures, with the attention directions of their first two layers. They are here,
-# not in `models`, because commands list them without importing fairseq.
+# DecBERT's architectures, with the attention directions of their first two layers (lr: from left
+# to right). They are here, not in `models`, because commands list them without importing fairseq.
 DECBERT = {"decbert_same": "lr,lr", "decbert_diff": "lr,rl"}
 
 

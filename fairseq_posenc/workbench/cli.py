@@ -98,8 +98,8 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-# Commands that build no encoding. All others have --user-dir, for the user's own encodings.
-_WITHOUT_ENCODINGS = {"list", "choose", "learning-curves", "preprocess", "user-dir", "report"}
+# Commands that use no encoding. All others have --user-dir, for the user's own encodings.
+_WITHOUT_ENCODINGS = {"choose", "learning-curves", "preprocess", "user-dir", "report"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,7 +141,7 @@ def _build_parser(chosen: str) -> Parser:
         "\n".join([f"{title}:", *(f"  {name:<{width}}  {group[name].help}" for name in group)])
         for title, group in GROUPS.items()
     ]
-    parser = Parser(
+    parser = Parser(  # keeps line breaks, and raises its errors as UserErrors
         prog="fairseq-posenc",
         description="Compare position encodings, and train fairseq's Transformers with them.",
         epilog="\n\n".join(listed),

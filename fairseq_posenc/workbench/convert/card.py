@@ -83,7 +83,7 @@ def format_serving_usage(trained: OpenModel, tokenizers: Sequence[str]) -> str:
     call = f'generate_batch([["{start}", *pieces]], max_length=50, sampling_topk=10)'
     if trained.head == "translation":
         engine, written = "Translator", "hypotheses"
-        # The decoder reads </s>, then the translation without its last token.
+        # Neither limit counts the last </s>; to write n tokens and it, the decoder reads n + 1.
         longest = min(LONGEST_TRANSLATION, trained.stacks["decoder"].max_positions() - 1)
         call = f"translate_batch([pieces], beam_size=5, max_decoding_length={longest})"
     target = Path(tokenizers[-1], "tokenizer.json")

@@ -55,7 +55,7 @@ class StockFamily(NamedTuple):
 
         Args:
             weights: fairseq's weights by name.
-            model: of one of the classes, with our positions; or its own, if ``parts`` names them.
+            model: of one of the classes, with our positions; its own need names in ``parts``.
             path: the model that is converted, for messages.
 
         Raises:
@@ -96,11 +96,11 @@ class StockFamily(NamedTuple):
 
 
 def _name_positions(stack: str, hf_stack: str, hf_attention: str) -> dict[str, str]:
-    """Name the positions of a stack, which ``set_positions`` puts into it and its attentions."""
+    """Name the positions of a stack, which ``hf.set_positions`` puts into it and its layers."""
     return {
-        f"{stack}.embed_positions.encodings": f"{hf_stack}.positions.input",
-        f"{stack}.encodings": f"{hf_stack}.positions.shared",
-        f"{stack}.layers.*.self_attn.encodings": f"{hf_attention}.positions.encodings",
+        f"{stack}.embed_positions.encodings": f"{hf_stack}.positions.input",  # the input's
+        f"{stack}.encodings": f"{hf_stack}.positions.shared",  # all layers'
+        f"{stack}.layers.*.self_attn.encodings": f"{hf_attention}.positions.encodings",  # a layer's
     }
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from fairseq_posenc.folders import whole_folder
-from fairseq_posenc.hf import read_positions, record, set_positions
+from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.saving import AUTO_CLASSES, CLASS_PREFIX
+from fairseq_posenc.hf.settings import PositionSettings
 from fairseq_posenc.position_parameters import LengthRule
 from fairseq_posenc.workbench.hf.folders import is_stock, load_model
 
@@ -48,8 +49,8 @@ def swap_folder(
     with whole_folder(out) as folder:  # renamed to `out` at the end
         torch.manual_seed(seed)
         model = load_model(source)
-        old_positions = read_positions(model)
-        old = dict(model.named_parameters())
+        origin = f"source: {source}: {type(model).__name__}, positions: {read_positions(model)}"
+        old = dict(model.named_parameters())  # which `set_positions` replaces or leaves unchanged
         set_positions(model, spec, max_positions, extend)
         new = dict(model.named_parameters())
         model.save_pretrained(folder)
@@ -59,19 +60,21 @@ def swap_folder(
             if file.is_file() and _COPIED.fullmatch(file.name):
                 shutil.copy2(file, folder / file.name)
         stock = is_stock(folder)  # whether transformers loads it without this package
+        # If it does not, the name in this file begins with `CLASS_PREFIX`.
         class_name = json.loads((folder / "config.json").read_bytes())["architectures"][0]
-    both = [x for x in new if x in old and record.is_of_positions(x)]  # of a source that has ours
+    kept = [x for x in new if new[x] is old.get(x)]
+    both = [x for x in new if x in old and x not in kept]  # positions, if the source had ours
     fit = (x for x in AUTO_CLASSES if x._model_mapping.get(type(model.config), None) is type(model))
     loader = next(fit, type(model))  # an Auto class, if one loads such a model
     return [
-        f"source: {source}: {type(model).__name__}, positions: {old_positions}",
-        f"kept bit for bit: the {len(new.keys() & old) - len(both)} tensors that are not positions",
+        origin,
+        f"kept bit for bit: the {len(kept)} tensors that are not positions",
         *(_describe_origin(name, old[name], new[name]) for name in both),
         *(f"only in the new model: {x} {tuple(new[x].shape)}" for x in new if x not in old),
         *(f"only in the old model: {x} {tuple(old[x].shape)}" for x in old if x not in new),
         f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'} "
         f"({class_name.removeprefix(CLASS_PREFIX)}): positions: {read_positions(model)} "
-        f"(max_positions {model.config.position_encoding_max_positions:,})",
+        f"(max_positions {PositionSettings.read(model.config).max_positions:,})",
         f"load it by {loader.__name__}.from_pretrained" + ("" if stock else _IMPORTS),
     ]
 

@@ -97,7 +97,7 @@ def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder
         # Without <s>, </s> and padding; a causal LM has only a target.
         sentences = [ids[ids.ge(comparison.SPECIAL_SYMBOLS)] for ids in row]
         inputs = [torch.cat([ids, end])[None] for ids in sentences[:-1]]  # batches of one
-        inputs.append(torch.cat([end, sentences[-1]])[None])  # fairseq's decoders begin with </s>
+        inputs.append(torch.cat([end, sentences[-1]])[None])  # both models read </s> first
         scores = comparison.compute_scores(trained.model, trained.head, *inputs)[0]
         expected = torch.cat([sentences[-1], end])[:, None]
         ours.append(scores.log_softmax(-1).gather(1, expected)[:, 0])
@@ -156,47 +156,48 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     if dims.causal:
         style["with_encoder_attention"] = is_translation
         spec: Any = transformer_spec.TransformerDecoderSpec(len(stack.layers), **style)
-        spec.alibi = has_alibi
+        spec.alibi = has_alibi  # as an argument, it would leave out the table filled below
     else:
         spec = transformer_spec.TransformerEncoderSpec(len(stack.layers), **style)
     tokens = torch.full((1, dims.max_positions), comparison.SPECIAL_SYMBOLS)  # any but padding
     # What a forward pass computes once for all layers with the same encodings, by their `kind`.
     states: tuple[Shared, ...] = stack.compute_states(tokens)
     for layer_spec, layer in zip(spec.layer, stack.layers):
-        shared = states[layer.self_attn.kind]
-        rope = next((x for x in shared.encodings if isinstance(x, Rope)), None)
-        terms = layer.self_attn.compute_terms(shared).expanded()  # with a row for every distance
-        bias = None if terms.bias is None or has_alibi else terms.bias.table
-        layer_spec.self_attention = _build_attention(rope, terms, bias, dims)
+        state = states[layer.self_attn.kind]
+        rope = next((x for x in state.encodings if isinstance(x, Rope)), None)
+        terms = layer.self_attn.compute_terms(state).expanded()  # with a row for every distance
+        layer_spec.self_attention = _build_attention(rope, terms, has_alibi, dims)
     # Without a table of vectors at the input, CTranslate2 would add sinusoids.
     vectors = torch.zeros(dims.max_positions, dims.embed_dim)  # [T, C]
     if stack.embed_positions is not None:
-        (encoding,) = stack.embed_positions.encodings.as_list()  # `parse` refuses two of them
-        vectors = encoding.embed(states[0].positions)[0]  # all kinds of layers have these
+        (encoding,) = stack.embed_positions.encodings.values()  # `parse` refuses two of them
+        (vectors,) = encoding.embed(states[0].positions)  # [1, T, C]; all states have equal ones
     table = F.pad(vectors, (0, 0, 1, 0))  # the converter drops padding's row, the first
     copied = copy.deepcopy(stack)  # quantization changes weights in place
     copied.embed_positions = nn.Embedding.from_pretrained(table, padding_idx=0)
-    if dims.causal:  # CTranslate2's converter for fairseq copies all weights but the positions'
+    if dims.causal:  # CTranslate2's converter for fairseq copies all weights, and this table
         converter.set_transformer_decoder(spec, copied, is_translation)
     else:
         converter.set_transformer_encoder(spec, copied)
     return spec
 
 
-def _build_attention(rope: Rope | None, terms: Terms, bias: Tensor | None, dims: Dims) -> Any:
+def _build_attention(rope: Rope | None, terms: Terms, has_alibi: bool, dims: Dims) -> Any:
     """Build the specification of a layer's self-attention, with only its positions set.
 
     Args:
         rope: the layer's rotation.
         terms: the layer's terms, in tables with a row for each distance, in ascending order.
-        bias: table of the bias among them; None if there is none, or CTranslate2 computes it.
+        has_alibi: whether CTranslate2 computes their bias itself.
         dims: sizes of the stack.
     """
-    rows = (terms.rows("query"), terms.rows("value"))  # added to keys that queries see; to values
+    query_rows, value_rows = terms.rows("query"), terms.rows("value")
     # Both (1, distances, head_dim); with rows for each head, the comparison finds a difference.
-    keys, values = (None if x is None else x.table for x in rows)
+    keys = None if query_rows is None else query_rows.table  # added to the keys that queries see
+    values = None if value_rows is None else value_rows.table  # added to values
     if keys is None and values is not None:
         keys = torch.zeros_like(values)  # CTranslate2 reads values only if there are keys
+    bias = None if terms.bias is None or has_alibi else terms.bias.table  # (H or 1, distances)
     rotary: dict[str, Any] = {}
     if rope is not None:
         rotary = {
@@ -211,12 +212,11 @@ def _build_attention(rope: Rope | None, terms: Terms, bias: Tensor | None, dims:
         relative_attention_bias=bias is not None,
         **rotary,
     )
-    spec.queries_scale = terms.scale(dims.head_dim)
+    spec.queries_scale = terms.scale(dims.head_dim)  # usually 1 / sqrt(head_dim), the default
     if rope is not None:
         unscaled = rope.base ** -(torch.arange(0, rope.rotated, 2) / rope.rotated)
         factors = (unscaled / rope.angles_per_position()).numpy()  # 1 without a scaling
-        spec.rotary_scaling_short_factor = factors
-        spec.rotary_scaling_long_factor = factors  # the same for longer texts
+        spec.rotary_scaling_short_factor = spec.rotary_scaling_long_factor = factors
         spec.queries_scale *= rope.gain**2  # the gain multiplies rotated queries and keys
     if keys is not None:
         spec.relative_position_keys = keys[0].numpy()

@@ -38,14 +38,11 @@ _STACK = "encoder.sentence_encoder"  # of masked LMs
 
 @torch.no_grad()
 def import_folder(path: Path, out: Path) -> list[str]:
-    """Write the model of a transformers folder as a start checkpoint, if both compute the same.
+    """Import a folder as a start checkpoint, if both models compute the same; return notes on it.
 
     Args:
         path: the folder.
         out: file of the checkpoint.
-
-    Returns:
-        Notes about the model.
 
     Raises:
         UserError: the folder cannot be read, or fairseq has no such model.
@@ -66,8 +63,8 @@ def import_folder(path: Path, out: Path) -> list[str]:
     if stock.family == "translation":  # without our field `langs`, fairseq infers them from data
         task["source_lang"], task["target_lang"] = getattr(config, "langs", None) or (None, None)
     if stock.family == "causal_lm":  # </s> begins texts, unless the model was trained with <s>
-        option = {"add_bos_token": config.bos_token_id != config.eos_token_id}
-        task, options = {**task, **option}, {**options, **option}  # task and model both read it
+        has_bos = config.bos_token_id != config.eos_token_id
+        task["add_bos_token"] = options["add_bos_token"] = has_bos  # task and model both read it
     settings = open_model.build_settings(options, task)  # those that a training run would save
     with checkpoints.refuse_unusable_settings("", path):  # no option: errors name the folder
         model = open_model.build_model(settings, dictionaries)

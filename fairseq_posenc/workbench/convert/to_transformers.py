@@ -78,10 +78,11 @@ def find_stock_family(trained: OpenModel) -> StockFamily:
     """Find the classes of transformers that compute a model; refuse a model that has none."""
     stock_classes.refuse_unsupported_parts(trained, "transformers")
     candidates = [stock for stock in stock_classes.STOCK_FAMILIES if stock.family == trained.family]
-    for stock in candidates:  # all of a family fix the same options
+    for stock in candidates:
         if all(_read_option(trained, x) == value for x, value in stock.fixed_options.items()):
             return stock
-    values = ", ".join(f"{x}={_read_option(trained, x)}" for x in candidates[0].fixed_options)
+    options = candidates[0].fixed_options  # all of a family fix the same options
+    values = ", ".join(f"{x}={_read_option(trained, x)}" for x in options)
     raise UserError(f"{trained.path}: no class of transformers has a {trained.title} with {values}")
 
 
@@ -123,7 +124,7 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
 def _select_weights(trained: OpenModel) -> dict[str, Tensor]:
     """Select a model's weights except unused heads, which only fairseq's class keeps."""
     heads = {"masked_lm": "encoder.lm_head.", "classes": "classification_heads."}  # their prefixes
-    unused = tuple(name for head, name in heads.items() if head != trained.head)
+    unused = tuple(name for head, name in heads.items() if head != trained.head)  # spans never are
     # What our stacks store about their training, and fairseq's buffers without content.
     others = ("_extra_state", ".version", "._float_tensor")
     weights = trained.model.state_dict().items()  # tied ones under each of their names
@@ -158,7 +159,7 @@ def _build_generation_config(trained: OpenModel, config: PretrainedConfig) -> Ge
         num_beams=5,
         early_stopping=True,
         length_penalty=1.0,
-        min_new_tokens=1,  # </s> is not the first token; below, + 1 makes room for it
+        min_new_tokens=1,  # </s> is not the first token; below, + 1 is for the </s> at the end
         max_new_tokens=min(LONGEST_TRANSLATION + 1, trained.stacks["decoder"].max_positions()),
         suppress_tokens=[config.pad_token_id],  # fairseq's search never writes padding
     )

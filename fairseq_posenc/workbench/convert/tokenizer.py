@@ -95,15 +95,13 @@ def build_tokenizer(tokenization: Path | str, dictionary: Dictionary) -> Tokeniz
     """
     try:
         if isinstance(tokenization, str):  # words or characters
-            tokenizer = _build_simple(tokenization, dictionary)
-        elif tokenization.is_dir():
-            tokenizer = _build_gpt2(tokenization, dictionary)
-        else:
-            tokenizer = _build_sentencepiece(tokenization, dictionary)
+            return _build_simple(tokenization, dictionary)
+        if tokenization.is_dir():
+            return _build_gpt2(tokenization, dictionary)
+        return _build_sentencepiece(tokenization, dictionary)
     # A JSON file of another form raises AttributeError or TypeError.
     except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise UserError(f"{tokenization}: {' '.join(str(error).split())}") from None
-    return tokenizer
 
 
 def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Path) -> list[str]:
@@ -115,8 +113,8 @@ def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Pa
         folder: folder of the model.
 
     Returns:
-        The folders of the tokenizers within ``folder``, which is "" itself. The target's has one
-        of its own if it is not the source's.
+        The folders of the tokenizers, relative to ``folder``; "" is ``folder`` itself. The target's
+        has one of its own if it is not the source's.
     """
     written = dict(zip(("", "target"), tokenizers))  # folder -> tokenizer
     if len(tokenizers) == 2 and tokenizers[0].to_str() == tokenizers[1].to_str():
@@ -140,7 +138,7 @@ def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Pa
 
 
 def list_vocabularies(trained: OpenModel, tokenizers: list[Tokenizer]) -> list[list[str]]:
-    """List each dictionary's pieces by id ("" without one); for GPT-2's BPE it has numbers."""
+    """List each dictionary's pieces by id, or ""; its own symbols for GPT-2's BPE are numbers."""
     dictionaries = trained.dictionaries.values()
     if not tokenizers:  # --tokens none
         return [list(dictionary.symbols) for dictionary in dictionaries]
