@@ -1,6 +1,7 @@
 """Public classes for PyTorch models of any kind; they need no fairseq.
 
-For your own model, :class:`StackPositions` and a :class:`SelfAttention` in each layer:
+Give your model a :class:`StackPositions`, with the encodings that you choose (``m4m``: vectors by
+distance), and each layer a :class:`SelfAttention`:
 
 >>> import torch
 >>> positions = StackPositions("learned+m4m", embed_dim=768, num_heads=12, max_positions=512)

@@ -64,8 +64,8 @@ def build_input(spec: Spec, dims: Dims) -> Encodings | None:
 
 def build_shared(spec: Spec, dims: Dims) -> SharedEncodings:
     """Build the encodings that layers share."""
-    items = spec.shared_modules
-    # Each kind of layer uses what holds for the whole stack, and its own encodings.
+    items = spec.shared_modules  # those with one module for all layers that use them, by its name
+    # A kind of layer uses what holds for the whole stack (`documents`), and its own encodings.
     used = [spec.whole_stack + layer for layer in spec.layer_kinds]
     kinds = [tuple(name for name, item in items.items() if item in kind) for kind in used]
     return SharedEncodings(build_encodings(items, dims).as_dict(), kinds)
@@ -77,12 +77,12 @@ def build_layer(spec: Spec, dims: Dims, index: int = 0) -> Encodings:
 
 
 def draft_terms(spec: Spec, dims: Dims, backend: str) -> list[Terms]:
-    """Compute the terms of a single token for each of ``Spec.layer_kinds``, once for a stack.
+    """Draft the terms of each kind of layer (``Spec.layer_kinds``), for a single token.
 
     Raises:
         UserError: the encodings need too much memory; and what :func:`draft_layer` refuses.
     """
-    check_size(spec, dims)
+    check_size(spec, dims, layers=1)  # of which a stack may have more, but not fewer
     return [draft_layer(spec, dims, kind, backend) for kind in range(len(spec.layer_kinds))]
 
 
@@ -113,7 +113,7 @@ def draft_layer(spec: Spec, dims: Dims, kind: int, backend: str = "auto") -> Ter
 def _draft_terms_and_limits(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms, Mask]:
     """Compute the terms and limits of a kind of layer, once for equal stacks."""
     token = _make_one_token()
-    for item in spec.whole_stack:  # some restart positions in documents, or draw random ones
+    for item in spec.whole_stack:  # none has terms: some restart positions or draw random ones
         token = _build_draft(item, spec, dims).number(token)
     named = {name: _build_draft(item, spec, dims) for name, item in name_modules(layer).items()}
     encodings = Encodings(named)
@@ -160,10 +160,10 @@ def _refuse_beside_random(spec: Spec, dims: Dims, layer: Items, token: Positions
         if Terms(_build_draft(item, spec, dims).terms(token)).has(ByDistance, NumbersByPair):
             reason = "uses distances between tokens"
         if reason:
-            raise UserError(f"{spec}: {item.name} {reason}, which random positions do not change")
+            raise UserError(f"{spec}: {item.name} {reason}, and would ignore random positions")
 
 
-def check_size(spec: Spec, dims: Dims, layers: int = 1, always_allocated: int = 0) -> None:
+def check_size(spec: Spec, dims: Dims, layers: int, always_allocated: int = 0) -> None:
     """Refuse tables that do not fit into this machine's memory, before they are allocated.
 
     Args:

@@ -22,10 +22,11 @@ LEAST_CHANGE = 1e-2  # a rotation must change a dot product by this; else it doe
 
 @torch.no_grad()
 def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
-    """Measure the largest error of the input, the rotation, and each backend that accepts it.
+    """Measure the largest error of the rotation, and of each backend that accepts the encoding.
 
     The products of rotated queries and keys depend on distances alone: the error of a rotation is
-    how they change if all positions shift by 5, or infinity if the rotation does nothing.
+    how they change if all positions shift by 5, or infinity if the rotation does nothing. That of
+    the input is infinity if the vectors to add to it are missing (None) or have faults, else 0.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
@@ -52,12 +53,14 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     does_nothing = rotates and (products - plain).abs().max() < LEAST_CHANGE
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 
-    # All terms, with a row for each distance. `_split` replaces the projections of a layer.
+    # All terms, with a row for each distance; rows that layers project are split among heads, as
+    # the encoding itself does, which has no projections.
     of_input = encoding.encodings.input_terms(inputs, here)
     terms = (encoding.collect_terms(shared) | of_input).expanded().projected(_split)
     tokens = rotated_query.double(), rotated_key.double(), value.double()
-    expected, _ = reference.attend(AttentionCall(*tokens, terms.map(_to_float64), mask))
-    terms = encoding.compute_terms(shared) | of_input  # as in a model
+    terms = terms.map(lambda x: x.double() if x.is_floating_point() else x)
+    expected, _ = reference.attend(AttentionCall(*tokens, terms, mask))
+    terms = encoding.compute_terms(shared) | of_input  # as in a model: some distances share a row
     call = AttentionCall(rotated_query, rotated_key, value, terms, mask)
     for name in backends:
         if not BACKENDS[name].refuses(call):  # a reason, or empty
@@ -67,10 +70,6 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
 
 
 def _split(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Split rows ``(R, C)`` as if a layer projected them to queries and keys ``(H, R, D)``."""
+    """Split rows ``(R, C)`` among heads: the same ``(H, R, D)`` for queries and for keys."""
     heads = rows.unflatten(-1, (HEADS, -1)).transpose(0, 1)
     return heads, heads
-
-
-def _to_float64(x: Tensor) -> Tensor:
-    return x.double() if x.is_floating_point() else x

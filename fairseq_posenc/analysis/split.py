@@ -33,8 +33,8 @@ class Split(NamedTuple):
         position: the biases; with a product, also the terms of states, which depend on content.
         both: the rest, which depends on content and position.
         details: what each term alone adds to the scores, by its name or ``rotation``. They add up
-            to ``both``, unless a temperature or a cap changes their sum. If scores are a product,
-            these are its factors instead: dot products before scaling.
+            to ``both``, unless a temperature, a cap, or a gain with counted positions changes that.
+            If scores are a product, these are its factors instead: unscaled dot products.
         product: whether the details are factors; else they are summands.
     """
 

@@ -48,9 +48,9 @@ def load_dictionary(path: Path, *, mask: bool = True) -> Dictionary:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise UserError(f"{path}: not a fairseq dictionary ({error.strerror})") from None
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=1):  # one by one: a message names the bad line
         try:
-            dictionary.add_from_file(io.StringIO(line.decode("utf-8") + "\n"))  # names bad lines
+            dictionary.add_from_file(io.StringIO(line.decode("utf-8") + "\n"))
         except (ValueError, RuntimeError) as error:
             reason = shortened(str(error).partition(". ")[0].replace("\n", ""))  # its advice is cut
             raise UserError(f"{path}: not a fairseq dictionary (line {number}: {reason})") from None

@@ -43,7 +43,7 @@ def describe_damage(error: BaseException) -> str:
     for link in chain(error):
         if message := describe_mistake(link):  # None: not a known mistake
             return message
-    for link in filter(_runs_code, chain(error)):
+    for link in filter(_is_code_refusal, chain(error)):
         # torch's own text is long; the error of its unpickler, which it handled, is the reason.
         reason = (str(link.__context__ or "").strip() or str(link)).splitlines()[0].rstrip(". ")
         if reason.startswith("Unsupported operand"):  # no pickle: text, for example
@@ -57,7 +57,7 @@ def describe_damage(error: BaseException) -> str:
     return f"not a complete checkpoint of fairseq ({quote_error(error, first_sentence=True)})"
 
 
-def _runs_code(error: BaseException) -> bool:
+def _is_code_refusal(error: BaseException) -> bool:
     """Check whether torch refused a file because it would run code."""
     return isinstance(error, pickle.UnpicklingError) and "Weights only load failed" in str(error)
 
@@ -75,7 +75,7 @@ def _describe_misfit(error: BaseException) -> str | None:
             "options of its training, or continue training with --reset-optimizer"
         )
     # torch also refuses files that fairseq opens elsewhere, and whose path is not known.
-    return describe_damage(error) if _runs_code(error) else None
+    return describe_damage(error) if _is_code_refusal(error) else None
 
 
 def quote_error(error: BaseException, first_sentence: bool = False) -> str:

@@ -113,7 +113,7 @@ def find_start(checkpoint: DictConfig) -> Path | None:
 
 
 def restore_if_torn(path: Path, checkpoint: DictConfig) -> None:
-    """Restore the last checkpoint of these settings if its file is torn; refuse others."""
+    """Restore the last checkpoint of these settings if it is torn; refuse any other torn file."""
     if not is_torn(path):
         return
     is_last = checkpoint.restore_file == LAST and path == Path(checkpoint.save_dir, LAST)
@@ -155,7 +155,7 @@ def check_resumption(path: Path, settings: DictConfig, is_new: bool = False) -> 
     loads_optimizer = has_optimizer and not resets_optimizer
     if loads_optimizer and not checkpoint.reset_lr_scheduler:
         _refuse_other_schedule(path, before, now)
-    if not (checkpoint.reset_meters or resets_optimizer):
+    if not (checkpoint.reset_meters or resets_optimizer):  # with either, fairseq drops the best
         _refuse_other_metric(path, before, now)
     return Resumption(updates, loads_optimizer, extra_state)
 

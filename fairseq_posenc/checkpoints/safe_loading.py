@@ -24,11 +24,11 @@ from fairseq_posenc.errors import UserError, shortened
 
 # Settings that name files which fairseq's models, tasks and tokenizers open, other than the data.
 _OPENED = {
-    *("encoder_embed_path", "decoder_embed_path", "pretrained_checkpoint", "source_dict"),
-    *("pretrained_mlm_checkpoint", "pretrained_xlm_checkpoint", "load_pretrained_encoder_from"),
-    *("load_pretrained_decoder_from", "sampling_weights_from_file", "label_dir", "lang_dict"),
-    *("target_dict", "fixed_dictionary", "config_yaml", "multitask_config_yaml"),
-}
+    "encoder_embed_path", "decoder_embed_path", "pretrained_checkpoint", "source_dict",
+    "pretrained_mlm_checkpoint", "pretrained_xlm_checkpoint", "load_pretrained_encoder_from",
+    "load_pretrained_decoder_from", "sampling_weights_from_file", "label_dir", "lang_dict",
+    "target_dict", "fixed_dictionary", "config_yaml", "multitask_config_yaml",
+}  # fmt: skip
 # Types of settings, and of their containers. No subclasses, which could run any code.
 _PLAIN = (type(None), bool, int, float, str)
 _HOLDERS = (dict, list, tuple, Namespace)

@@ -42,8 +42,8 @@ class IdentifiedStack(Protocol):
 class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
-    num_updates: int | None = None  # made so far; None until fairseq sets it, for a new model
-    optimizer_source: Path | None = None  # checkpoint whose optimizer's state is loaded, too
+    num_updates: int | None = None  # so far, for `host`; None until fairseq sets it, if it is new
+    optimizer_source: Path | None = None  # set by `host`: whose optimizer's state is loaded, too
 
     def set_num_updates(self, num_updates: int) -> None:
         """Keep the number of updates, which fairseq gives at loading and before each batch."""
@@ -78,7 +78,7 @@ class PositionCheckpoints(nn.Module):
         changes = _match_identities(stacks, state_dict, prefix)
         if any(x.layers_kept for x in stacks.values()) and not changes:
             for key in [x for x in state_dict if ".encodings." in x and x not in model_state]:
-                del state_dict[key]  # a table of layers that pruning has removed
+                del state_dict[key]  # of pruned layers; with changes, `fit_positions` drops it
         # Both change the state dict, and say how: tables by distance grow, misfits are replaced.
         extended_tables = extend_tables(self, state_dict, prefix)
         replaced_parameters = fit_positions(state_dict, model_state)
@@ -189,7 +189,7 @@ def refuse_untied(state_dict: dict[str, Tensor], model_state: dict[str, Tensor])
         address = _storage_address(parameter)
         weight = state_dict.get(name)
         if weight is None or _storage_address(weight) == address or not address:
-            continue  # missing, the model's own, put there by `fit_positions`, or on "meta"
+            continue  # missing; the model's own, which `fit_positions` put there; or on "meta"
         first_name = first_names.setdefault(address, name)
         first = state_dict[first_name]
         if _storage_address(weight) != _storage_address(first) and not torch.equal(weight, first):

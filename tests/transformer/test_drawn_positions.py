@@ -121,7 +121,7 @@ def test_the_table_of_learned_positions_holds_all_numbers():
         (f"m4m+{DRAWN}", "m4m uses distances between tokens"),
         (f"tupe+{DRAWN}", "tupe uses distances between tokens"),
         ("rope+randomized(limit=19)", "must be at least 20"),
-        (f"sentence_learned+{DRAWN}", "sentence_learned counts in sentences, which random"),
+        (f"sentence_learned+{DRAWN}", "sentence_learned counts in sentences, and would ignore"),
         (f"rope(cross_attention=true)+{DRAWN}", "a decoder does not know the random positions"),
         ("rope+randomized+randomized", "randomized is named twice"),
     ],
