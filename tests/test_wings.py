@@ -246,7 +246,7 @@ LINES = {
     "fairseq_posenc/backends": (3404, 3600),
     "fairseq_posenc/backends/triton": (1194, 1200),
     "fairseq_posenc/modules": (1123, 1150),
-    "fairseq_posenc/analysis": (266, 300),
+    "fairseq_posenc/analysis": (265, 300),
     "fairseq_posenc/transformer": (899, 1100),
     "fairseq_posenc/models": (476, 520),
     "fairseq_posenc/tasks": (803, 820),

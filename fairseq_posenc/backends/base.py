@@ -14,7 +14,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.mask import Mask
 from fairseq_posenc.precision import at_least_fp32
 
-# The reason of backends that compute distances from the order of the tokens, not from ids.
+# The reason given by backends that compute distances from the order of the tokens, not from ids.
 NEEDS_CONSECUTIVE_IDS = "it needs position_ids that grow by one from token to token"
 
 

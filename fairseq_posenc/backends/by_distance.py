@@ -34,16 +34,15 @@ def expand_by_distance(
         first: ``(B or 1, S)`` of bool, True for a token whose pairs have the last two numbers
             instead (:class:`~fairseq_posenc.encodings.term.Reset`); None for no such token.
     """
+    if first is not None:
+        pairs = expand_by_distance(table[:, :-2], tgt_len, src_len)
+        of_query, of_key = table[:, -2:, None, None].unbind(1)  # each [G, 1, 1]
+        return insert_reset(pairs, of_query, of_key, first)
     if torch.compiler.is_compiling():  # it would compile `unfold` again for each length
         wider = F.pad(table, (0, 1))[None, :, None]  # [1, G, 1, R + 1]
-        pairs = relative_shift(wider.expand(-1, -1, tgt_len, -1), src_len)[0]  # [G, T, S]
-    else:
-        # The last query reads the table's first S rows; each query before it begins one row later.
-        pairs = table.unfold(1, src_len, 1)[:, :tgt_len].flip(1)  # [G, T, S]
-    if first is None:
-        return pairs[None]
-    of_query, of_key = table[:, -2:, None, None].unbind(1)  # each [G, 1, 1]
-    return insert_reset(pairs[None], of_query, of_key, first)
+        return relative_shift(wider.expand(-1, -1, tgt_len, -1), src_len)
+    # The last query reads the table's first S rows; each query before it begins one row later.
+    return table.unfold(1, src_len, 1).flip(1)[None]
 
 
 def expand_numbers(
@@ -58,7 +57,7 @@ def expand_numbers(
         src_len: S.
         mask: has the forward pass's cache, which keeps the indices for all layers.
     """
-    if term.ids is not None:  # distances are differences of these, not of indices
+    if term.ids is not None:  # `runs.ids`: distances are differences of these, not of indices
         index = row_index(term, first, tgt_len, src_len, mask)
         return at_least_fp32(term.table)[:, index].transpose(0, 1)  # [1 or B, G, T, S]
     numbers = at_least_fp32(term.expand())  # one for each distance, also where runs share one
@@ -131,7 +130,7 @@ def _compute_row_index(
 ) -> Tensor:
     """Compute what :func:`row_index` caches."""
     if runs is not None and runs.ids is not None:
-        return runs.find_pairs(first)  # those of the reset as well
+        return runs.find_pairs(first)  # of the T and S tokens of `ids`; the reset's as well
     if runs is None:
         rows = tgt_len + src_len - 1
         index = torch.arange(rows, device=device)

@@ -42,7 +42,7 @@ def score(
         product: whether content and rows are multiplied, not added.
         gain: a factor of the content.
         scale: a factor of content and rows together.
-        count_positions: computes q_i.a_p from the scaled content (:func:`attend_counted`).
+        count_positions: computes q_i.a_p from the scaled content (:func:`score_counted`).
         biases: all that is added after scaling: bias_r, bias_ij, and other numbers of pairs.
         temperature: tau_i, a factor of all scores of a query, ``(B, H, M, 1)``.
         softcap: C, which turns e into C * tanh(e / C).
@@ -59,7 +59,7 @@ def score(
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
-def attend_counted(query: Tensor, table: Tensor, content: Tensor, hidden: Tensor | None) -> Tensor:
+def score_counted(query: Tensor, table: Tensor, content: Tensor, hidden: Tensor | None) -> Tensor:
     """Multiply queries by the rows at counted positions (CoPE), q_i.a_p of all pairs.
 
     The position p of key j is the sum of sigmoid(content) over the keys from j to the query; a_p

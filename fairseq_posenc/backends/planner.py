@@ -162,7 +162,7 @@ def _log_once(name: str, reason: str, call: AttentionCall) -> None:
         return
     features = [call.query.device.type, str(call.query.dtype).removeprefix("torch.")]
     options = {"dropout": call.dropout > 0, "padding": call.mask.key_padding is not None}
-    features += [name for name, is_used in options.items() if is_used]
+    features += [option for option, is_used in options.items() if is_used]
     listed = [term.name for term in call.terms.without(ScaleFactor)]
     names = ", ".join(listed).replace("_", " ") or "plain"
     line = f"attention ({names}; {', '.join(features)}): {name}, {reason}"

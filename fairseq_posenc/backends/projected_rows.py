@@ -15,9 +15,10 @@ from fairseq_posenc.positions import Positions
 class ProjectedRows:
     """The rows that a layer has projected in the steps so far; none before the first step.
 
-    A row serves the distances from its start to below the next row's start. The lowest one has no
-    start: R rows have R - 1 starts. Steps add lower rows, in front of the others: with the starts
-    (-1, 0) kept (three rows), a step with (-2, -1, 0) projects its lowest row only, up to -3.
+    All steps read one table, and longer steps more of its rows. A row serves the distances from its
+    start to below the next row's start; that of a step's lowest row is not needed, so R rows have
+    R - 1 starts. With the starts (-1, 0) kept (three rows), a step with (-2, -1, 0) projects its
+    lowest row only, up to -3; the next row, which was the lowest, begins at -2.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,7 @@ class ProjectedRows:
         self.tables: tuple[Tensor, Tensor] | None = None  # as queries and as keys, `(H, R, D)`
 
     def project(self, terms: Terms, positions: Positions, project: ProjectRows) -> Terms:
-        """Project a step's rows by distance; keep them for later steps, except in training.
+        """Project a step's rows by distance; keep them for later steps if no gradients are made.
 
         ``project`` projects rows with the layer's own weights, as queries and as keys.
         """
@@ -41,13 +42,12 @@ class ProjectedRows:
         new = bisect_left(starts, self.starts[0]) if self.starts else 0  # rows below the kept ones
         known = starts[:new] + self.starts
         first = bisect_left(known, starts[0])  # index of the step's lowest row among them
-        # There may be a gap: with (-2, 0) kept, a step with (-3, 0) has no row of -2.
+        # A step of more queries has later starts, too: then all of its rows are projected.
         if self.tables is None or known[first : first + len(starts)] != starts:
             known, first, self.tables = starts, 0, project(rows)
         elif new:
-            new_queries, new_keys = project(rows[:new])
-            as_queries, as_keys = self.tables
-            self.tables = torch.cat([new_queries, as_queries], 1), torch.cat([new_keys, as_keys], 1)
+            as_queries, as_keys = (torch.cat(x, 1) for x in zip(project(rows[:new]), self.tables))
+            self.tables = as_queries, as_keys
         self.starts = known
         as_queries, as_keys = (x.narrow(1, first, len(starts) + 1) for x in self.tables)  # R rows
         return terms.with_projected(term, as_queries, as_keys)

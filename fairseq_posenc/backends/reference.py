@@ -5,7 +5,8 @@ autograd, in O(B * H * T * S) of memory. Tests compare the other backends with i
 query, as in a step of decoding, it is also the fastest: the table rows that are needed then lie in
 the order of the keys.
 
-B batch, H heads, T queries, S keys, D head size; tables have R rows, and are of G = 1 or H heads.
+B batch, H heads, T queries, S keys, D head size; tables have R rows, and are of G = 1 or H heads. R
+is T + S - 1, a row for each distance, unless ``runs`` say which distances share a row.
 With a *reset*, the pairs of each sentence's first token have two rows of their own, the last ones,
 and ``first``, ``(B or 1, S)`` of bool, marks that token; else it is None.
 """
@@ -81,7 +82,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = NO_MASK) -> Te
         count, gain = None, terms.gain
         if (counted := terms.find(CountedRows)) is not None:
             table, hidden = at_least_fp32(counted.rows), mask.forbidden(*sizes, query.device)
-            count = partial(equation.attend_counted, query, table, hidden=hidden)  # of the content
+            count = partial(equation.score_counted, query, table, hidden=hidden)  # of the content
         temperature = call.temperature()
         return equation.score(
             content,
@@ -159,7 +160,7 @@ def _multiply_pairs(
     """
     is_of_keys = rows.of == "key"
     if first is None and rows.runs is None and x.size(2) == 1:  # rows are in the order of keys
-        return _multiply_rows(x, rows.table)[..., : sizes[1]]
+        return _multiply_rows(x, rows.table)  # R = S
     if first is None and rows.runs is None:  # the shift finds rows without an index
         # Of a key, distances fall from query to query, so the rows are read last one first.
         table = F.pad(rows.table.flip(1) if is_of_keys else rows.table, (0, 0, 0, 1))
@@ -177,17 +178,17 @@ def _multiply_single_rows(
 ) -> Tensor:
     """Multiply keys, perhaps of fewer heads, by their rows for a single query: ``(B, H, 1, S)``.
 
-    Each key is read once, for the r heads of its group; r is 1 in a table that all heads share.
+    Each key is read once, for the r heads of its group; r and g are 1 in a table for all heads.
     """
-    groups = key.size(1) if len(rows.table) > 1 else 1
+    groups = key.size(1) if len(rows.table) > 1 else 1  # g
     table = at_least_fp32(rows.table).unflatten(0, (groups, -1)).transpose(1, 2)  # [g, R, r, D]
     if first is None and rows.runs is None:  # rows are in the order of keys
-        selected = table[None, :, : key.size(2)]
+        selected = table[None]  # R = S
     else:
         index = row_index(rows, first, 1, key.size(2), mask)[:, 0]  # [1 or B, S]
         selected = table.flatten(2).index_select(1, index.flatten()).unflatten(1, index.shape)
         selected = selected.transpose(0, 1).unflatten(-1, table.shape[2:])  # [1 or B, g, S, ...]
-    products = torch.einsum("bgsrd,bgsd->bgrs", selected, key)  # [B, g, r, S]
+    products = torch.einsum("bgsrd,bgsd->bgrs", selected, key)  # [B, key heads, r, S]
     return products.expand(-1, -1, num_heads // key.size(1), -1).flatten(1, 2).unsqueeze(2)
 
 

@@ -36,8 +36,7 @@ def unavailable() -> str:
 
 def refuses(call: AttentionCall) -> str:
     """Explain why torch's fused attention cannot compute such terms; empty if it can."""
-    terms = call.terms
-    decay = terms.find(Decay)
+    terms, decay = call.terms, call.terms.find(Decay)
     if call.need_weights:
         return "it does not return the attention weights"
     if terms.has(ScoreCap, SinkScore):
@@ -53,7 +52,7 @@ def refuses(call: AttentionCall) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute attended values ``(B, H, T, D)``, and no weights."""
-    # Repeats heads where torch's kernels (for a GPU, with a bias) would copy them, for decay, which
+    # Repeats heads on a GPU, where torch's kernels copy them if there is a bias, for decay, which
     # differs from head to head, and for formats of exported graphs that have no groups of heads.
     if call.query.device.type != "cpu" or call.terms.has(Decay) or is_exporting():
         call = call.with_all_heads()

@@ -7,7 +7,7 @@ query i and key j is i + j + the lowest. A *reset* gives pairs of first tokens n
 Shapes: k sentences and h heads of a block, M queries, W keys, D head size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +99,7 @@ class Computation:
     def _multiply_tokens(self, x: Operands, block: Block) -> Tensor:
         """Combine the content q_i.k_j, its gain and the products with rows: ``(k, h, M, W)``."""
         before, after = x.before_key, x.after_key
-        if before is None or after is None:  # no keys are far, beyond the ends of the tables
+        if before is None or after is None:  # neither: no keys are far, beyond the ends of tables
             return self._combine(x, block)
         if self.product:
             first, last = x.query, x.query
@@ -107,7 +107,7 @@ class Computation:
                 numbers = x.query @ x.query_rows[:, [0, -1]].mT  # q.Q of both ends, [k, h, M, 2]
                 first, last = (x.query * y for y in numbers.split(1, -1))
             return torch.cat([first @ before.mT, self._combine(x, block), last @ after.mT], -1)
-        # One product for all pairs: `torch.cat` would copy them. `_combine` adds to the near ones.
+        # One product for all pairs, as `torch.cat` would copy them; near ones then get their rows.
         more = (0, before.size(3) - x.key.size(3))  # far keys have k.K as column D: queries have 1
         parts = [before, F.pad(x.key, more) if more[1] else x.key, after]
         keys = torch.cat(parts, 2).mT
@@ -117,19 +117,36 @@ class Computation:
             lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
         ):
             scores = copy_if_kept((F.pad(x.query, more, value=1.0) if more[1] else x.query) @ keys)
-        self._combine(x, block, scores.narrow(3, before.size(2), x.key.size(2)))
+        near = scores.narrow(3, before.size(2), x.key.size(2))
+        for numbers in self._multiply_rows(x, block)():  # no gain or reset, beside far keys
+            near.add_(numbers)
         return scores
 
-    def _combine(self, x: Operands, block: Block, content: Tensor | None = None) -> Tensor:
-        """Combine the parts of near pairs, by distance; a sum overwrites ``content``, if given."""
-        tables = []  # their products are made here, as checkpointing runs `combine` twice
+    def _combine(self, x: Operands, block: Block) -> Tensor:
+        """Combine the content of near pairs, its gain and the products with their rows."""
+        look_up = self._multiply_rows(x, block)  # only once: checkpointing runs `combine` twice
+
+        def combine() -> Tensor:
+            qk = copy_if_kept(x.query @ x.key.mT)
+            gain = None if x.gain_rows is None else _view_numbers(x, x.gain_rows, x.gain_reset)
+            return equation.score(qk, look_up(), product=self.product, gain=gain, add=Tensor.add_)
+
+        if not self.product:
+            return combine()
+        # The gradient of each factor needs the others, which are computed again.
+        scores: Tensor = checkpoint(combine, use_reentrant=False, preserve_rng_state=False)
+        return scores
+
+    def _multiply_rows(self, x: Operands, block: Block) -> Callable[[], Iterator[Tensor]]:
+        """Multiply tokens by rows; the result looks up the products of near pairs, by table."""
+        tables = []
         for tokens, rows, index, of_keys, reset in (
             (x.query, x.query_rows, x.query_index, False, x.query_reset),
             (x.key, x.key_rows, x.key_index, True, x.key_reset),
         ):
             if rows is not None:
-                # Without an index, rows of the block's distances (G: whole, as `x` has its heads).
-                rows = rows if index is not None else block.select(rows, "GRD")
+                # Without an index, rows of near distances (G: whole, as `x` has the block's heads).
+                rows = rows if index is not None else block.select(rows, "GrD")
                 products = bands.multiply_rows(tokens, rows, index, of_keys)
                 dim = 2 if of_keys else 3  # one number for all queries, or for all keys
                 numbers = None if reset is None else (tokens @ reset.mT).unsqueeze(dim).unbind(-1)
@@ -140,16 +157,7 @@ class Computation:
                 pairs = bands.look_up(products, index, of_keys)
                 yield pairs if numbers is None else _insert_reset(x, pairs, *numbers)
 
-        def combine() -> Tensor:
-            qk = copy_if_kept(x.query @ x.key.mT) if content is None else content
-            gain = None if x.gain_rows is None else _view_numbers(x, x.gain_rows, x.gain_reset)
-            return equation.score(qk, look_up(), product=self.product, gain=gain, add=Tensor.add_)
-
-        if not self.product:
-            return combine()
-        # The gradient of each factor needs the others, which are computed again.
-        scores: Tensor = checkpoint(combine, use_reentrant=False, preserve_rng_state=False)
-        return scores
+        return look_up
 
     def _list_biases(self, x: Operands, block: Block) -> list[Tensor]:
         """List what is added to the scaled scores."""
@@ -195,10 +203,9 @@ class Blocks(torch.autograd.Function):
         work = ctx.work
         sums, *tensors = ctx.saved_tensors
         call = Operands._make(tensors)
-        learns = [x is not None and x.requires_grad for x in tensors]
         totals: list[Tensor | None] = [None] * len(tensors)
         for index, (name, x) in enumerate(zip(call._fields, tensors)):
-            if learns[index]:  # gradients of keys and values come transposed: so are totals
+            if x is not None and x.requires_grad:  # those of keys and values come transposed
                 is_transposed = name.endswith(("key", "value"))
                 totals[index] = x.new_zeros(x.mT.shape).mT if is_transposed else torch.zeros_like(x)
         graphs = ctx.graphs[::-1]  # `pop` takes the last one
@@ -210,7 +217,7 @@ class Blocks(torch.autograd.Function):
                 else:
                     known = block.select(sums, "BHTD")
                     leaves, attended = work.attend(call, block, hidden, known)
-                inputs = [leaf for leaf, y in zip(leaves, learns) if y]  # in the order of `totals`
+                inputs = [leaf for leaf, total in zip(leaves, totals) if total is not None]
                 grads = iter(torch.autograd.grad(attended, inputs, block.select(grad, "BHTD")))
             del attended, leaves, inputs  # frees their memory for the next block
             for total, axes in zip(totals, AXES):

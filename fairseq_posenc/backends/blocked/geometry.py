@@ -1,9 +1,8 @@
 """Divides a call into blocks: some sentences, heads and queries, and the keys that these may see.
 
-For example, causal attention over 1,024 tokens may have two blocks for each head: the last 512
-queries with all keys, and the first 512 queries with the first 512 keys. Queries are stored in
-reverse, the last one first, so that query i' and key j have the distance i' + j, counted from the
-call's lowest one.
+For example, causal attention over 512 tokens may have two blocks a head: the last 256 queries
+with all keys, and the first 256 queries with the first 256 keys. Queries are stored in reverse, the
+last one first, so that query i' and key j have the distance i' + j, counted from the call's lowest.
 
 Shapes: B batch, H heads, T queries, S keys.
 """
@@ -128,7 +127,7 @@ def _count_far(near: tuple[int, int], queries: slice, keys: slice, src_len: int)
 def _choose_queries(ranges: Ranges, mask: Mask, has_far: bool) -> int:
     """Choose how many queries a block has, given the keys that they see."""
     most = FEW_QUERIES if has_far or mask.direction != "both" else MAX_QUERIES
-    if mask.has_limits and mask.first_keys is None:  # a window or segments
+    if mask.has_limits and mask.first_keys is None:  # segments, or a window that hides first keys
         # A block has the keys of all its queries: the fewer queries, the fewer hidden pairs.
         widths = [last - first + 1 for first, last in zip(*ranges)]
         few = sum(widths) // len(widths) // KEYS_PER_QUERY // MIN_QUERIES * MIN_QUERIES
@@ -165,7 +164,7 @@ def _find_ranges(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -
             if bool((numbers == numbers[:, :1]).all()):  # all sentences share their blocks
                 numbers = numbers[:, :1]
             return [(first, last) for first, last in numbers.transpose(0, 1).tolist()]
-    # Without limits, with first keys, or with segments that do not ascend: by the direction alone.
+    # No limits, first keys that no window hides, or unordered segments: by the direction alone.
     queries = range(src_len - tgt_len, src_len)
     first = queries if mask.direction == "rl" else [0] * tgt_len
     last = queries if mask.direction == "lr" else [src_len - 1] * tgt_len

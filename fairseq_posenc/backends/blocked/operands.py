@@ -115,7 +115,7 @@ def lay_out(call: AttentionCall, has_far: tuple[bool, bool]) -> Operands:
         found["temperature"] = _reverse(factors[..., None])
     if (score := terms.find(SinkScore)) is not None:
         found["sink"] = at_least_fp32(score.score)[None, :, None, None]
-    for prefix, decay in zip(("", "later_"), call.decay()):  # for earlier keys, and for later ones
+    for prefix, decay in zip(("", "later_"), call.decay()):  # for all or earlier keys; later ones
         if decay is not None:
             found[f"{prefix}query_decay"] = _reverse(decay[:, :, src_len - tgt_len :])
             found[f"{prefix}key_decay"] = decay

@@ -3,7 +3,7 @@
 The products of tokens with table rows are computed first. The function looks up the product of its
 pair, and all other numbers of the pair.
 
-B batch, H heads, T queries, S keys, D head size, G tables (1 for all heads, or H), R distances.
+B batch, H heads, T queries, S keys, D head size, G tables (1 or H), R distances, W width of states.
 """
 
 from collections.abc import Callable
@@ -44,12 +44,7 @@ class _Numbers(NamedTuple):
         else:
             row = self.rows[distance]
         x, token = self.numbers, j if self.of_keys else i
-        return x[
-            index_or_zero(x, 0, b),
-            index_or_zero(x, 1, h),
-            index_or_zero(x, 2, token),
-            index_or_zero(x, 3, row),
-        ]
+        return x[tuple([index_or_zero(x, dim, at) for dim, at in enumerate((b, h, token, row))])]
 
 
 def build_score_mod(
@@ -110,11 +105,11 @@ def build_score_mod(
     products = tabulate(terms.rows("query"), query, scale) + tabulate(terms.rows("key"), key, scale)
     factors, summands = tabulate(terms.gain), tabulate(terms.bias)
     (factors if terms.product else summands).extend(products)
-    if (by_pair := terms.find(NumbersByPair)) is not None:
+    if (by_pair := terms.find(NumbersByPair)) is not None:  # (B or 1, G, T, S)
         summands.append(_Numbers(F.pad(at_least_fp32(by_pair.numbers), missing)))
         mark_batch_dynamic(summands[-1].numbers)
-    if (states := terms.find(States)) is not None:  # (B, H, T, W): their products are not scaled
-        vectors = F.pad(states.vectors, (0, 0, 0, more_queries))
+    if (states := terms.find(States)) is not None:  # their products are not scaled
+        vectors = F.pad(states.vectors, (0, 0, 0, more_queries))  # (B, H, T, W), padded
         summands += tabulate(terms.rows("state"), vectors)
     softcap, temperatures = terms.softcap, []
     if temperature is not None:
