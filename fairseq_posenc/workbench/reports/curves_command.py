@@ -147,7 +147,7 @@ def _format_rows(rows: Sequence[Row], columns: Mapping[str, tuple[str, int]]) ->
 def _format_cell(row: Row, name: str, digits: int) -> str:
     """Format a figure; with its interval if the row has one."""
     low: float | None = row.get(f"{name}_low")
-    if low is None or row[name] is None:
+    if low is None:
         return format_number(row.get(name), digits)
     return intervals.Interval(row[name], low, row[f"{name}_high"]).show(digits)
 

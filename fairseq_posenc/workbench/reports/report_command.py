@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"{path}: no such file or folder")
         if not (found := list(_find_results(path, set()))):
             raise UserError(f"{path}: no results of glue, squad predict, bleu or training yet")
-        for x in found:  # not by the name of a training run, which may be that of a link
+        for x in found:  # a link to a training run has another name, but the same fingerprint
             results.setdefault((x.table, Path(x.path).resolve(), x.fingerprint or x.model), x)
     rows = results.values()
     print(json.dumps([x._asdict() for x in rows], indent=1) if args.json else format_report(rows))
@@ -147,8 +147,8 @@ def _read_training(folder: Path) -> Iterator[Result]:
     else:  # a task of fine-tuning
         return
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
-    shared = flatten(container) | {"seed": None, "updates": updates}  # `flatten` drops --save-dir
-    fingerprint = hashlib.sha256(str(sorted(shared.items())).encode()).hexdigest()[:8]
+    options = flatten(container) | {"seed": None, "updates": updates}  # by name; no --save-dir
+    fingerprint = hashlib.sha256(str(sorted(options.items())).encode()).hexdigest()[:8]
     yield Result(title, folder.name, encoding, figures, str(folder), fingerprint)
 
 

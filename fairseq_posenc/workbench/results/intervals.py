@@ -3,8 +3,8 @@
 The figure of a training run that diverged is NaN; the mean is then NaN too, with infinite bounds.
 
 All models with the same seed read the same text in the same order, so differences are taken within
-each seed, and a paired t-test over the seeds decides whether they are significant. With fewer than
-:data:`LEAST_SEEDS` seeds, differences are reported without a test.
+each seed (or each window of a test text), and a paired t-test over the seeds (or windows) decides
+whether they are significant. With fewer than :data:`LEAST_SEEDS`, there is no test.
 """
 
 import math
@@ -19,7 +19,7 @@ LEVEL = 0.95
 LEAST_SEEDS = 3  # fewest seeds for an interval: for two, the factor of Student's t is 12.7
 _ROUNDING = 0.0003  # deviation of a difference of losses in nats, as logs round to 0.001 bits
 INTERVAL_NOTE = f"Student's t, {LEVEL:.0%}, over {LEAST_SEEDS} seeds or more"
-Values = Mapping[int, float]  # seed, or number of a window -> perplexity
+Values = Mapping[int, float]  # perplexity by seed, or by the number of a window of the text
 Pair = tuple[str, str]  # names of the model with the better mean, and of the other
 
 
@@ -78,10 +78,10 @@ def average_lines(
 class PairedDifference(NamedTuple):
     """The paired difference of two models."""
 
-    seeds: int  # number of seeds with a finite figure of both models
+    seeds: int  # number of seeds, or windows, with a finite figure of both models
     interval: Interval  # difference of the logarithms: the first minus the other
     p_value: float = math.nan  # of the paired t-test; NaN with too few seeds
-    holm: float = math.nan  # p-value corrected for all comparisons (Holm 1979)
+    corrected_p_value: float = math.nan  # for the number of comparisons (Holm 1979)
 
 
 def compare(first: Values, other: Values) -> PairedDifference:
@@ -107,5 +107,5 @@ def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
     for rank, pair in enumerate(sorted(tested, key=lambda pair: differences[pair].p_value)):
         corrected = (len(tested) - rank) * differences[pair].p_value
         largest = max(largest, min(1.0, corrected))
-        differences[pair] = differences[pair]._replace(holm=largest)
+        differences[pair] = differences[pair]._replace(corrected_p_value=largest)
     return differences

@@ -31,7 +31,7 @@ def place(model: Any, dtype: torch.dtype) -> Any:
 
 def cores() -> int:
     """Count the processor cores that this process may use; the machine may have more."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
+    if hasattr(os, "sched_getaffinity"):  # which macOS lacks
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 

@@ -83,8 +83,6 @@ def read_curve_file(log: Path) -> Curve:
         latest = {(entry.updates, entry.kind): entry for entry in map(parse_line, lines) if entry}
     entries = [latest[key] for key in sorted(latest)]
     training = [entry for entry in entries if entry.kind == "train_inner"]
-    return Curve(
-        validations=[entry for entry in entries if entry.kind == "valid"],
-        speed=statistics.median(entry.speed for entry in training) if training else 0.0,
-        training=training,
-    )
+    validations = [entry for entry in entries if entry.kind == "valid"]
+    speed = statistics.median(entry.speed for entry in training) if training else 0.0
+    return Curve(validations, speed, training)

@@ -1,7 +1,7 @@
 """Command-line options that several commands share, each defined once.
 
-``add_data`` adds ``--data``, and so on; a parameter ``text`` is the help. Functions that parse
-values, defaults included, raise ``ArgumentTypeError``, which :class:`Parser` makes a UserError.
+``add_data`` adds ``--data``, and so on; a parameter ``text`` is the help. Functions that argparse
+calls raise ``ArgumentTypeError``, which :class:`Parser` makes a UserError; others raise that.
 """
 
 import argparse
@@ -35,9 +35,8 @@ def add_out(parser: ArgumentParser, default: str | None = None, computed: str = 
     """Add ``--out``, required without a ``default`` or the description of a ``computed`` one."""
     shown = default or computed
     text = "folder of the results" + (f" (default: {shown})" if shown else "")
-    parser.add_argument(
-        "--out", type=data_path, metavar="DIR", default=default, required=not shown, help=text
-    )
+    add = parser.add_argument
+    add("--out", type=data_path, metavar="DIR", default=default, required=not shown, help=text)
 
 
 def add_precision(parser: ArgumentParser) -> None:
@@ -62,9 +61,8 @@ def add_seeds(parser: ArgumentParser, default: str | None = None, computed: str 
 def add_set(parser: ArgumentParser, example: str) -> None:
     """Add ``--set``, which overrides settings of fairseq's configuration."""
     text = f"override a setting of fairseq, as in {example}; repeatable"
-    parser.add_argument(
-        "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=text
-    )
+    add = parser.add_argument
+    add("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=text)
 
 
 def add_on(parser: ArgumentParser, example: str) -> None:
@@ -147,7 +145,11 @@ def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
 
 
 def split_paths(text: str) -> list[str]:
-    """Split paths at commas, except in names of existing files; refuse a path that occurs twice."""
+    """Split paths at commas, except in names of existing files.
+
+    Raises:
+        UserError: a path occurs twice.
+    """
     parts = text.split(",")
     heads = [",".join(parts[:end]) for end in range(1, len(parts) + 1)]  # possible first paths
     first = next((head for head in reversed(heads) if Path(head).exists()), heads[0])

@@ -137,7 +137,7 @@ def _describe_failure(name: str, status: int, log: Path) -> str:
 def run_here(
     tasks: Mapping[str, Task], jobs: int, watch: Callable[[], object] = lambda: None
 ) -> None:
-    """Run tasks in threads, in their order. Ctrl-C ends all programs, a failure only that task's.
+    """Run tasks in threads, in their order. A failed task stops no other; Ctrl-C stops them all.
 
     Args:
         tasks: the tasks by their names in messages.

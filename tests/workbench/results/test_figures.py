@@ -102,7 +102,7 @@ def test_all_pairs_from_the_best_on_with_holms_correction():
     by_size = sorted(found.values(), key=lambda each: each.p_value)
     times = [factor * each.p_value for factor, each in zip((3, 2, 1), by_size)]
     expected = np.minimum(1, np.maximum.accumulate(times))
-    assert [each.holm for each in by_size] == pytest.approx(expected)
+    assert [each.corrected_p_value for each in by_size] == pytest.approx(expected)
 
 
 def test_marks_of_markdown_in_a_text_stay_text():

@@ -113,7 +113,7 @@ def _judge(pairs: Mapping[Pair, intervals.PairedDifference]) -> list[str]:
     """Say which differences are significant; nothing without pairs."""
     worse: dict[str, list[str]] = {}
     for (better, other), difference in pairs.items():
-        if difference.holm < 1 - LEVEL:  # 0.05; false for NaN, where there was no test
+        if difference.corrected_p_value < 1 - LEVEL:  # 0.05; false for NaN, where there was no test
             worse.setdefault(better, []).append(other)
     test = f"After Holm's correction for {len(pairs)} comparison{'s' if len(pairs) > 1 else ''}"
     found = [f"{better} is better than {', '.join(others)}" for better, others in worse.items()]

@@ -136,7 +136,7 @@ def build_record(
             "seeds": difference.seeds,
             **difference.interval.figures("log_perplexity_difference"),
             "p": difference.p_value,
-            "p_holm": difference.holm,
+            "p_holm": difference.corrected_p_value,
         }
         for (better, other), difference in outcomes.compare_models(ranked).items()
     ]
