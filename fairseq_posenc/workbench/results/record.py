@@ -23,7 +23,7 @@ class Record:
 
     kind: str  # the command, such as `compare`
     figures: Mapping[str, Sequence[Row]]  # tables by name; the first has the main results
-    data: Row  # facts by name, such as the text or its folder, the checkpoint and the machine
+    data: Mapping[str, Any]  # facts by name: the text or its folder, the checkpoint, the machine
     spec: str | None = None  # position encodings, if they are the same in all rows and known
     command: str = ""  # command line
 

@@ -4,7 +4,7 @@ A second call with the same ``--out`` translates only with the models that are n
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -125,7 +125,7 @@ def _score(
     translations: Sequence[list[str]],  # by each checkpoint
     plan: TranslationPlan,
     references: Sequence[str],
-    facts: Row,
+    facts: Mapping[str, object],
 ) -> Record:
     """Score the translations of all checkpoints; return the record, with ``facts`` in its data."""
     metrics = scores.build_metrics(references)

@@ -165,7 +165,7 @@ def _format_lengths(lengths: Sequence[Row]) -> str:
     return table(["words", "sentences", *systems], rows)
 
 
-def _list_signatures(data: Row, prefix: str) -> str:
+def _list_signatures(data: Mapping[str, object], prefix: str) -> str:
     """List the metrics' signatures, whose names in the record's data begin with a prefix."""
     return "\n".join(
         f"- {name.removeprefix(prefix)}: `{signature}`"

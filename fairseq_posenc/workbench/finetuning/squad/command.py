@@ -93,7 +93,7 @@ def _train(args: argparse.Namespace) -> None:
         ensure_last_checkpoint(out)  # a kill may have left it torn or missing
         done = updates_done(out)
         if not done and (out / folders.REQUEST).exists():
-            # Nothing was trained, so its values may differ. Other commands record other keys.
+            # Nothing was trained: values may change. Requests of other commands have other keys.
             begun = folders.read_json(out / folders.REQUEST)
             if isinstance(begun, dict) and begun.keys() == request.keys():
                 folders.empty(out)  # deletes everything in it except the lock
