@@ -435,18 +435,18 @@ def test_what_is_no_tensor_or_number_is_a_line():
         refuse("must be a whole number of at least 0", stack(), LATER, past=past)
 
 
-@pytest.mark.parametrize("spec", [*registry.names(), "rope+window(size=4)", "rope+chunk(size=4)"])
+@pytest.mark.parametrize("spec", [*SPECS, "rope+chunk(size=4)", "alibi+documents"])
 def test_padding_between_tokens_shifts_nothing_or_is_refused(spec):
     """As after a prompt that was padded on the right."""
     positions = awake(stack(spec, max_positions=12)).eval()
     layer = awake(SelfAttention(positions)).eval()
     padding = torch.tensor([[False, False, True, False, False]])
-    x = torch.randn(1, 5, 16)
+    document = torch.zeros_like(padding).long() if "documents" in spec else None
     try:
-        apart = layer(*positions(x, padding))[0][~padding]
+        apart = layer(*positions(X[:1], padding, document_ids=document))[0][~padding]
     except UserError as refused:
         assert "padding lies between tokens" in str(refused)  # noqa: PT017
         assert spec not in ("none", "rope", "learned", "sinusoidal", "fox", "cope", "fire")
         return
-    expected = layer(*positions(x[~padding][None]))[0][0]
+    expected = layer(*positions(X[:1][~padding][None]))[0][0]
     torch.testing.assert_close(apart, expected, atol=1e-5, rtol=1e-5)

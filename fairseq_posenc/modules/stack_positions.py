@@ -58,11 +58,12 @@ class StackPositions(nn.Module):
         self.has_window = any(limit.window is not None for limit in limits)
         terms_by_kind = assembly.draft_terms(spec, dims, backend="auto")  # of layers, for one token
         self.has_tables = any(terms.has(ByDistance) for terms in terms_by_kind)
-        # Masks and scores also need earlier tokens' ids; rotations do not: cached keys are rotated.
-        select_keys = any(x.segments is not None or x.first_keys is not None for x in limits)
+        # Earlier tokens' ids are also read by masks of chunks or of the first positions, and by
+        # scores; not by rotations: cached keys are rotated.
+        masks_read_ids = any(x.segments is not None or x.first_keys is not None for x in limits)
         readers = self.id_readers.values()
         read_earlier = any(x.acts_on == "scores" or x.counts_in_sentences for x in readers)
-        self.reads_all_ids = select_keys or read_earlier
+        self.reads_all_ids = masks_read_ids or read_earlier
         # Encodings, under names that state dicts have; what they compute in a pass is in `Shared`.
         self.input = assembly.build_input(spec, dims)
         self.shared = assembly.build_shared(spec, dims)
@@ -91,14 +92,16 @@ class StackPositions(nn.Module):
                 rounded to float32. On several axes ``(axes, batch or 1, ...)``.
             document_ids: for a spec with ``documents``, the number of each token's document,
                 ``(batch, past + tgt_len)``; by default documents end where ``ends`` says.
-            ends: True for tokens that end a sentence, as ``</s>``, ``(batch, past + tgt_len)``.
+            ends: True for tokens that end a sentence, as ``</s>``, ``(batch, past + tgt_len)``;
+                read by ``documents`` and encodings that count in sentences.
 
         Returns:
             The embeddings with the input encoding, and the position state of each kind of layer.
 
         Raises:
-            UserError: a shape or a type is wrong; an encoding cannot take the ``position_ids``; or
-                ``documents`` gets neither ``document_ids`` nor ``ends``, or is not in the spec.
+            UserError: a shape or a type is wrong; an encoding cannot take the ``position_ids``;
+                ``documents`` gets neither ``document_ids`` nor ``ends``; or a spec without it gets
+                ``document_ids``.
         """
         past_ids = past.ids if isinstance(past, Cache) else None
         past = past.tokens if isinstance(past, Cache) else past
@@ -111,42 +114,41 @@ class StackPositions(nn.Module):
         if ends is not None:
             input_checks.check_each_token("ends", ends, *shape)
             positions = positions._replace(ends=ends.bool() & positions.real())
-        if ends is not None and document_ids is None:  # the encoding `documents` reads the ends
-            positions = self.shared.number(positions)  # before `position_ids` replace counts
-        else:
-            positions = self._split_documents(positions, document_ids)
+        # Documents are found by the counted positions, so before a caller's ids replace these.
+        positions = self._split_rows(positions, document_ids, has_ends=ends is not None)
         if position_ids is not None:
             positions = self._replace_ids(positions, position_ids, past_ids)
-        if document_ids is None and key_padding_mask is not None:
-            self._refuse_gaps(positions)
-        shared = compute_shared(self.shared, positions)
+        if key_padding_mask is not None:
+            self._refuse_gaps(positions, "key_padding_mask")
+        states = compute_shared(self.shared, positions)  # one for each kind of layer
         for encoding in self.input.as_list() if self.input is not None else ():
-            vectors = encoding.embed(shared[0].positions)  # equal for all kinds of layers
+            vectors = encoding.embed(states[0].positions)  # equal for all kinds of layers
             assert vectors is not None, "encodings of the input have some"
             embeddings = embeddings + vectors.type_as(embeddings)
-        return embeddings, tuple(x._replace(stack=(self.spec, self.dims)) for x in shared)
+        return embeddings, tuple(x._replace(stack=(self.spec, self.dims)) for x in states)
 
-    def _refuse_gaps(self, positions: Positions, mask: str = "key_padding_mask") -> None:
-        """Refuse padding between tokens if distances between places include it; name the mask."""
+    def _refuse_gaps(self, positions: Positions, mask_name: str) -> None:
+        """Refuse padding between tokens of a row, or of a document, if distances include it."""
         # Tables use distances of places if ids are consecutive, otherwise those of the ids.
         counts_places = self.has_window or (self.has_tables and positions.consecutive)
         if not counts_places or torch.compiler.is_compiling() or reading_waits(positions.device):
             return  # a graph cannot read values, and on a GPU each pass would wait once more
-        # The first token of each run of tokens; a row has several runs if padding lies between.
+        # Tokens after padding or at index 0, which may only be the first of a row or document.
         begins = F.pad(positions.real().long(), (1, 0)).diff(dim=1).eq(1)  # [B, S]
-        if bool((begins.sum(1) > 1).any()):
+        if bool((begins & ~positions.is_first()).any()):
             raise UserError(
-                f"{mask}: padding lies between tokens, and {self.spec} would "
+                f"{mask_name}: padding lies between tokens, and {self.spec} would "
                 "count it as distance; pad on the left or on the right of all tokens"
             )
 
-    def _split_documents(self, positions: Positions, ids: Tensor | None) -> Positions:
-        """Restart positions where the number of the document changes."""
+    def _split_rows(self, positions: Positions, ids: Tensor | None, has_ends: bool) -> Positions:
+        """Restart positions where the ids of documents change, or by the ends of sentences."""
         packed = any(item.name == "documents" for item in self.spec.whole_stack)
         if ids is None:
-            if packed:
+            if packed and not has_ends:
                 raise UserError("documents: give document_ids, the number of each token's document")
-            return positions
+            # `documents` reads the ends; `compute_shared` calls it again, which changes nothing.
+            return self.shared.number(positions) if packed else positions
         if not packed:
             raise UserError(f"document_ids: the spec {self.spec} must have +documents")
         input_checks.check_each_token("document_ids", ids, positions.batch_size, positions.src_len)
@@ -202,7 +204,7 @@ class StackLayer(AttentionCore, nn.Module):
                 f"`shared` must be the second result of the stack's positions, not "
                 f"{type(shared).__name__}: x, shared = positions(embeddings), then layer(x, shared)"
             )
-        if shared[0].stack != (self.spec, self.dims) or len(shared) <= self.kind:
+        if shared[0].stack != (self.spec, self.dims):
             raise UserError(
                 "`shared` was computed by the positions of another stack: pass each layer the "
                 "result of its own StackPositions"
