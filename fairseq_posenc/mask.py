@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.torch_modes import is_saving_hooked
+from fairseq_posenc.torch_modes import has_saving_hooks
 
 DIRECTIONS = ("both", "lr", "rl")
 _T = TypeVar("_T")
@@ -228,7 +228,7 @@ class Mask(NamedTuple):
         records = learns and any(isinstance(x, Tensor) and x.requires_grad for x in deps)
         # A compiler finds common subexpressions itself. Activation checkpointing expects a layer to
         # save the same tensors when it runs again, so it computes what has a gradient itself.
-        if torch.compiler.is_compiling() or self.cache is None or (records and is_saving_hooked()):
+        if torch.compiler.is_compiling() or self.cache is None or (records and has_saving_hooks()):
             return compute()
         # With gradients enabled, a value that was computed without a graph does not serve.
         key, values = (learns, *deps), vars(self.cache)

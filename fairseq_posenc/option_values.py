@@ -6,13 +6,13 @@ from typing import Any, Literal, get_args, get_origin
 
 from fairseq_posenc.errors import UserError, shortened, suggest
 
-# Larger tables would not fit into memory, and larger scores would overflow.
+# Larger tables would not fit into memory; larger factors, or smaller divisors, overflow scores.
 _LARGEST_INT = 1_000_000
 _FLOAT_RANGE = (1e-6, 1e12)
 
 
 class Signed(float):
-    """The type of an option that may be any finite number; a ``float`` must be above 0."""
+    """The type of an option that may be any finite number; a ``float`` is at least 1e-6."""
 
 
 def parse_value(text: str, option_type: Any, largest_int: int = _LARGEST_INT) -> Any:

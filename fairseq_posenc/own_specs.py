@@ -53,10 +53,10 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
             changes = {name.strip(): value.strip() for name, _, value in pairs}
             replaced = chain(*own_layers[place :: len(layers)])  # by this `own`, in all layers
             known = {name for x in replaced for name in options_of(x.name)}
-            for unknown in sorted(changes.keys() - known):
+            if unknown := sorted(changes.keys() - known):
                 raise UserError(
-                    f"{shortened(item)}: the model's positions there have no option {unknown!r}; "
-                    f"{suggest(unknown, known)}they are {shortened(str(own))}"
+                    f"{shortened(item)}: the model's positions there have no option "
+                    f"{unknown[0]!r}; {suggest(unknown[0], known)}they are {shortened(str(own))}"
                 )
             items += [_change_options(x, changes) for x in own_items if x.name != "none"]
         expanded.append("+".join(items) or "none")

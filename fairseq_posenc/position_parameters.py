@@ -30,7 +30,7 @@ def is_position_parameter(name: str) -> bool:
 
 
 def extend_tables(model: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> list[str]:
-    """Lengthen tables that are indexed by distance to the model's length (``Encoding.extend``).
+    """Lengthen, to the model's length, tables that are indexed by distance (`Encoding.extend`).
 
     Every distance keeps its row, and parameters of other kinds stay as they are.
 
@@ -139,12 +139,12 @@ def _copy_parameter(
     offset = parameter.size(0) // axes - encoding.dims.max_positions
     if trained.size(0) != axes * (offset + length):
         return misfit
-    old, new = (x.unflatten(0, (axes, -1)) for x in (trained, parameter))  # [axes, rows, C] each
+    old, new = (x.unflatten(0, (axes, -1)) for x in (trained, parameter))  # views, [axes, rows, C]
     rows = new.size(1)
     if rule is not None and old.size(1) < rows:
         old = _lengthen_tables(old, offset, rows, rule)
     kept = min(old.size(1), rows)
-    new[:, :kept] = old[:, :kept]
+    new[:, :kept] = old[:, :kept]  # changes the parameter
     if kept == rows:
         return ""
     rules = "; ".join(f"extend={known!r} {does}" for known, does in LENGTH_RULES.items())

@@ -99,7 +99,7 @@ class Positions(NamedTuple):
         is_shifted: whether the id of a real token may differ from its index in the row. Padding
             before it is one cause; documents and ids that a caller gives are others.
         longest: the largest position plus 1, or an upper bound on it; None if not known.
-        first: result of :meth:`is_first` before other ids replaced the counted ones, or None.
+        first: result of :meth:`is_first`, as ids of documents or a caller do not show it; or None.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, if
             documents were looked for; ``ids`` are then counted in the document.
         drawn: random numbers that tables and rotations use instead of ``ids``; None for ``ids``.

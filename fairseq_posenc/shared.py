@@ -26,8 +26,9 @@ class Shared(NamedTuple):
 
     Attributes:
         positions: positions of the tokens.
-        mask: the keys that a query may see, without the direction of a layer. Its cache has values
-            that are computed once for all layers.
+        mask: the keys that a query may see, without the direction of a layer. Its cache
+            (:meth:`Mask.cached`) has values that the first layer of the kind computes for all;
+            a layer for which one of their ``deps`` is another object computes them again.
         encodings: those that these layers share, to compute terms or rotations again.
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
@@ -52,12 +53,12 @@ class Shared(NamedTuple):
         of the first layer frees the graph of its arguments, and all layers have these terms.
         """
         if is_reentrant_recomputation():
-            return Terms.combine(x.combined_terms(self.positions) for x in self.encodings)
+            return Terms.combine(x.terms_with_scale(self.positions) for x in self.encodings)
         return self.terms
 
     def needed_keys(self) -> NeededKeys:
-        """Find the keys that caches must hold for later queries, once for all layers."""
-        return self.mask.cached("needed", self.mask.cache_deps, self.mask.needed_keys)
+        """Find the keys that caches must hold for later queries, once for layers of one kind."""
+        return self.mask.cached("needed", deps=self.mask.cache_deps, compute=self.mask.needed_keys)
 
     def rotation_of_last(self, count: int) -> Rotation | None:
         """Select the rotation of the last ``count`` tokens: T, or all if keys are cached unrotated.
@@ -67,8 +68,9 @@ class Shared(NamedTuple):
         """
         positions = self.positions
         if count != positions.tgt_len:  # computed by the first layer that needs it
+            deps = (positions.ids, positions.drawn, count)
             compute = partial(self.rotation_at, positions.last_ids(count))
-            return self.mask.cached("last", (positions.ids, positions.drawn, count), compute)
+            return self.mask.cached("last", deps, compute)
         rotating = (x for x in self.encodings if x.acts_on == "rotation")
         trains = (p.requires_grad for x in rotating for p in x.parameters())
         if is_reentrant_recomputation() and any(trains):
@@ -89,15 +91,15 @@ def compute_shared(encodings: SharedEncodings, positions: Positions) -> tuple[Sh
     """
     positions = encodings.number(positions)  # restarts them in documents, draws random ones
     named = encodings.as_dict()
-    terms = {name: x.combined_terms(positions) for name, x in named.items()}
+    terms = {name: x.terms_with_scale(positions) for name, x in named.items()}
     rotations = {name: x.rotation(positions.query_ids) for name, x in named.items()}
-    limits = {name: x.mask(positions) for name, x in named.items()}
+    masks = {name: x.mask(positions) for name, x in named.items()}
     states = []
     for names in encodings.kinds:  # the names of the encodings that a kind of layer uses
-        by_padding = Mask(key_padding=positions.padding, cache=PassCache())
+        limits = reduce(and_, (masks[name] for name in names), NO_MASK)  # all must allow a key
         shared = Shared(
             positions,
-            mask=reduce(and_, (limits[name] for name in names), by_padding),  # a key needs all
+            mask=limits._replace(key_padding=positions.padding, cache=PassCache()),
             encodings=tuple(named[name] for name in names),
             terms=Terms.combine(terms[name] for name in names),
             rotation=find_first(rotations[name] for name in names),  # a layer has at most one

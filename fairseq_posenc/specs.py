@@ -11,7 +11,7 @@ layer they are written.
 All specs with the same meaning have one canonical form:
 
 - options in the order of the constructor, without defaults;
-- encodings in the order of the place they act on (input, rotation, scores, ...), then by name;
+- encodings in the order of the places they act on (input, rotation, scores, ...), then by name;
   what applies to the whole stack comes last, except encodings of the input;
 - ``none`` only for a layer without any encoding;
 - the shortest list of layers; encodings of the whole stack are written in the first.
@@ -130,8 +130,9 @@ class Spec(NamedTuple):
     @property
     def is_causal_only(self) -> bool:
         """Whether an encoding is for causal models alone (``causal_reason`` says why)."""
-        prefill = any(dict(x.options).get("prefill") for x in self.items)  # no window in decoding
-        return prefill or any(item.encoding.causal_reason for item in self.items)
+        # With `window(prefill=true)`, generated tokens have no window: only causal models generate.
+        generates = any(dict(x.options).get("prefill") for x in self.items)
+        return generates or any(item.encoding.causal_reason for item in self.items)
 
     def layer_modules(self, index: int) -> dict[str, Item]:
         """Select the encodings with a module in layer ``index``, from 0, by the module's name."""

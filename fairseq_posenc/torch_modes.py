@@ -23,7 +23,7 @@ def is_exporting() -> bool:
     return bool(getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)())
 
 
-def is_saving_hooked() -> bool:
+def has_saving_hooks() -> bool:
     """Check whether hooks receive, or may receive, the tensors that autograd saves.
 
     Non-reentrant activation checkpointing sets them. It runs a layer again in the backward pass,

@@ -60,7 +60,7 @@ class Dims(NamedTuple):
         return share if self.own_head_dim is None else self.own_head_dim
 
     @property
-    def heads_dim(self) -> int:
+    def all_heads_dim(self) -> int:
         """H * D, the width of all heads side by side."""
         return self.num_heads * self.head_dim
 
@@ -191,7 +191,7 @@ class Encoding(nn.Module):
         """List the terms of scores and values, with rows for all distances of a call."""
         return []
 
-    def combined_terms(self, positions: Positions) -> Terms:
+    def terms_with_scale(self, positions: Positions) -> Terms:
         """Combine :meth:`terms` and the scale factor, as backends take them."""
         scale = [] if self.scale_factor is None else [ScaleFactor(self.scale_factor)]
         return Terms([*self.terms(positions), *scale])
@@ -280,7 +280,7 @@ class Encodings(nn.ModuleDict):
 
     def terms(self, positions: Positions) -> Terms:
         """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""
-        return Terms.combine(x.combined_terms(positions) for x in self.as_list())
+        return Terms.combine(x.terms_with_scale(positions) for x in self.as_list())
 
 
 class SharedEncodings(Encodings):

@@ -142,7 +142,7 @@ class TransformerXL(Encoding):
 
     def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
         super().__init__(dims, scale_factor)
-        self.projection = nn.Parameter(torch.empty(dims.heads_dim, dims.embed_dim))
+        self.projection = nn.Parameter(torch.empty(dims.all_heads_dim, dims.embed_dim))
         self.u = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
         self.v = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
         self.sinusoids = Sinusoidal(dims)

@@ -56,7 +56,7 @@ class Term:
             return self
         return self.map(lambda x: change(x, self.letters.index(axis)))
 
-    def without_first_keys(self, count: int) -> Self:
+    def without_dropped_keys(self, count: int) -> Self:
         """Leave out the first ``count`` keys, which a cache has dropped."""
         # Not a slice, whose start would be a constant of torch.compile's graph: one per step.
         return self.map_axis("S", lambda x, dim: x.narrow(dim, count, x.size(dim) - count))
@@ -98,7 +98,7 @@ class ByDistance(Term):
         """Repeat rows along their runs, so that each distance has a row."""
         return self.table if self.runs is None else self.runs.expand(self.table)
 
-    def without_first_keys(self, count: int) -> Self:
+    def without_dropped_keys(self, count: int) -> Self:
         """Leave out the ``count`` lowest distances, and the rows that no other distance has."""
         # The number of rows to leave out, and the runs of the others.
         dropped, runs = (count, None) if self.runs is None else self.runs.without_first(count)

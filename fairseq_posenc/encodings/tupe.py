@@ -104,10 +104,10 @@ class TupeShared(Encoding):
         self.positions = nn.Parameter(torch.empty(dims.max_positions + 1, width))
         self.norm_weight = nn.Parameter(torch.empty(width))
         self.norm_bias = nn.Parameter(torch.empty(width))
-        self.query_weight = nn.Parameter(torch.empty(dims.heads_dim, width))
-        self.query_bias = nn.Parameter(torch.empty(dims.heads_dim))
-        self.key_weight = nn.Parameter(torch.empty(dims.heads_dim, width))
-        self.key_bias = nn.Parameter(torch.empty(dims.heads_dim))
+        self.query_weight = nn.Parameter(torch.empty(dims.all_heads_dim, width))
+        self.query_bias = nn.Parameter(torch.empty(dims.all_heads_dim))
+        self.key_weight = nn.Parameter(torch.empty(dims.all_heads_dim, width))
+        self.key_bias = nn.Parameter(torch.empty(dims.all_heads_dim))
         self.buckets = nn.Parameter(torch.empty(dims.num_heads, num_buckets + 1))
 
     def terms(self, positions: Positions) -> list[Term]:

@@ -106,7 +106,7 @@ class Family:
             by_head = projected[0].unflatten(-1, (dims.num_heads, 3, -1))  # [R, H, q or k or v, D]
             query, key = by_head[:, :, 0].flatten(1), by_head[:, :, 1].flatten(1)
         else:  # all queries, then all keys, then as many values
-            query, keys_and_values = projected[0].tensor_split([dims.heads_dim], -1)
+            query, keys_and_values = projected[0].tensor_split([dims.all_heads_dim], -1)
             key = keys_and_values.chunk(2, -1)[0]
         # A head's queries may be followed by a gate of its output. There are G heads of keys.
         query = query.unflatten(-1, (dims.num_heads, -1))[..., : dims.head_dim].transpose(0, 1)

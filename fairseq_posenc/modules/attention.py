@@ -44,10 +44,10 @@ class _LayerAttention(StackLayer):
         self.num_key_value_heads = kv_heads
         kv_dim = kv_heads * dims.head_dim
         source_dim = dims.embed_dim if source_dim is None else source_dim
-        self.q_proj = nn.Linear(dims.embed_dim, dims.heads_dim, bias)
+        self.q_proj = nn.Linear(dims.embed_dim, dims.all_heads_dim, bias)
         self.k_proj = nn.Linear(source_dim, kv_dim, bias)
         self.v_proj = nn.Linear(source_dim, kv_dim, bias)
-        self.out_proj = nn.Linear(dims.heads_dim, dims.embed_dim, bias)
+        self.out_proj = nn.Linear(dims.all_heads_dim, dims.embed_dim, bias)
 
 
 class SelfAttention(_LayerAttention):

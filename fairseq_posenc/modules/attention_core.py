@@ -43,7 +43,8 @@ class Kept(NamedTuple):
 
     def select(self, needed: NeededKeys, tokens: int) -> "Kept":
         """Select the keys that later tokens need; ``tokens`` is S."""
-        count, last, first = self.key.size(2), needed.last, needed.first
+        count = self.key.size(2)
+        last, first = needed  # number of last keys (None: all); places of first ones, on the CPU
         if last is None or (self.places is None and count <= last):
             return self  # all kept keys are needed
         if first is None and self.places is None:  # of the last K, the last ones are needed
@@ -61,9 +62,10 @@ class Kept(NamedTuple):
     def with_gaps(self, queries: int, tokens: int) -> "Kept":
         """Insert T - 1 keys of zeros at the beginning of each gap; no query sees them.
 
-        With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. In a table by distance, the
-        rows of a query begin one row after those of the next query, so the rows of the T - 1 places
-        after ``b`` are needed as well. ``queries`` is T, and ``tokens`` is S.
+        With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. Of a table by distance,
+        ``Term.select_keys`` keeps a row for each key, that of its distance from the last query. The
+        two queries before that one read, for key ``b``, the next two rows: those of the zeros have
+        the right distances, those of ``f`` and ``g`` do not. ``queries`` is T, ``tokens`` is S.
         """
         if self.places is None or queries == 1:
             return self
@@ -112,7 +114,7 @@ def use_kept(call: AttentionCall, kept: Kept, tokens: int) -> AttentionCall:
         terms = Terms([term.select_keys(places, queries, tokens) for term in terms])
         mask = mask.select_keys(places)
     elif dropped := tokens - key.size(2):
-        terms = Terms([term.without_first_keys(dropped) for term in terms])
+        terms = Terms([term.without_dropped_keys(dropped) for term in terms])
         mask = mask.without_dropped_keys(dropped)
     return call._replace(key=key, value=value, terms=terms, mask=mask)
 
@@ -124,7 +126,7 @@ class Cache:
         self.kept: Kept | None = None
         # All tokens that were read, including those of dropped keys; 0 in a CrossAttention's cache.
         self.tokens = 0
-        self.ids: Tensor | None = None  # of self-attention: positions that a caller gave, (B, S)
+        self.ids: Tensor | None = None  # positions that a caller gave, (B, S) or (B, S, axes)
         self.decay: Decay | None = None  # of forget gates, of all tokens
         self.projected = ProjectedRows()  # by distance, for all sentences; `compute_terms` fills it
 

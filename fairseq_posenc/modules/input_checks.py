@@ -45,7 +45,8 @@ def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: 
         return
     if cache.ids is not None and positions.counted:  # no caller gave this call's positions
         raise UserError("the tokens in the cache had position_ids: give those of the new ones")
-    # New queries need the last keys, such as those of a window, and first ones that it never hides.
+    # A cache keeps the keys that new queries see: the last ones, as in a window (None: all), and
+    # first ones that it never hides. The mask has the new tokens (`queries`) already.
     needed = shared.mask.needed_keys(queries=positions.tgt_len)
     length = tokens if needed.last is None else min(tokens, needed.last)
     if needed.first is not None:
@@ -54,7 +55,8 @@ def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: 
                 f"the cache lacks {lacking} of the first keys that these positions need: give "
                 "each layer its own cache"
             )
-        # It may hold more: first keys of beams that `Cache.reorder` has dropped stay in all others.
+        # It may hold more: all rows keep the same places, and `Cache.reorder` may have dropped the
+        # only row that needs some of them.
         length = max(length, kept.key.size(2))
     held = (*kept.key.shape[:3], kept.value.size(3))  # batch, heads, keys, width: PoPE widens keys
     expected = (positions.batch_size, heads, length, head_dim)
@@ -109,13 +111,13 @@ def read_position_ids(
 
     Args:
         name: of the argument, for messages.
-        ids: position ids, ``(B or 1, S)``, or ``(axes, B or 1, S)``.
+        ids: position ids, ``(B or 1, S)``, or ``(axes, B or 1, S)``; or those of T tokens.
         readers: the encodings of the stack that read positions, by their text in the spec.
         batch: number of sentences.
-        lengths: allowed numbers of ids for each sentence.
+        lengths: allowed numbers of ids for each sentence: S, perhaps also T.
 
     Returns:
-        ``(B or 1, S)``, or ``(B or 1, S, axes)``.
+        ``(B or 1, S)``, or ``(B or 1, S, axes)``; T in place of S if the ids are of T tokens.
 
     Raises:
         UserError: the ids have another shape, or an encoding cannot take their type or axes.

@@ -27,7 +27,7 @@ class LayerPositions(StackLayer):
     >>> from torch.nn.functional import scaled_dot_product_attention
     >>> positions = StackPositions("rope+alibi", embed_dim=64, num_heads=4)
     >>> layer = LayerPositions(positions)
-    >>> embeddings, shared = positions(torch.randn(2, 5, 64))  # once a forward pass
+    >>> embeddings, shared = positions(torch.randn(2, 5, 64))  # once per forward pass
     >>> query, key, value = torch.randn(3, 2, 4, 5, 16)  # (batch, heads, length, head_dim) each
     >>> query, key = layer.rotate(query, key, shared)
     >>> bias = layer.bias(shared)
@@ -47,9 +47,10 @@ class LayerPositions(StackLayer):
     def __init__(self, positions: StackPositions, layer: int = 0) -> None:
         super().__init__(positions, layer)
         spec, dims = self.spec, self.dims
-        terms = draft_layer(spec, dims, self.kind)  # for one token, with the types of a pass
+        terms = draft_layer(spec, dims, kind=self.kind)  # for one token, with the types of a pass
         # Queries and keys that a rotation makes wider (`pope`) would need another scale.
         widens = any(item.encoding.widens for item in spec.layer_kinds[self.kind])
+        # With a reset, the first token's pairs have other numbers: still a factor or a bias.
         simple = (NumbersByDistance, NumbersByPair, Reset, ScaleFactor)
         if widens or not all(isinstance(term, simple) for term in terms):
             raise UserError(
@@ -57,7 +58,7 @@ class LayerPositions(StackLayer):
                 "use SelfAttention"
             )
         self.scale = terms.scale(dims.head_dim)
-        self.encodings = build_layer(spec, dims, layer)
+        self.encodings = build_layer(spec, dims, index=layer)
 
     def rotate(
         self, query: Tensor, key: Tensor, shared: tuple[Shared, ...]
@@ -96,7 +97,7 @@ class LayerPositions(StackLayer):
             UserError: the encodings also multiply the scores; use :meth:`score_mod`.
         """
         state = self.select_state(shared)
-        terms = self.collect_terms(state)
+        terms = self.compute_terms(state)
         if terms.gain is not None:  # numbers by distance that multiply, as those of `m1`
             raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
         return sum_biases(terms, state.positions.tgt_len, state.positions.src_len)
@@ -107,7 +108,7 @@ class LayerPositions(StackLayer):
         Also pass it :attr:`scale`. No matrix of scores is made.
         """
         state = self.select_state(shared)
-        terms, positions = self.collect_terms(state), state.positions
+        terms, positions = self.compute_terms(state), state.positions
         return build_score_mod(terms, positions.tgt_len, positions.src_len, positions.device)
 
 
@@ -184,11 +185,12 @@ class PositionEncoding(AttentionCore, StackPositions):
             backend: ``auto``, or the name of a backend.
             inputs: as for :meth:`scores`.
         """
-        draft_layer(self.spec, self.dims, 0, backend)  # refuses what the backend cannot compute
+        draft_layer(self.spec, self.dims, kind=0, backend=backend)  # refuses what it cannot compute
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")
-        call = self._build_call(query, key, value, key_padding_mask, inputs, direction, dropout)
-        attended, _ = backends.attend(call, backend)
+        call = self._build_call(query, key, value, key_padding_mask, inputs)
+        mask = call.mask.with_direction(direction or self.direction)
+        attended, _ = backends.attend(call._replace(mask=mask, dropout=dropout), backend)
         return attended
 
     @torch.no_grad()
@@ -199,7 +201,7 @@ class PositionEncoding(AttentionCore, StackPositions):
 
         Args:
             reach: the largest distance.
-            samples: number of random vectors, of norm sqrt(embed_dim), to average over.
+            samples: number of random vectors to average over, from a standard normal distribution.
             seed: random seed of the vectors.
 
         Returns:
@@ -207,40 +209,32 @@ class PositionEncoding(AttentionCore, StackPositions):
         """
         check_count("reach", reach, least=0)
         length = 2 * reach + 1
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)  # on the CPU: devices get the same vectors
         content = torch.randn(samples, 1, self.dims.embed_dim, generator=generator)
-        parameter = next(self.parameters(), content)  # without parameters: on the CPU
-        # Drawn on the CPU, so that every device gets the same vectors.
-        content = content.to(parameter.device)
+        content = content.to(next(self.parameters(), content).device)
         embedded, _ = self(content.expand(-1, length, -1))  # [samples, length, embed_dim]
-        heads = self._split_heads(embedded)  # [B, H, T, D]
-        scores = self.scores(heads, heads, inputs=embedded)  # [B, H, T, T]
+        heads = self.split_heads(embedded)  # [samples, H, length, D]
+        scores = self.scores(heads, heads, inputs=embedded)  # [samples, H, length, length]
         return scores[:, :, reach].mean(0)  # of the middle query, which has all distances
 
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """Split vectors ``(..., T, C)`` into heads, ``(..., H, T, D)``, without a projection."""
-        if x.size(-1) != self.dims.heads_dim:
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Split vectors ``(B, T, C)``, which nothing projects, into heads, ``(B, H, T, D)``."""
+        if x.size(-1) != self.dims.all_heads_dim:
             raise UserError(
                 f"vectors of width {x.size(-1)} do not fit {self.dims.num_heads} heads of width "
                 f"{self.head_dim} without a layer's projections: use a SelfAttention"
             )
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
+        return super().split_heads(x)
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Split rows ``(R, C)``, instead of projecting them, to queries and keys ``(H, R, D)``."""
-        return self._split_heads(rows), self._split_heads(rows)
+        (heads,) = self.split_heads(rows[None])
+        return heads, heads
 
     def _build_call(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None,
-        inputs: Tensor | None,
-        direction: str | None = None,
-        dropout: float = 0.0,
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, inputs: Tensor | None
     ) -> AttentionCall:
-        """Check the arguments, and make the call of a backend."""
+        """Check the arguments, of which ``mask`` is the key_padding_mask; make a backend's call."""
         dims = self.dims
         batch, _, tgt_len, _ = query.shape
         src_len = key.size(2)
@@ -251,7 +245,7 @@ class PositionEncoding(AttentionCore, StackPositions):
                 f"query {tuple(query.shape)} and key {tuple(key.shape)} must both be (batch, "
                 f"{dims.num_heads} heads, length, {dims.head_dim}), the queries of the last tokens"
             )
-        padding = read_mask("key_padding_mask", key_padding_mask, batch, src_len, query.device)
+        padding = read_mask("key_padding_mask", mask, batch, src_len, query.device)
         positions = Positions.from_padding(padding, tgt_len)
         shape = (batch, src_len, dims.embed_dim)
         inputs = query.new_zeros(shape) if inputs is None else inputs
@@ -259,6 +253,5 @@ class PositionEncoding(AttentionCore, StackPositions):
             raise UserError(f"inputs {tuple(inputs.shape)} must be {shape}")
         (state,) = compute_shared(self.shared, positions)  # layers are of one kind
         terms = self.compute_terms(state) | self.encodings.input_terms(inputs, positions)
-        mask = state.mask.with_direction(direction or self.direction)
         query, key = self.rotate_tokens(query, key, state)
-        return AttentionCall(query, key, value, terms, mask, dropout)
+        return AttentionCall(query, key, value, terms, state.mask.with_direction(self.direction))

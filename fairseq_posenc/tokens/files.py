@@ -18,8 +18,8 @@ from fairseq_posenc.errors import UserError
 _BLOCK_BYTES = 1 << 16  # about a thousand sentences
 # By suffix: functions that open compressed files, of which no part can be read by itself.
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-# Errors that a damaged compressed file raises while it is read.
-DAMAGE_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
+# Errors of a file that cannot be read; the others are those of a damaged compressed one.
+READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 def read_blocks(path: str | Path, size: int = _BLOCK_BYTES) -> Iterator[bytes]:
@@ -42,7 +42,7 @@ def read_bytes(path: Path, name: str = "") -> bytes:
     """
     try:
         return b"".join(read_blocks(path))
-    except (OSError, *DAMAGE_ERRORS) as error:
+    except READ_ERRORS as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"{name or path}: cannot be read ({reason}); name a file that can be read"

@@ -84,7 +84,7 @@ def read_squad(path: Path) -> Squad:
 
 
 def _read_json(path: Path) -> Any:
-    """Read a JSON file, which may be compressed; refuse a file that cannot be read or is none."""
+    """Read a JSON file, which may be compressed; refuse one that cannot be read or is not JSON."""
     content = read_bytes(path)
     try:
         return json.loads(content)

@@ -1,7 +1,7 @@
 """Encodes text by a dictionary: the interface of tokenizers, encoders of symbols, data sets.
 
 A splitter turns lines into *symbols*, fairseq's word for words, characters or pieces ("a bee" into
-"a", "bee"), and a dictionary these into token ids. SQuAD's answers must be parts of the original
+"a", "bee"), and a dictionary has their token ids. SQuAD's answers must be parts of the original
 text, so the tokens of a tokenizer also know their characters in it.
 """
 
@@ -40,7 +40,7 @@ def token_dtype(dictionary: "Dictionary") -> np.dtype:
 
 
 class TextTokens(NamedTuple):
-    """The tokens of a text and their characters, ``text[start:end]``; a letter's bytes share it."""
+    """Tokens of a text and their characters, ``text[start:end]``; a byte has its whole letter."""
 
     ids: np.ndarray  # token ids of the fairseq dictionary, `[T]`
     starts: np.ndarray  # index of the first character after leading white space, `[T]`, ascending

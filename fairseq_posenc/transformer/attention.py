@@ -34,8 +34,8 @@ def _read_kept(buffer: dict[str, Tensor | None]) -> Kept | None:
 class PositionalAttention(AttentionCore, MultiheadAttention):
     """fairseq's self-attention with position encodings, directions and a choice of backend.
 
-    Decoder layers, BERT's initialisation and beam search rely on fairseq's class: projections, the
-    format of caches and their reordering are its own, the steps of attention `AttentionCore`'s.
+    Decoder layers, BERT's initialisation and beam search rely on fairseq's class, which has the
+    projections, the format of caches and their reordering; `AttentionCore` has the steps.
 
     Args:
         embed_dim: C, the width of the model.
@@ -75,7 +75,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         raise UserError(_NO_TORCHSCRIPT)
 
     def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
-        """Refuse fairseq's pruning of heads, which leaves the encodings' tables by head as is."""
+        """Refuse fairseq's pruning of heads, which does not prune the encodings' tables by head."""
         raise UserError("heads cannot be pruned: tables by head would keep the rows of all heads")
 
     def forward(
@@ -115,8 +115,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             # Rows of DeBERTa's table that earlier steps projected; `compute_terms` adds new ones.
             key_of_rows = self._get_full_incremental_state_key("rows")  # not reordered with beams
             rows = incremental_state.setdefault(key_of_rows, ProjectedRows())
-        sums = buffer.get("prev_decay")  # fields of a Decay, joined: [B, H or 2 H, S - T, 2]
-        past = None if sums is None else Decay(*sums.split(self.num_heads, 1))
+        earlier, later = buffer.get("prev_decay_earlier"), buffer.get("prev_decay_later")
+        past = None if earlier is None else Decay(earlier, later)  # of forget gates, S - T tokens
         of_input = self.encodings.input_terms(query.transpose(0, 1), positions, past)
         decay = of_input.find(Decay)  # sums of forget gates' logarithms, of all S tokens; or None
         terms = self.compute_terms(shared, rows) | of_input  # all that is added to the scores
@@ -142,7 +142,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 "prev_value": needed.value,
                 "prev_key_padding_mask": padding,  # of all tokens, also those without a key
                 "prev_places": places,
-                "prev_decay": None if decay is None else torch.cat([*decay.tensors().values()], 1),
+                "prev_decay_earlier": None if decay is None else decay.earlier,  # [B, H, S, 2]
+                "prev_decay_later": None if decay is None else decay.later,
             }
             self._set_input_buffer(incremental_state, buffer)
         attended, weights = attend(call, self.backend)

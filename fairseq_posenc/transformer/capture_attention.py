@@ -91,7 +91,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
         projected = F.linear(x, projection.weight, projection.bias)  # projection(x) may rotate
         return projected.unflatten(-1, (attention.num_heads, -1)).permute(1, 2, 0, 3)
 
-    query = project(queries, attention.q_proj)  # [B, H, T, D]
+    query = project(queries, attention.q_proj)  # [B, H, T, D]; `split` scales and rotates
     key = project(keys, attention.k_proj)  # [B, H, S, D]
     if isinstance(attention, PositionalAttention):
         # Layers of one kind have the same encodings. The state is still set when hooks run.
@@ -100,7 +100,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
         terms = attention.compute_terms(shared) | of_input
         rotation = attention.rotation(shared, shared.positions.tgt_len)  # of all tokens, or None
         mask = shared.mask.with_direction(attention.direction)  # for `cope`, which counts keys
-        return split(query, key, terms, rotation, mask=mask)
+        return split(query, key, terms, rotation, mask=mask)  # keys are the queries' tokens
     if isinstance(attention.q_proj, RotatedProjection):
         # Attention to an encoder's output, with rope(cross_attention=true).
         shared = state_of_kind(attention.q_proj.stack, attention.q_proj.kind)

@@ -180,13 +180,13 @@ def configure_stack(args: Any, side: Literal["encoder", "decoder"]) -> Transform
     return cfg
 
 
-def read_weight_settings(cfg: TransformerConfig, layers: Any, dictionary: Any) -> WeightSettings:
-    """Read what loading compares with a checkpoint; ``layers``: ``cfg.encoder`` or ``decoder``."""
-    activation = str(cfg.activation_fn or "relu")
+def read_weight_settings(cfg: TransformerConfig, options: Any, dictionary: Any) -> WeightSettings:
+    """Read what loading compares with a checkpoint; ``options``: ``cfg.encoder`` or ``decoder``."""
+    activation = str(cfg.activation_fn or "relu").replace("gelu_fast", "gelu_accurate")  # renamed
     return WeightSettings(  # stored in each checkpoint: existing values must not be renamed
-        heads=int(layers.attention_heads),
-        activation="gelu_accurate" if activation == "gelu_fast" else activation,  # an old name
-        norm="pre" if layers.normalize_before else "post",
+        heads=int(options.attention_heads),
+        activation=activation,
+        norm="pre" if options.normalize_before else "post",
         embeddings="unscaled" if cfg.no_scale_embedding else "scaled",
         dictionary=fingerprint(dictionary),
     )

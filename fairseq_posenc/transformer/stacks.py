@@ -17,7 +17,7 @@ from fairseq_posenc import assembly
 from fairseq_posenc.encodings.base import Encoding, Encodings
 from fairseq_posenc.encodings.term import Reset
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.identity import Identity, WeightSettings, format_directions
+from fairseq_posenc.identity import Identity, format_directions
 from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.positions import Positions
@@ -63,10 +63,7 @@ class _PositionalStack(nn.Module):
     layers: nn.ModuleList
     embed_positions: nn.Module | None
     padding_idx: int
-    layers_kept: list[int] | None = None  # indices in the trained stack, read on loading; None: all
     layers_built = 0  # so far; fairseq's constructor builds them in order
-    weight_settings: WeightSettings
-    init_positions: bool = False  # --init-positions: loading may replace other positions
 
     def install(self, cfg: Any, options: Any, dictionary: Any) -> None:
         """Build the encodings of the input, and those that the layers share; refuse misfits.
@@ -74,8 +71,9 @@ class _PositionalStack(nn.Module):
         ``cfg`` is that of the stack, ``options`` its ``encoder`` or ``decoder``.
         """
         self.settings: StackSettings = cfg.position
-        self.layers_kept = self.settings.layers_kept
         self.weight_settings = read_weight_settings(cfg, options, dictionary)
+        # Loading a checkpoint reads both, in `checkpoints.state_dict_adapter`.
+        self.layers_kept = self.settings.layers_kept
         self.init_positions = self.settings.init_positions
         spec, dims = self.settings.spec, self.settings.dims
         self.spec, self.dims = spec, dims
@@ -119,7 +117,7 @@ class _PositionalStack(nn.Module):
         return self.identity.to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Adopt the identity of loaded weights; :class:`PositionCheckpoints` has checked it."""
+        """Adopt the identity of loaded weights; ``checkpoints.state_dict_adapter`` checked it."""
         loaded = Identity.from_tensor(state)
         length = loaded.trained_length  # may not be this model's number of positions
         self.weight_settings = self.weight_settings.fill_from(loaded.weight_settings)
@@ -160,8 +158,8 @@ class _PositionalStack(nn.Module):
         positions = self.encodings.number(positions)  # with `documents`, from 0 in each
         if ids is not None:
             positions = positions.replace_ids(ids)  # where documents begin stays the same
-        if self.has_reset:
-            positions = positions._replace(first=positions.is_first())  # which `reset` looks up
+        if self.has_reset:  # one tensor for all layers: their cache compares tensors by identity
+            positions = positions._replace(first=positions.is_first())
         built = self.settings.spec, self.settings.dims  # layers refuse states of another stack
         return tuple(x._replace(stack=built) for x in compute_shared(self.encodings, positions))
 

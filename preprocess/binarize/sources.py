@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
-from fairseq_posenc.tokens.files import DAMAGE_ERRORS, read_blocks
+from fairseq_posenc.tokens.files import READ_ERRORS, read_blocks
 
 CHUNK_BYTES = 1 << 20  # about the size of a chunk, which ends with a line
 # Control characters, without white space (0x09 to 0x0d), escape, and separators of records.
@@ -87,7 +87,7 @@ def read_chunks(files: Iterable[SourceFile]) -> Iterator[tuple[SourceChunk, byte
                     refuse_wide_characters(data, file.path)
                 yield SourceChunk(file, lines, ends_file=False), data
                 lines += _count_lines(data)
-        except (*DAMAGE_ERRORS, OSError) as error:
+        except READ_ERRORS as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # an error of the disk, not of the compressed data
             raise UserError(f"{file.path} is damaged: {error}; fetch it again") from error

@@ -18,7 +18,7 @@ from fairseq_posenc.backends.blocked.geometry import split
 from fairseq_posenc.backends.blocked.operands import lay_out
 from fairseq_posenc.encodings.term import CountedRows, Decay, NumbersByPair, Reset, ScoreCap
 from fairseq_posenc.precision import at_least_fp32, no_autocast
-from fairseq_posenc.torch_modes import is_saving_hooked
+from fairseq_posenc.torch_modes import has_saving_hooks
 
 # Bytes that a call may save for its backward pass; a call that would save more computes its blocks
 # again. With every encoding, RoBERTa-base saves 11 sentences of 512 tokens (396 MiB for a product
@@ -67,7 +67,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     operands = lay_out(call, has_far=(any(before), any(after)))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     # No block is saved under hooks of checkpointing or offloading: they would get all its tensors.
-    saves = learns and not is_saving_hooked() and _count_saved_bytes(call) <= SAVED_BYTES
+    saves = learns and not has_saving_hooks() and _count_saved_bytes(call) <= SAVED_BYTES
     # Fixed biases may make weights denormal, which `flushes` turns into 0; trained ones do not.
     terms, bias = call.terms, call.terms.bias
     is_fixed = bias is not None and not bias.table.requires_grad  # a bias by distance

@@ -59,20 +59,20 @@ class GlueCriterion(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the loss, and the metrics over all examples since the last reset."""
-        examples = sum(output.get("sample_size", 0) for output in logging_outputs)
-        loss = sum(output.get("loss", 0) for output in logging_outputs)
-        confusions = [output[_CONFUSION] for output in logging_outputs if _CONFUSION in output]
+        # All outputs have the same names, as they are of one data set.
+        totals = {x: sum(output[x] for output in logging_outputs) for x in logging_outputs[0]}
+        examples = totals["sample_size"]
         # Cross entropy is logged in bits, as everywhere in fairseq; a squared error has no unit.
-        unit = math.log(2) if confusions else 1.0
-        log.log_scalar("loss", loss / examples / unit, examples, round=4)
-        if confusions:
-            counts = sum(confusions).round().long().cpu()  # processes exchange them as floats
+        unit = math.log(2) if _CONFUSION in totals else 1.0
+        log.log_scalar("loss", totals["loss"] / examples / unit, examples, round=4)
+        if _CONFUSION in totals:
+            counts = totals[_CONFUSION].round().long().cpu()  # processes exchange them as floats
             log.log_scalar_sum(_CONFUSION, counts)
             for name in metrics.classification(counts):
                 log.log_derived(name, partial(_classify, name))  # computed when fairseq reads it
-        if any(_SEEN in output for output in logging_outputs):
+        if _SEEN in totals:  # not in training
             for name in _VECTORS:
-                log.log_scalar_sum(name, sum(output[name].cpu() for output in logging_outputs))
+                log.log_scalar_sum(name, totals[name].cpu())
             for name in ("pearson", "spearman"):
                 log.log_derived(name, partial(_correlate, name))
 

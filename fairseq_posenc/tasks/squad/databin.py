@@ -54,11 +54,11 @@ class SquadDataBin(NamedTuple):
 
     def check_lengths(self, max_positions: int, model: object) -> None:
         """Refuse windows that are too long for a model, whose name or path is ``model``."""
-        if self.limits.max_length > max_positions:  # the advised quarters leave room for context
+        if self.limits.max_length > max_positions:
             raise UserError(
                 f"{self.path} has windows of {self.limits.max_length} tokens, but {model} has "
                 f"{max_positions} positions: make the data with --max-length {max_positions} "
-                f"--max-question {max_positions // 4} --stride {max_positions // 4}"
+                f"--max-question {max_positions // 4} --stride {max_positions // 4}"  # both fit
             )
 
 
