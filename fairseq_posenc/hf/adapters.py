@@ -85,6 +85,6 @@ def _save_configuration(config: Any, folder: Any, **options: Any) -> None:
     stays as it is, because it or a copy of it may also serve a stock model.
     """
     written, files = copy.copy(config), Path(folder).glob("adapter_model.*")  # in either format
-    if any(f"{record.RECORDS}.".encode() in path.read_bytes() for path in files):
+    if any(f"{record.PART}.".encode() in path.read_bytes() for path in files):
         written.exclude_modules = _EXCLUDED
     type(config).save_pretrained(written, folder, **options)

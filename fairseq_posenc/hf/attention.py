@@ -3,20 +3,19 @@
 transformers calls it with projected queries and keys, and with the position state that the stack
 computed (:class:`PassState`). The function is registered when this module is imported.
 
-If the model's own code rotates, the cache has rotated keys; if ours does, the cache has keys before
-their rotation. Layers with the same encodings are of one *kind*; kinds are numbered as in
-``Spec.layer_kinds``. B batch, T new of S tokens, H heads (G of keys), D head size, C model size.
+If the model's own code rotates, the cache has rotated keys; if ours does, unrotated ones. Layers
+with the same encodings are of one *kind*; kinds are numbered as in ``Spec.layer_kinds``. B batch, T
+new of S tokens, of which K have keys, H heads (G of keys), D head size, C model size, R rows.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, masking_utils
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fairseq_posenc.assembly import build_layer
@@ -57,10 +56,10 @@ class AttentionPositions(AttentionCore, nn.Module):
 
     def __init__(self, positions: HFStackPositions, index: int, head_dim: int) -> None:
         super().__init__()
-        self.dims = positions.dims._replace(own_head_dim=head_dim)
+        self.dims = positions.dims._replace(own_head_dim=head_dim)  # the stack has its widest D
         # The width of the cosines that the model's attention is called with; 0 if it takes none.
         self.cosine_width = positions.cosine_widths[index]
-        self.encodings = build_layer(positions.spec, positions.dims, index)
+        self.encodings = build_layer(positions.spec, self.dims, index)
         self.spec, self.family = positions.spec, positions.family  # of all layers of the stack
         self.kind = self.spec.layer_kind(index)
         self.direction = positions.layer_directions[index]  # `both`, `lr` (causal) or `rl`
@@ -88,8 +87,8 @@ class AttentionPositions(AttentionCore, nn.Module):
         Args:
             attention: the model's attention module.
             query: queries of the new tokens, ``(B, H, T, D)``.
-            key: keys of all tokens, ``(B, G, S, D)``, rotated if the model's own code does so.
-            value: values of all tokens, ``(B, G, S, D)``.
+            key: keys in the cache and new ones, ``(B, G, K, D)``; the model's code may rotate them.
+            value: their values, ``(B, G, K, D)``.
             state: state of the layer in the forward pass.
             scale_factor: see :func:`plain_queries`.
             dropout: probability of dropping a weight.
@@ -103,29 +102,29 @@ class AttentionPositions(AttentionCore, nn.Module):
                 "positions are computed for all of them: use tp_plan only with encodings that "
                 "are rotations, else device_map or FSDP"
             )
-        shared = state.shared
+        shared, cache = state.shared, state.cache
         self._check_cache(shared, key.size(2))
         positions = shared.positions  # of all S tokens
-        earlier = positions.src_len - query.size(2)  # number of tokens before the T new ones
-        terms = self.collect_terms(shared)  # what the layer and its stack add to the scores
-        if terms.rows("layer") is not None:  # as in DeBERTa: the layer's projections project rows
+        past = positions.src_len - query.size(2)  # number of tokens before the T new ones
+        terms = self.collect_terms(shared)  # all but those of the layer's input, below
+        if terms.rows("layer") is not None:  # DeBERTa's table, `(R, C)`: each layer projects it
             project = partial(self.family.project_rows, attention, dims=self.dims)
-            rows = caches.find_rows(state.cache, attention, earlier)
-            terms = rows.project(terms, positions, project)
+            projected = caches.find_projected_rows(cache, attention, past)
+            terms = projected.project(terms, positions, project)  # with rows `(H, R, D)` instead
         # c of the scale 1 / sqrt(c * D): the spec's, or 1, times that of the model's own scale.
         factor = (terms.find(ScaleFactor) or ScaleFactor(1.0)).factor
         terms = Terms([ScaleFactor(factor * scale_factor), *terms.without(ScaleFactor)])
-        past = caches.read_decay(state.cache, state.gates_layer, earlier) if self.is_gated else None
-        of_input = self.encodings.input_terms(state.inputs, positions, past)
-        if state.cache is not None and (decay := of_input.find(Decay)) is not None:
-            caches.store_decay(state.cache, state.gates_layer, decay)
+        past_decay = caches.read_decay(cache, state.gates_layer, past) if self.is_gated else None
+        of_input = self.encodings.input_terms(state.inputs, positions, past_decay)
+        if cache is not None and (decay := of_input.find(Decay)) is not None:
+            caches.store_decay(cache, state.gates_layer, decay)
         query, key = self.rotate_tokens(query, key, shared)
         mask = shared.mask.with_direction(self.direction)
         call = AttentionCall(query, key, value, terms | of_input, mask, dropout, state.need_weights)
-        return use_kept(call, Kept(key, value), positions.src_len)  # of the keys that a cache has
+        return use_kept(call, Kept(key, value), positions.src_len)  # cuts terms and mask to K
 
     def rotation(self, shared: Shared, count: int) -> Rotation | None:
-        """Select the rotation of the last ``count`` tokens; None if the model's code rotates."""
+        """Override what ``rotate_tokens`` rotates by: nothing if the model's own code rotates."""
         return None if self.is_rotated else super().rotation(shared, count)
 
     def _check_cache(self, shared: Shared, keys: int) -> None:
@@ -134,7 +133,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if keys == src_len:  # also for graphs of any length, which the comparisons below would fix
             return
         needed, least = shared.needed_keys(), src_len
-        # A cache may have dropped all but the last keys, unless the first ones are needed.
+        # `last` is how many of the last keys are needed, None for all; `first`, which of the first.
         if needed.last is not None and needed.first is None:
             least = min(src_len, needed.last + tgt_len)
         if not least <= keys <= src_len:
@@ -189,7 +188,7 @@ def attend_with_positions(
     other attention the mask is not used, because the stack has read it already. A model whose
     positions were not set is refused.
     """
-    positions = getattr(module, POSITIONS, None)
+    positions: AttentionFunction | None = getattr(module, POSITIONS, None)
     state = named.pop(POSITION_STATE, None)
     if positions is None or state is None:  # no state: a layer of another model was put in
         if not hasattr(module, WITHOUT_POSITIONS):
@@ -203,7 +202,7 @@ def attend_with_positions(
     state.is_used = True
     query, factor = plain_queries(module, query, scaling)
     # PEFT's wrapper selects the copy in its `forward`, so no other method is called.
-    return cast("AttentionFunction", positions)(module, query, key, value, state, factor, dropout)
+    return positions(module, query, key, value, state, factor, dropout)
 
 
 def plain_queries(module: nn.Module, query: Tensor, scaling: float | None) -> tuple[Tensor, float]:
@@ -231,7 +230,7 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
         raise UserError("tokens of images see later ones, which positions of a text do not know")
     if mask_function is not masking_utils.bidirectional_mask_function:
         return attention_mask
-    make_stock_mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+    make_stock_mask = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
     return make_stock_mask(mask_function=mask_function, attention_mask=attention_mask, **named)
 
 

@@ -18,7 +18,7 @@ from fairseq_posenc.errors import UserError
 
 _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
 # Attribute of a cache that our positions filled: a bool tensor `()`, whether its tokens have
-# positions other than 0, 1, ...; None if the caller gave neither ids nor documents.
+# positions other than 0, 1, ...; None if no ids or documents were given, or not looked at.
 UNCOUNTED = "fairseq_posenc_uncounted"
 
 # What to do about caches, or masks by types of layers, that were made for other windows.
@@ -34,33 +34,33 @@ def find_self_cache(values: Iterable[Any]) -> Cache | None:
     return getattr(cache, "self_attention_cache", cache)  # an encoder-decoder's has two
 
 
-def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRows:
-    """Find the rows of DeBERTa's table that a layer projected for earlier tokens, to add more.
+def find_projected_rows(cache: Cache | None, attention: Any, past: int) -> ProjectedRows:
+    """Find the rows of DeBERTa's table that a layer projected for ``past`` tokens, to add more.
 
-    Without ``earlier`` tokens there are none yet: the cache may have served other weights before.
+    For 0 tokens there are none yet: the cache may have served other weights before.
     """
     if cache is None:
         return ProjectedRows()
     layer = cache.layers[attention.layer_idx]
-    if not earlier or not hasattr(layer, _ROWS):
+    if not past or not hasattr(layer, _ROWS):
         setattr(layer, _ROWS, ProjectedRows())
     return cast(ProjectedRows, getattr(layer, _ROWS))
 
 
-def read_decay(cache: Cache | None, layer: int, earlier: int) -> Decay | None:
-    """Read the decay of ``earlier`` tokens, None for 0 of them; refuse a cache that lacks it."""
-    if not earlier:
+def read_decay(cache: Cache | None, layer: int, past: int) -> Decay | None:
+    """Read the decay of ``past`` tokens, None for 0 of them; refuse a cache that lacks it."""
+    if not past:
         return None
     layers = [] if cache is None else cache.layers[layer:]
-    if not layers or layers[0].get_seq_length() != earlier:
-        raise UserError(f"the cache lacks gates of {earlier} tokens: make it after set_positions")
+    if not layers or layers[0].get_seq_length() != past:
+        raise UserError(f"the cache lacks gates of {past} tokens: make it after set_positions")
     return Decay(torch.cat([layers[0].keys, layers[0].values], -1))  # [B, H, S - T, 2]
 
 
 def store_decay(cache: Cache, layer: int, decay: Decay) -> None:
-    """Store the decay of all tokens, to read it in the next step."""
+    """Store the decay of all S tokens, to read it in the next step."""
     while len(cache.layers) <= layer:
         cache.layers.append(DynamicLayer())
-    cache.layers[layer] = DynamicLayer()
-    # A cache layer has two tensors, so each of them holds one of a token's two numbers.
+    cache.layers[layer] = DynamicLayer()  # an empty one: `update` appends to what a layer has
+    # A cache layer has two tensors, so each holds one of the two numbers in `earlier` (keys).
     cache.layers[layer].update(*decay.earlier.split(1, -1))  # [B, H, S, 1] each

@@ -47,9 +47,7 @@ class Family:
     # cosines; `fairseq`, the same with other frequencies, and a first token at padding's id + 1.
     sinusoids: Literal["", "half", "fairseq"] = ""
     first_row: int = 0  # row of position 0 in a trained table, or AFTER_PADDING
-    # Attribute of a stack that is the factor of its embeddings. An encoder multiplies only the
-    # embeddings that it looks up, a decoder also those that it is called with.
-    scale: str = ""
+    scale: str = ""  # attribute of a stack that is the factor of its embeddings
     # Names of the query and key projections in an attention, or only the name of the projection
     # that contains all; in `query_key_value`, those of a head are side by side.
     projections: tuple[str, ...] = ("q_proj", "k_proj")
@@ -141,7 +139,7 @@ class Stack(NamedTuple):
 
     @property
     def is_hybrid(self) -> bool:
-        """Whether layers without attention, such as convolutions, pass on what they read."""
+        """Whether some layers have no attention, but convolutions, for example."""
         return len(self.attentions) < len(self.layers)
 
     @property
@@ -188,13 +186,14 @@ class Stack(NamedTuple):
 
     def refuse_other_layers(self, spec: Spec) -> None:
         """Refuse a spec read from the model that no longer fits: layers were removed or added."""
-        if hasattr(self.module, POSITIONS):
+        if hasattr(self.module, POSITIONS):  # a kind: the index of encodings in `spec.layer_kinds`
             kinds = [getattr(getattr(x, POSITIONS, None), "kind", None) for x in self.attentions]
             fits = kinds == [spec.layer_kind(index) for index in range(len(kinds))]
-        else:  # EXAONE 4 without a window rotates in all layers, although `is_sliding` is false
-            rotates = [self.family.applies_cosines(attention) for attention in self.attentions]
-            layers_differ = self.family.rotation_flag and any(rotates)
-            fits = not layers_differ or rotates == spec.list_rotated(len(rotates))
+        else:
+            flags = [self.family.applies_cosines(attention) for attention in self.attentions]
+            # EXAONE 4 without a window rotates in all layers, although no flag says so.
+            can_compare = self.family.rotation_flag and any(flags)
+            fits = not can_compare or flags == spec.list_rotated(len(flags))  # bools by layer
         if not fits:
             raise UserError(
                 "layers of this model were removed or added, so its spec no longer describes them: "
@@ -218,12 +217,15 @@ class Stack(NamedTuple):
         """Return the weights of positions in the stack's module or an attention, by our names."""
         if (positions := getattr(owner, POSITIONS, None)) is not None:
             return dict(positions.named_parameters())
-        present = dict(owner.named_parameters())  # the stand-ins of `neutralize` have none
+        present: dict[str, Tensor] = dict(
+            owner.named_parameters()
+        )  # the stand-ins of `neutralize` have none
         weights = {}
         for name, stock_name in self.weight_names.items():
             if (weight := present.get(stock_name)) is not None:
-                first_row = self.first_row if "learned" in name else 0  # ours of T5: [H, buckets]
-                weights[name] = weight.t() if "t5" in name else weight[first_row:]
+                if "t5" in name:
+                    weight = weight.t()  # ours is [H, buckets]
+                weights[name] = weight[self.first_row :] if "learned" in name else weight
         return weights
 
     @property
@@ -245,17 +247,18 @@ class Stack(NamedTuple):
             self.module.set_submodule(family.table, NoPositions())
         if family.bias:
             self.attentions[0].set_submodule(family.bias, NoBias())
-        for attention in self.attentions if family.sinks else ():
-            delattr(attention, family.sinks)
-            # It is not a parameter, but transformers initializes a tensor of this name on loading.
-            setattr(attention, family.sinks, torch.empty(0))
+        if family.sinks:
+            for attention in self.attentions:
+                delattr(attention, family.sinks)
+                # No parameter, but transformers initializes a tensor of this name on loading.
+                setattr(attention, family.sinks, torch.empty(0))
 
     def find_cosine_width(self, attention: nn.Module) -> int:
         """Find the width of the cosines that an attention takes; 0 for none."""
         layer_type = getattr(attention, "layer_type", "")
-        alike = [x for x in self.attentions if getattr(x, "layer_type", "") == layer_type]
-        for part in (attention, *alike):  # a layer may have been added, without positions
-            if (positions := getattr(part, POSITIONS, None)) is not None:
+        for part in self.attentions:  # `attention` may have been added, without positions
+            positions = getattr(part, POSITIONS, None)
+            if positions is not None and getattr(part, "layer_type", "") == layer_type:
                 return int(positions.cosine_width)
         rotary = getattr(self.module, self.family.rotary, None)
         buffers = {} if rotary is None else dict(rotary.named_buffers())

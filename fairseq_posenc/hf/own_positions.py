@@ -18,10 +18,9 @@ from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.own_specs import join_layers
 from fairseq_posenc.specs import Spec, parse
 
-# Field of a configuration with the length that it was trained at, if `write_length` wrote another.
-TRAINED_LENGTH_FIELD = "position_encoding_trained_length"
+# Field of a configuration with the length in training, if `write_length` wrote another length.
+_REPLACED_LENGTH_FIELD = "position_encoding_trained_length"
 _LENGTH_FIELDS = ("max_position_embeddings", "max_target_positions", "n_positions")
-Config = Any  # a `PretrainedConfig`
 
 
 def read_positions(model: Any) -> str:
@@ -69,7 +68,7 @@ def _find_positions(model: Any) -> StackPositions | None:
 def read_trained_length(model: Any) -> int:
     """Read the length that a model was trained at: its limit, or the rows of its table."""
     config = getattr(model, "config", model).get_text_config()
-    if (trained := getattr(config, TRAINED_LENGTH_FIELD, None)) is not None:
+    if (trained := getattr(config, _REPLACED_LENGTH_FIELD, None)) is not None:
         return int(trained)
     family = find_family(type(config)) or Family()
     if names := _find_length_fields(config):
@@ -79,22 +78,22 @@ def read_trained_length(model: Any) -> int:
     raise UserError(f"a model of type {shortened(str(config.model_type))!r} states no length")
 
 
-def write_length(config: Config, length: int) -> None:
+def write_length(config: PretrainedConfig, length: int) -> None:
     """State another number of positions in a configuration, where other programs read it."""
     config = config.get_text_config()
     names = _find_length_fields(config)
     if names and length != read_trained_length(config):
-        setattr(config, TRAINED_LENGTH_FIELD, read_trained_length(config))  # before it changes
+        setattr(config, _REPLACED_LENGTH_FIELD, read_trained_length(config))  # before it changes
     family = find_family(type(config)) or Family()
     for name in names:
         setattr(config, name, length + family.first_id(config))
 
 
-def _find_length_fields(config: Config) -> list[str]:
+def _find_length_fields(config: PretrainedConfig) -> list[str]:
     return [name for name in _LENGTH_FIELDS if (getattr(config, name, None) or 0) > 0]
 
 
-def _read_configuration(config: Config) -> str:
+def _read_configuration(config: PretrainedConfig) -> str:
     """Write the spec of the positions that a configuration of a known type describes."""
     family = find_family(type(config))
     if family is None:
@@ -140,7 +139,7 @@ def explain_unservable(model: Any) -> str | None:
     return f"it has layers of {shortened(', '.join(other))}" if other else None
 
 
-def _read_layers(config: Config, family: Family) -> list[str]:
+def _read_layers(config: PretrainedConfig, family: Family) -> list[str]:
     """Write the spec of each layer of a model with rotations that has attention."""
     # The forms `pairs` and `doubled_pairs` rotate adjacent coordinates, the others two halves.
     layout = "interleaved" if "pairs" in family.cosines else "half"
@@ -169,7 +168,7 @@ def _read_layers(config: Config, family: Family) -> list[str]:
     return layers
 
 
-def read_head_share(config: Config, index: int) -> float:
+def read_head_share(config: PretrainedConfig, index: int) -> float:
     """Read the width of a layer's heads, divided by that of the widest; 1 in most models."""
     if "head_dim" not in (getattr(config, "per_layer_attributes", None) or ()):
         return 1
@@ -177,7 +176,7 @@ def read_head_share(config: Config, index: int) -> float:
     return float(widths[index] / max(widths))
 
 
-def _find_layer_type(config: Config, index: int) -> str:
+def _find_layer_type(config: PretrainedConfig, index: int) -> str:
     """Find which keys a layer sees, in the words of ``layer_types``."""
     if (layer_types := getattr(config, "layer_types", None)) is not None:
         return str(layer_types[index])
@@ -185,7 +184,7 @@ def _find_layer_type(config: Config, index: int) -> str:
     return "sliding_attention" if window else "full_attention"
 
 
-def _is_rotated(config: Config, family: Family, index: int, layer_type: str) -> bool:
+def _is_rotated(config: PretrainedConfig, family: Family, index: int, layer_type: str) -> bool:
     """Check whether a layer has rotations; in some models, only a part of the layers has them."""
     for field in ("layer_rope_theta", "no_rope_layers"):  # 0 for a layer without
         if flags := getattr(config, field, None):
@@ -197,7 +196,7 @@ def _is_rotated(config: Config, family: Family, index: int, layer_type: str) -> 
     return config.rope_parameters is not None
 
 
-def _read_window(config: Config) -> int:
+def _read_window(config: PretrainedConfig) -> int:
     """Read the size of windows as the spec counts it: a causal one's keys, else twice a side's."""
     if config.model_type == "modernbert":
         return int(config.local_attention)
@@ -208,7 +207,7 @@ def _read_window(config: Config) -> int:
     return int(getattr(config, "sliding_window", 0))  # hybrids have none; parsing refuses 0
 
 
-def _read_softmax(config: Config, family: Family) -> list[str]:
+def _read_softmax(config: PretrainedConfig, family: Family) -> list[str]:
     """List the encodings of a layer that change its softmax: sinks, a cap, or a temperature."""
     if family.sinks:
         return ["sink"]

@@ -15,9 +15,9 @@ from fairseq_posenc.hf.families import Family, find_family
 from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.identity import STATE_KEY
 
-RECORD = f"{POSITIONS}.{STATE_KEY}"  # a stack's record of its positions
+KEY = f"{POSITIONS}.{STATE_KEY}"  # of a stack's record of its positions, in its state dict
 SUFFIX = ".fairseq_posenc_set_positions_first"  # of names (`exchange_names`); errors quote it
-RECORDS = f"{POSITIONS}_record"  # name of the part of a model that adds records to adapters
+PART = f"{POSITIONS}_record"  # name of the part of a model that adds records to adapters
 
 
 def stock_name_pattern(config_class: Any) -> str:
@@ -40,7 +40,7 @@ def exchange_names(weights: dict[str, Any], config_class: type, *, saving: bool)
     pattern = re.compile(stock_name_pattern(config_class))
     for name in list(weights):
         if match := pattern.fullmatch(name):
-            record, suffixed = match[1] + RECORD, name + SUFFIX
+            record, suffixed = match[1] + KEY, name + SUFFIX
             if saving and record in weights:
                 weights[suffixed] = weights[name]
                 weights[name] = weights.pop(record)

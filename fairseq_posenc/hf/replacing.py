@@ -60,7 +60,7 @@ def replace_positions(
         directions = settings.directions if stack is stacks[0] else ""  # not of a second stack
         new = _build_parts(new_spec, stack, max_positions, directions, settings.boundary_id)
         notes += _copy_weights(stack, new, old_spec, old_length, extend)
-        if not {x.name for x in new_spec.items} & {*registry.names()}:  # without companions
+        if not {x.name for x in new_spec.items} & {*registry.names()}:  # not windows, caps, ...
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
         parts |= new
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)
@@ -165,7 +165,7 @@ def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
         parts[stack.module].is_native = is_native
         stack.neutralize()  # removes the stack's own positions
     for owner, part in parts.items():
-        vars(owner)["config"]._attn_implementation = attention  # a copied layer has its own
+        vars(owner)["config"]._attn_implementation = attention  # may be a copy, in a copied layer
         is_stack = isinstance(part, HFStackPositions)
         add_mixin(owner, StackWithPositions if is_stack else AttentionWithPositions)
         owner.add_module(POSITIONS, part.train(owner.training))
@@ -185,7 +185,7 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     """
     config = stack.config
     known = {field.name for field in fields(config)}
-    masks_by_type = "layer_types" in known  # the model makes a mask for each of these types
+    masks_by_type = "layer_types" in known  # then only layers of a type with windows read a size
     if masks_by_type and not known & {"sliding_window", "local_attention"}:
         return  # a hybrid: no field for a window, and types that say which layers attend
     windows = [{x.name: x.all_options for x in layer}.get("window") for layer in spec.layers]
@@ -196,7 +196,7 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
         config.sliding_window = max(sliding) if min(sliding, default=0) else 2**31 - 1  # all keys
         return
     if any(sizes) or (getattr(config, "sliding_window", None) and not masks_by_type):
-        config.sliding_window = max(sizes) or None  # one for all layers; None: the old one goes
+        config.sliding_window = max(sizes) or None  # one for all layers
     if hasattr(config, "use_sliding_window"):  # Qwen forgets the size on loading, unless it is true
         config.use_sliding_window = any(sizes)
     # The types of the previous positions may name windows that the new ones do not have.
@@ -220,7 +220,7 @@ def _copy_weights(
         A note for the user about each weight that is lost, not copied, or only in part.
     """
     earlier = getattr(stack.module, POSITIONS, None)  # if None, that weights are missing is normal
-    was_causal = earlier.dims.causal if earlier else stack.is_decoder  # as in T5's own code
+    was_causal = earlier.dims.causal if earlier else stack.is_decoder  # T5's buckets differ by it
     notes, new_spec = [], parts[stack.module].spec
     for owner, part in parts.items():
         trained = stack.read_weights(owner)  # by the names that they have in `part`

@@ -6,9 +6,8 @@ the folder has a small loader.
 
 Nothing loads it as the stock model, whose positions are different. Auto classes do not know its
 model type, and stock classes do not know its attention function. In the file of weights, the record
-of positions has the name of a weight of the stock model, whose own name gets a suffix
-(:func:`~.record.exchange_names`): the record's shape does not fit, so that loaders of weights alone
-stop as well. The same holds for state dicts of a model around this one, with its own config.
+of positions has the name of a stock weight (:func:`~.record.exchange_names`), so that loaders of
+weights alone stop as well. The same holds for state dicts of a model around this one.
 """
 
 import json
@@ -76,7 +75,7 @@ def make_saveable(model: Any) -> None:
 @cache
 def _derive_and_register(stock: Any) -> Any:
     """Derive a configuration class with positions from a stock class, and register its models."""
-    derived = derive(stock, (ConfigWithPositions,))
+    derived = derive(stock, (ConfigWithPositions,))  # also the `config_class` of its models
     for auto in AUTO_CLASSES:
         model = auto._model_mapping.get(stock, None)
         if getattr(model, "config_class", None) is stock:  # not a tuple of classes, as some have
@@ -151,9 +150,9 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
 class ModelWithPositions(Derived):
     """The part of a model with positions that its stock class, here ``super()``, lacks."""
 
-    is_first = True  # of the mixins: its `state_dict` undoes changes by `StackWithPositions`
+    is_first = True  # for `add_mixin`: its `state_dict` undoes what `StackWithPositions` changes
     config: PretrainedConfig
-    is_saved = True  # as it is in a folder; False from `set_positions` until it is saved
+    is_saved = True  # for `AdapterRecords`: whether a folder has the positions; not once set
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
@@ -167,10 +166,10 @@ class ModelWithPositions(Derived):
 
     def record_in_adapters(self: Any) -> None:
         """Let PEFT record the positions in adapters, if a program uses it: importing it is slow."""
-        if sys.modules.get("peft") and not hasattr(self, record.RECORDS):
+        if sys.modules.get("peft") and not hasattr(self, record.PART):
             from fairseq_posenc.hf.adapters import AdapterRecords
 
-            self.add_module(record.RECORDS, AdapterRecords(self))
+            self.add_module(record.PART, AdapterRecords(self))
 
     def save_pretrained(
         self,
@@ -187,15 +186,15 @@ class ModelWithPositions(Derived):
         """
         if kwargs.get("distributed_checkpoint"):
             raise UserError("distributed_checkpoint=True does not record positions: leave it out")
-        # A model with adapters saves only these, under PEFT's names.
-        is_whole = not getattr(self, "_hf_peft_config_loaded", False)
-        if is_whole and getattr(self, "hf_quantizer", None):  # it would ignore `state_dict` below
+        if getattr(self, "_hf_peft_config_loaded", False):  # only adapters, under PEFT's names
+            return super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
+        if getattr(self, "hf_quantizer", None):  # it would ignore `state_dict` below
             raise UserError(
                 "a quantized model cannot be saved with its positions: save it before, and load it "
                 "by from_pretrained(folder, quantization_config=...)"
             )
         folder = Path(save_directory)
-        if is_whole and state_dict is None and not _CHECKPOINT.fullmatch(folder.name):
+        if state_dict is None and not _CHECKPOINT.fullmatch(folder.name):
             try:
                 stock = find_stock_model(self)
             except NoStockModelError as reason:
@@ -206,12 +205,11 @@ class ModelWithPositions(Derived):
                 if is_main_process:
                     (folder / f"{_LOADER}.py").unlink(missing_ok=True)  # of an earlier save
                 return
-        if is_whole:
-            state_dict = dict(self.state_dict() if state_dict is None else state_dict)
-            record.exchange_names(state_dict, type(self.config), saving=True)
-            kwargs["save_original_format"] = False  # True would rename weights, and so the record
+        state_dict = dict(self.state_dict() if state_dict is None else state_dict)
+        record.exchange_names(state_dict, type(self.config), saving=True)
+        kwargs["save_original_format"] = False  # True would rename weights, and so the record
         super().save_pretrained(folder, is_main_process, state_dict, **kwargs)  # type: ignore[misc]
-        self.is_saved = self.is_saved or is_whole
+        self.is_saved = True
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
@@ -224,7 +222,7 @@ class ModelWithPositions(Derived):
             del kwargs[_ATTENTION]
         pattern = record.stock_name_pattern(cls.config_class)  # type: ignore[attr-defined]
         # Names in files -> in the model: of a record (\1 is the stack's), and of the stock weight.
-        ours = {f"^{pattern}$": rf"\1{record.RECORD}", rf"^(.+){re.escape(record.SUFFIX)}$": r"\1"}
+        ours = {f"^{pattern}$": rf"\1{record.KEY}", rf"^(.+){re.escape(record.SUFFIX)}$": r"\1"}
         kwargs["key_mapping"] = {**ours, **(kwargs.get("key_mapping") or {})}
         model, info = super().from_pretrained(source, *args, **kwargs)  # type: ignore[misc]
         record.refuse_other_weights(
@@ -264,7 +262,7 @@ class ModelWithPositions(Derived):
             # Weights of fewer names are those of an adapter, or of a part of a model.
             logger.warning("nothing shows which positions these weights were trained with; %s", has)
         for key, positions in record.list_positions(cast(PreTrainedModel, self)).items():
-            if (of_adapter := state_dict.pop(f"{prefix}{record.RECORDS}.{key}", None)) is not None:
+            if (of_adapter := state_dict.pop(f"{prefix}{record.PART}.{key}", None)) is not None:
                 positions.set_extra_state(of_adapter)  # which refuses a record of others
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 

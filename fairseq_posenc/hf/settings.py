@@ -27,13 +27,13 @@ class PositionSettings(NamedTuple):
     spec: str
     max_positions: int | None = None  # None: the model's
     decoder_spec: str | None = None  # None: the encoder's
-    directions: str = ""  # of the first layers of an encoder, as in `lr,rl`
+    directions: str = ""  # of an encoder's first layers: `lr,rl` (up to the token; from it on)
     boundary_id: int | None = None  # of the token that ends a sentence; None: not known
     replaced: dict[str, Any] | None = None  # stock fields when the spec was set; None: unknown
 
-    def check(self, stated: dict[str, Any]) -> None:
-        """Refuse values of other types, such as True for a number, and changed stock fields."""
-        _refuse_change(_FIELDS["replaced"], stated, self.replaced or {})
+    def check(self, fields: dict[str, Any]) -> None:
+        """Refuse values of other types, such as True for a number, and changed stock ``fields``."""
+        _refuse_change(_FIELDS["replaced"], fields, self.replaced or {})  # named if no dictionary
         for name in ("spec", "decoder_spec", "directions"):
             text = getattr(self, name)
             if not isinstance(text, str) and not (text is None and name == "decoder_spec"):
@@ -63,13 +63,13 @@ class PositionSettings(NamedTuple):
 
 
 def _refuse_change(name: str, now: Any, then: Any) -> None:
-    """Refuse a field with another value than when the spec was set: it would have no effect."""
+    """Refuse a field that is not as when the spec was set, at any depth: it has no effect."""
     if isinstance(now, dict) and isinstance(then, dict):
         for key, value in then.items():  # a later version of transformers may add keys
             _refuse_change(key, now.get(key), value)
         return
-    leaves_out_layers = name in _LAYER_FIELDS and now and then and len(now) < len(then)
-    if now != then and not leaves_out_layers:
+    has_fewer_layers = name in _LAYER_FIELDS and now and then and len(now) < len(then)
+    if now != then and not has_fewer_layers:  # after that, entries belong to other layers
         raise UserError(f"{name} was {then!r}: restore it; only set_positions changes positions")
 
 

@@ -195,7 +195,7 @@ class StackArguments:
 
         Returns:
             The positions; and a bool tensor ``()``, whether counting the tokens of the mask gives
-            other positions; None if no ids or documents were given, in earlier passes either.
+            other positions; None if no ids or documents were given, nor in earlier passes.
 
         Raises:
             UserError: the arguments do not fit the spec, the cache has a fixed size, or its tokens
@@ -217,9 +217,9 @@ class StackArguments:
             if self.ids is not None and self.ids.dim() == 3:
                 raise UserError(_NO_DOCUMENTS)
             # Ids after a cache begin no document: below, they must count on from those in it.
-            starts = find_documents(mask.long(), self._list_numbers(), None if past else self.ids)
-            positions = positions.begin_documents(starts)
-            differs.append(starts.any())
+            begins = find_documents(mask.long(), self._list_numbers(), None if past else self.ids)
+            positions = positions.begin_documents(begins)  # (B, S), where any of these shows it
+            differs.append(begins.any())
         ids = self.ids
         if ids is not None:
             by_axis = ids if ids.dim() == 3 else ids[..., None]
@@ -236,9 +236,9 @@ class StackArguments:
                 "position_ids or documents do not count on from the tokens in a cache: pass all "
                 "tokens at once, without one (use_cache=False)",
             )
-        if boundary_id is not None:  # then the ends of documents and sentences are in the input
-            ends = self.inputs.eq(boundary_id) & mask.ne(0)
-            positions = encodings.number(positions._replace(ends=ends))  # documents count from 0
+        if boundary_id is not None:
+            ends = self.inputs.eq(boundary_id) & mask.ne(0)  # of sentences or documents, (B, S)
+            positions = encodings.number(positions._replace(ends=ends))  # counts in each document
         if ids is not None:  # last, as they replace what was counted
             positions = positions.replace_ids(ids)
         return positions, is_uncounted

@@ -49,15 +49,15 @@ class PassState(NamedTuple):
     shared: tuple[Shared, ...] | None = None  # None if the model's own attention is used
     need_weights: bool = False  # whether attention weights are requested
     num_layers: int = 0  # of the stack
-    is_uncounted: Tensor | None = None  # a bool `()`: positions are not 0, 1, ...; None: none given
+    is_uncounted: Tensor | None = None  # the mark of the cache, `caches.UNCOUNTED`
 
 
 class HFStackPositions(StackPositions):
     """The positions of a stack, which become a submodule of it named ``POSITIONS``.
 
-    The base class sets ``spec``, ``dims`` (sizes), and two modules of encodings: ``input``, which
-    adds vectors to embeddings, or None; and ``shared``, which layers share. The stack is only read;
-    a spec that does not fit it is refused. The other arguments are those of ``set_positions``.
+    The base class sets ``spec``, ``dims`` (sizes), and two modules of encodings: ``input``, of one
+    that adds vectors to embeddings, or None; and ``shared``, which layers share. The stack is only
+    read; a spec that does not fit is refused. The other arguments are those of ``set_positions``.
     """
 
     def __init__(
@@ -176,8 +176,8 @@ class HFStackPositions(StackPositions):
     ) -> tuple[dict[str, Any], PassState]:
         """Prepare a forward pass of the stack's module, ``forward(*args, **named)``.
 
-        It returns all arguments of this ``forward`` by name, and the state of the pass; arguments
-        that do not determine the positions are refused.
+        Return all arguments of this ``forward`` by name, and the state of the pass; refuse
+        arguments that do not determine the positions.
         """
         named = {**dict(zip(self.parameter_names, args)), **named}
         if named.get("input_ids") is None and named.get("inputs_embeds") is None:
@@ -196,7 +196,7 @@ class HFStackPositions(StackPositions):
         separates_by_ids = has_flash and not stack.is_hybrid
         arguments.refuse_packed(separates_by_ids)
         if arguments.ids is not None and not (separates_by_ids and arguments.may_be_packed()):
-            # Packed ids stay, for FlashAttention. At gaps of others, masks would begin documents.
+            # Only FlashAttention needs them; masks of transformers begin a document at each gap.
             named["position_ids"] = None
         if self.is_native and self.input is None:  # no vectors are added
             ids = arguments.ids
@@ -214,7 +214,7 @@ class HFStackPositions(StackPositions):
         self._refuse_gaps(positions, "attention_mask")
         states = compute_shared(self.shared, positions)  # one for each kind of layer
         if arguments.past and not hasattr(arguments.cache, UNCOUNTED):  # this model did not fill it
-            needed, held = states[0].needed_keys(), arguments.past
+            needed, held = states[0].needed_keys(), arguments.past  # counted in the first layer
             if needed.first is None and needed.last == held and stack.is_decoder_alone:
                 raise UserError(
                     f"a cache of {held} keys that this model did not fill may lack those that a "
@@ -316,10 +316,7 @@ def _refuse_layers(stack: Stack) -> None:
 
 
 class StackWithPositions(Derived):
-    """Mixin of a stack: its ``forward`` computes the positions of a pass first.
-
-    torch calls ``state_dict`` and ``_load_from_state_dict`` also for models around the stack.
-    """
+    """Mixin of a stack: its ``forward`` computes the positions of a pass first."""
 
     config: PretrainedConfig
 
@@ -337,7 +334,7 @@ class StackWithPositions(Derived):
         results = output if isinstance(output, tuple) else output.values()
         # The mark keeps later passes from counting on from ids that a caller gave.
         cache = find_self_cache([*named.values(), *results])
-        if cache is not None and getattr(cache, UNCOUNTED, False) is not state.is_uncounted:
+        if cache is not None:
             setattr(cache, UNCOUNTED, state.is_uncounted)
         return output
 
@@ -353,5 +350,6 @@ class StackWithPositions(Derived):
         return state
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], *args: Any) -> None:
+        """Load weights, one of them renamed, of this stack or of a model around it."""
         exchange_names(state_dict, type(self.config), saving=False)
         super()._load_from_state_dict(state_dict, *args)  # type: ignore[misc]

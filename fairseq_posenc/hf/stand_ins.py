@@ -34,32 +34,35 @@ def begin_pass(cosines: tuple[Any, Any]) -> Iterator[None]:
         _pass.cosines = before
 
 
+def _read_cosines() -> tuple[Any, Any]:
+    """Read the cosines and sines of the pass; refuse a call outside of one."""
+    if (cosines := getattr(_pass, "cosines", None)) is None:
+        raise UserError(CALLED_BY_ITSELF)
+    return cosines
+
+
 class NoRotation(nn.Module):
     """Replaces a rotary module: attention has the cosines of its layer, other code gets these."""
 
     def forward(self, *args: Any, **named: Any) -> Any:
         """Return the cosines and sines that all layers share; None, None if layers differ."""
-        if (cosines := getattr(_pass, "cosines", None)) is None:
-            raise UserError(CALLED_BY_ITSELF)
-        return cosines
+        return _read_cosines()
 
 
-class NoPositions(NoRotation):
+class NoPositions(nn.Module):
     """Replaces a table of positions by zero."""
 
     def forward(self, *args: Any, **named: Any) -> Tensor:
         """Return a scalar zero, which can be added to vectors of any dtype and device."""
-        super().forward()  # refuses a call outside of a pass
+        _read_cosines()  # refuses a call outside of a pass
         return torch.zeros(())
 
 
 class NoBias(nn.Module):
     """Replaces a table of distances by zeros; the attention that calls it has checked the pass."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        # It is not a parameter, but transformers initializes a tensor of this name on loading.
-        self.weight = torch.empty(0)
+    # It is not a parameter, but transformers initializes a tensor of this name on loading.
+    weight = torch.empty(0)
 
     def forward(self, buckets: Tensor) -> Tensor:
         """Return a zero for all heads and distances, ``(1, 1, 1)``, which our attention ignores."""

@@ -81,7 +81,7 @@ def find_stock_model(model: Any) -> PreTrainedModel:
 
 
 def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str, Tensor]:
-    """Name all weights as the stock class does, its positions' too; leave out our record."""
+    """Name all weights as the stock class does, also those of positions, but not our record."""
     weights = model.state_dict()
     prefixes = {module: f"{name}.".lstrip(".") for name, module in model.named_modules()}
     for stack in stacks:
@@ -220,10 +220,10 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
         "relative_attention_max_distance": buckets.get("max_distance"),
     }
     if size is not None or "layer_types" not in known:  # else no layer reads the present size
-        both_sides = (size or 0) * (2 if dims.causal else 1)  # as ModernBERT's decoder counts too
+        both_sides = (size or 0) * (2 if dims.causal else 1)  # a causal spec's size counts one side
         stated |= {"sliding_window": size, "local_attention": both_sides}
     if any(rope.get("rope_type") == "dynamic" for rope in ropes):
-        stated["max_position_embeddings"] = dims.trained_length
+        stated["max_position_embeddings"] = dims.trained_length  # others have a key for it
     is_same, our_prefixes = isinstance(config, config_class), (SPEC_FIELD, "auto_map")
     content = {  # the model's own values, of which `stated` then replaces some
         name: value
@@ -259,11 +259,11 @@ def _list_options(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[str,
     layers = []
     for index, share in enumerate(shares):
         items = (*spec.whole_stack, *spec.layers[index % len(spec.layers)])  # they repeat
-        layer = {item.name: item.all_options for item in items}
+        layer = {item.name: dict(item.all_options) for item in items}  # copies, changed below
         if rope := layer.get("rope"):
             written = layer["rope_parameters"] = write_rope(rope, dims, share)
             del rope["base"], rope["scaling"]  # which are in what was written
-            rope["length"] = written.pop("max_position_embeddings", None)  # a field of its own
+            rope["length"] = written.pop("max_position_embeddings", None)  # a field, for `dynamic`
         if temperature := layer.get("ministral3"):
             length = temperature["length"] = temperature["length"] or dims.trained_length
             if rope:
