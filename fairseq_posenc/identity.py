@@ -93,7 +93,7 @@ class Identity(NamedTuple):
     """Positions and settings that the weights of a stack were trained with."""
 
     positions: Spec
-    directions: str  # of the first layers, as in `lr,rl`; the other layers are `both`
+    directions: str  # of an encoder's first layers, as in `lr,rl` (up to the token; from it on)
     trained_length: int  # tokens
     weight_settings: WeightSettings = WeightSettings()
 

@@ -147,8 +147,8 @@ class Mask(NamedTuple):
 
     def select_sentences(self, places: slice) -> Mask:
         """Keep only some sentences of the batch."""
-        selected = self._map(lambda x: x if len(x) == 1 else x[places])
-        return selected._replace(pairs=self.pairs)  # which all sentences share
+        selected = self._replace(pairs=None)._map(lambda x: x if len(x) == 1 else x[places])
+        return selected._replace(pairs=self.pairs)  # `(T, S)`: all sentences share them
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Mask:
         """Change the tensors, ``(B or 1, S)`` and ``(T, S)``; the new ones are in no cache."""

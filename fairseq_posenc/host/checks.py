@@ -55,7 +55,7 @@ def use_gpu_for_bf16(options: Any) -> None:
 
 
 def refuse_wrong_checkpoints(checkpoint: Any, *sections: Any) -> None:
-    """Refuse settings ``checkpoint`` that keep the worst or none; metrics off in ``sections``."""
+    """Refuse to keep the worst checkpoint or none, and metrics that no other section computes."""
     if checkpoint.write_checkpoints_asynchronously:
         raise UserError("--write-checkpoints-asynchronously: no checkpoint_last.pt to resume from")
     metric = checkpoint.best_checkpoint_metric
@@ -83,7 +83,7 @@ def refuse_long_blocks(options: Any, block: int, max_positions: int) -> None:
 
 
 def check_shards(data: str, split: str) -> None:
-    """Refuse shards in ``data``, as ``b`` in ``a:b``, without the ``split`` or ``a``'s dictionary.
+    """Refuse shards of ``data``, as in ``first:second``, without the split or one dictionary.
 
     fairseq opens a shard only when its epoch begins, perhaps days after the start.
     """

@@ -70,7 +70,7 @@ _CODE = rf"({_PACKAGES}/)?fairseq(_cli)?/|.*/fairseq_posenc/"  # Cython leaves t
 
 
 def parse_stop_update(message: str) -> int:
-    """Parse the update at which training diverged from its message or log; 0 if it did not."""
+    """Find in a message or log the update at which training diverged; 0 if it did not."""
     match = re.search(r"training stopped at update ([\d,]+): ", message)
     return int(match[1].replace(",", "")) if match else 0
 

@@ -96,7 +96,7 @@ def build_criterion(task: Any, cfg: Any, *args: Any, **named: Any) -> Any:
     """
     if new := [x for x in _built if _built[x]() is task and x.training and x.num_updates is None]:
         if (settings := _find_settings(cfg, read_task_options(task))) is not None:
-            _prepare_training(new[-1], task, settings)
+            _prepare_training(new[-1], task, settings)  # the latest, if a task has built several
         else:
             logger.warning("no configuration of fairseq: options are unchecked, no folder locked")
     return type(task).build_criterion(task, cfg, *args, **named)
@@ -120,13 +120,11 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     for function in filter(None, (checkpoint_utils.save_checkpoint, _find_counter())):
         for name in ("best", "num_runs"):  # attributes that an earlier run of a hydra sweep left
             vars(function).pop(name, None)
-    started, distributed = os.environ.get("WORLD_SIZE", "1"), settings.distributed_training
+    started = os.environ.get("WORLD_SIZE", "1")
     is_rank = "RANK" in os.environ and started.isdigit() and int(started) > 1  # of torchrun
-    if is_rank and distributed.distributed_world_size == 1:  # each would write the same checkpoints
-        raise UserError(
-            f"each of {started} processes of one run would train alone, as rank 0: give "
-            f"--distributed-world-size {started}"
-        )
+    if is_rank and settings.distributed_training.distributed_world_size == 1:
+        # Each would train alone, as rank 0, and write the same checkpoints.
+        raise UserError(f"torchrun starts {started} ranks: give --distributed-world-size {started}")
     checks.refuse_wrong_checkpoints(settings.checkpoint, settings.task, settings.criterion)
     loss = getattr(settings.criterion, "_name", settings.criterion)  # or a name alone
     if loss in _CROSS_ENTROPIES and getattr(settings.model, "adaptive_softmax_cutoff", None):
@@ -137,21 +135,20 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
             raise UserError(f"the model, the task or the criterion does not fit: {FITTING_TASKS}")
         block, batch = settings.task.tokens_per_sample, settings.dataset.max_tokens
         if settings.task.sample_break_mode != "eos" and batch and block > batch:
-            raise UserError(
-                f"--tokens-per-sample {block} is more than --max-tokens {batch}, the limit of a "
-                "batch: give more --max-tokens, or shorter blocks"
-            )
+            raise UserError(f"--tokens-per-sample {block} is more than --max-tokens {batch}")
         checks.refuse_long_blocks(settings.task, block, model.max_positions())
     checks.check_shards(getattr(settings.task, "data", None) or "", settings.dataset.train_subset)
     lock_save_dir(settings)
     # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
     # fairseq, which torch loads only if files may run code. So several ranks could not resume.
-    settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
+    # Where these are converted options (`_find_settings`), fairseq-train reads the options instead.
+    is_converted = all(isinstance(x, Namespace) for x in (settings.task, settings.criterion))
+    settings.checkpoint.load_checkpoint_on_all_dp_ranks |= not is_converted
     save_dirs[model] = settings.checkpoint.save_dir  # for the line on a divergence
     keep_batches(task, settings.dataset.curriculum)
     _prepare_saving(task, settings.checkpoint)
     if not settings.distributed_training.use_sharded_state:  # files of each rank are not checked
-        _prepare_resumption(model, settings)
+        _prepare_resumption(model, settings, is_converted)
 
 
 def lock_save_dir(settings: DictConfig) -> None:
@@ -197,25 +194,29 @@ def refuse_full_disk(folder: str) -> None:
         )
 
 
-def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> None:
+def _prepare_resumption(model: Any, settings: DictConfig, is_converted: bool) -> None:
     """Check the checkpoint that a run starts from, and restore its count of ``--patience``."""
     checkpoint, wanted = settings.checkpoint, settings.optimization.max_update
     if (path := find_start(checkpoint)) is None:
         return
-    last, finished = Path(checkpoint.save_dir, LAST), ""  # why nothing is left to train
+    last = Path(checkpoint.save_dir, LAST)
     is_elsewhere = path.parent.resolve() != last.parent.resolve()
     if is_elsewhere and last.exists() and not checkpoint.no_save:
         raise UserError(
             f"--restore-file {path} would start again, and replace {last}: leave it out, and "
             "--reset-..., to continue from that; or give another --save-dir"
         )
-    restore_if_torn(path, checkpoint)
+    ranks = settings.distributed_training.distributed_world_size
+    if ranks > 1 and not checkpoint.load_checkpoint_on_all_dp_ranks:
+        raise UserError(f"{ranks} ranks read {path}: add --load-checkpoint-on-all-dp-ranks")
+    restore_if_torn(path, checkpoint)  # by the newest complete one in its folder
     is_new = path == Path(checkpoint.finetune_from_model or "")
     resumed = check_resumption(path, settings, is_new)  # what fairseq will load of the checkpoint
     if is_new:
         return
+    finished = ""  # else why nothing is left to train
     if resumed.loads_optimizer:
-        model.optimizer_source = path  # loading then refuses tables of other sizes than its state
+        model.optimizer_source = path  # loading refuses tables of other sizes than its optimizer's
         if 0 < wanted <= resumed.updates:  # fairseq would make another one
             finished = f"{path} has made {resumed.updates:,} updates of --max-update {wanted:,}"
     if finished and is_elsewhere:
@@ -226,8 +227,7 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     if finished := finished or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
         logger.warning(f"{finished}: the training is finished, and nothing was changed")
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
-        is_copy = all(isinstance(x, Namespace) for x in (settings.task, settings.criterion))
-        if is_copy and _find_counter():  # by `_find_settings`: fairseq-train reads its own options
+        if is_converted and _find_counter():  # fairseq-train, which does not read that -1
             sys.exit()
 
 

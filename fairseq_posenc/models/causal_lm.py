@@ -86,7 +86,7 @@ class PositionalLM(CheckedModel, TransformerLanguageModel):
         keep the token embeddings (plain, adaptive or by character).
         """
         if getattr(args, "attention_directions", ""):
-            raise UserError("--attention-directions is for encoders; a causal LM is always lr")
+            raise UserError("--attention-directions is for encoders, not for a causal LM")
         if args.base_layers:
             raise UserError("--base-layers inserts layers without attention: not supported here")
         if args.decoder_layers_to_keep:

@@ -137,9 +137,9 @@ class PositionalRoberta(CheckedModel, RobertaModel):
         if not span_scores:
             return super().forward(src_tokens, *args, **kwargs)
         assert self.span_head is not None, "register_span_head() first"
-        features, _ = super().forward(src_tokens, features_only=True, **kwargs)  # [B, T, C]
+        states, _ = super().forward(src_tokens, *args, features_only=True, **kwargs)  # [B, T, C]
         encoder: Any = self.encoder
-        return self.span_head(features, src_tokens.eq(encoder.dictionary.pad()))
+        return self.span_head(states, src_tokens.eq(encoder.dictionary.pad()))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Initialise a span head that the checkpoint lacks; drop one that the model lacks."""
@@ -185,6 +185,6 @@ _register("roberta_m4_reset", "m4+reset")
 # size "_tiny" has only two layers.
 _MODERN = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=128)"
 _register("roberta_modern", _MODERN, sizes=("", "_large"))
-for _name, _directions in DECBERT.items():  # decbert_*, and what their first layers see: `lr,rl`
+for _name, _directions in DECBERT.items():  # of first layers: `lr` up to a token, `rl` from it on
     _register(_name, "learned", _directions)
     _register(f"{_name}_nope", "none", _directions)  # NoPE: no positions

@@ -30,7 +30,7 @@ class PositionalTransformer(CheckedModel, TransformerModel):
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "PositionalTransformer":
         """Build a model as fairseq's class does, with the stacks that the methods below build."""
-        model: Any = super().build_model(options.as_namespace(args), task)
+        model: Any = super().build_model(options.as_namespace(args), task)  # args: maybe hydra's
         # Recorded in checkpoints, so that weights trained on other languages are refused.
         settings = options.read_task_options(task)
         model.encoder.record(language=getattr(settings, "source_lang", None))

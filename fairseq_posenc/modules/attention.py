@@ -1,6 +1,6 @@
 """Computes the attention of a layer: to the tokens of its stack, or to an encoder's output.
 
-B batch, T new tokens, S all tokens, H heads, D head size.
+B batch, T new tokens, S all tokens, H heads, D head size; layers with equal encodings are a *kind*.
 """
 
 from functools import partial
@@ -122,22 +122,22 @@ class SelfAttention(_LayerAttention):
         positions = state.positions
         input_checks.check_layer_input(x, positions, cache, self.dims.embed_dim)
         input_checks.check_self_cache(cache, state, self.num_key_value_heads, self.head_dim)
-        # Of earlier steps: sums of forget gates; projected rows, which `compute_terms` adds to.
-        past_decay, projected = (None, None) if cache is None else (cache.decay, cache.projected)
+        past_decay = None if cache is None else cache.decay  # sums of forget gates, by token
         of_input = self.encodings.input_terms(x, positions, past_decay)
         decay = of_input.find(Decay)  # of forget gates, for the cache
         if cache is not None and cache.kept is not None and (past_decay is None) != (decay is None):
             raise UserError("the cache is of a layer with other encodings: give each its own")
-        terms = self.compute_terms(state, projected) | of_input
-        query, key, value = self.project(x)
+        # A cache keeps a table's rows by distance as this layer projected them, and gets new ones.
+        terms = self.compute_terms(state, None if cache is None else cache.projected) | of_input
+        query, key, value = self.project(x)  # [B, H, T, D] each, or fewer heads of keys and values
         query, key = self.rotate_tokens(query, key, state)
         mask = state.mask.with_direction(self.direction)
         dropout = self.dropout if self.training else 0.0
         call = AttentionCall(query, key, value, terms, mask, dropout, need_weights)
         if cache is not None:
             tokens = positions.src_len
-            kept = append_to_kept(cache.kept, key, value, tokens)
-            call = use_kept(call, kept, tokens)
+            kept = append_to_kept(cache.kept, key, value, tokens)  # rotated keys
+            call = use_kept(call, kept, tokens)  # with these keys, to which terms and mask are cut
             cache.kept = kept.select(state.needed_keys(), tokens)  # for later steps
             cache.tokens, cache.decay = tokens, decay
             if not positions.counted:  # the caller gave position_ids

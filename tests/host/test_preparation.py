@@ -164,15 +164,19 @@ def test_a_second_training_in_a_save_dir_is_refused(tmp_path):
     assert tmp_path not in preparation._held  # what a loaded model needs is no training
 
 
-def test_a_training_without_a_configuration_of_fairseq_warns_unless_options_are_of_argparse(caplog):
+def test_a_training_without_a_configuration_warns_unless_options_are_of_argparse(tmp_path, caplog):
     model, task = preparation.CheckedModel(), FairseqTask(None)
     preparation.prepare_model(model, task)
     model.load_state_dict({})  # a task may begin with weights, also in a new training
     assert task.build_criterion(Namespace(criterion="cross_entropy", sentence_avg=True))
     assert "no configuration of fairseq: options are unchecked, no folder locked" in caplog.text
     # Options of argparse, which fairseq gives to a user's task and criterion without dataclasses.
-    options = Namespace(save_dir="folder", patience=3)
-    assert preparation._find_settings(None, options).checkpoint.patience == 3
+    options = Namespace(save_dir=str(tmp_path), patience=3, distributed_world_size=2)
+    settings = preparation._find_settings(None, options)
+    assert settings.checkpoint.patience == 3
+    checkpoint_of(3, tmp_path / "checkpoint_last.pt")
+    with pytest.raises(UserError, match=r"2 ranks read .*: add --load-checkpoint-on-all-dp-ranks"):
+        preparation._prepare_resumption(model, settings, is_converted=True)
 
 
 @pytest.mark.slow
@@ -202,13 +206,9 @@ def test_a_command_may_end_while_batches_are_loaded_ahead():
 
 
 def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys):
-    try:
-        try:
-            raise UserError("the mistake")
-        except UserError:
-            raise Exception("Cannot load model parameters from checkpoint") from None
-    except Exception as error:
-        startup.report(None, type(error), error, error.__traceback__)
+    error = Exception("Cannot load model parameters from checkpoint")
+    error.__context__, error.__suppress_context__ = UserError("the mistake"), True  # `from None`
+    startup.report(None, type(error), error, None)
     assert capsys.readouterr().err == "fairseq-posenc: error: the mistake\n"
     startup.report(None, KeyboardInterrupt, KeyboardInterrupt(), None)
     assert "stopped; the command, without --restore-file, continues" in capsys.readouterr().err
