@@ -1,11 +1,11 @@
 """Attention as one differentiable step: starts the kernels of both passes.
 
-The forward pass is a launch. In the backward pass, ``backward_kernel`` computes the scores again
-and stores the gradients of their parts in *tiles* (:class:`Tiles`), pair by pair. Matrix products
-of tiles then give the gradients of queries, keys and tables: three launches for each slab.
+The forward pass is a single launch. In the backward pass, ``backward_kernel`` computes the scores
+again and stores the gradients of their parts in *tiles* (:class:`Tiles`), pair by pair. Products of
+tiles then give the gradients of queries, keys and tables: three launches for each slab.
 
-Slabs bound the memory of the tiles. A slab is some sequences (each is a head of a sentence), so
-many that their tiles have at most ``MAX_BYTES``, and at least one.
+Slabs bound the memory of the tiles. A slab has a number of sequences (each a head of a sentence),
+as many as have tiles of at most ``MAX_BYTES``, and at least one.
 
 B batch, H heads, T queries, S keys, R rows of a table, D head size.
 """
@@ -108,7 +108,7 @@ class Side(NamedTuple):
     tokens: Tensor | None  # queries or keys; None for a table of numbers
     token_grad: Tensor | None  # shaped as the tokens
     tiles: Tensor | None  # gradients of the table's term
-    ends: Tensor | None  # sums of tiles before and after the table's rows: a row's two, flat
+    ends: Tensor | None  # for each row of tiles, its sums before and after the table's columns
     factor: float  # of the sums of tiles
     SIGN: tl.constexpr  # 1 if the rows of tiles are queries, -1 if they are keys
 
@@ -120,8 +120,7 @@ class Attention(torch.autograd.Function):
     def forward(ctx: Any, problem: Problem, *tensors: Tensor | None) -> Tensor:
         """Compute the attended values ``(B, H, T, D)``.
 
-        Both results of the kernel are float32, because the backward pass subtracts nearly equal
-        numbers. There is a program for each block of queries of a sequence.
+        Both results of the kernel are float32: the backward pass subtracts nearly equal numbers.
         """
         attended = torch.empty_like(problem.query, dtype=torch.float32)
         shifts = attended.new_empty(problem.query.shape[:3])  # - log2 of sums of exponentials
@@ -162,17 +161,17 @@ class Attention(torch.autograd.Function):
         # In a plain sum, the gradients of the query term and of the bias equal that of the score,
         # which is stored anyway. PRODUCT: content and terms are multiplied.
         plain_sum = not problem.PRODUCT and problem.gain is None
-        of_queries, of_keys, (_, gain_grad), (_, bias_grad) = zip(problem.tables, table_grads)
+        of_queries, of_keys, of_gain, of_bias = zip(problem.tables, table_grads)
+        _, _, gain_grad, bias_grad = table_grads  # None: it is not trained
         is_stored = {"content": True, "key_term": is_added, "gain": gain_grad is not None}
         is_stored["query_term"] = problem.query_table is not None and not plain_sum
-        is_stored["bias"] = bias_grad is not None and not plain_sum  # None: it is not trained
+        is_stored["bias"] = bias_grad is not None and not plain_sum
         stored = [name for name, is_needed in is_stored.items() if is_needed]
         slabs = split_slabs(problem, tile, len(stored))
         _, sequences, queries, keys = slabs[0]  # the largest slab: its memory serves all
         memory = problem.query.new_empty(len(stored), sequences * queries * keys)
         tiles = Tiles(**dict(zip(stored, memory)))  # the others are None
-        query_ends = shifts.new_empty(2 * sequences * queries if problem.CLIPPED else 0)
-        key_ends = shifts.new_empty(2 * sequences * keys if problem.CLIPPED else 0)
+        query_ends, key_ends = (shifts.new_empty(2 * sequences * n) for n in (queries, keys))
         by_query, by_key = tl.constexpr(1), tl.constexpr(-1)
         query_term = tiles.content if tiles.query_term is None else tiles.query_term
         bias = tiles.content if tiles.bias is None else tiles.bias
@@ -180,8 +179,8 @@ class Attention(torch.autograd.Function):
         sides = [  # each begins with a table and its gradient; biases are not scaled
             Side(*of_queries, problem.query, grad_query, query_term, query_ends, factor, by_query),
             Side(*of_keys, problem.key, grad_key, tiles.key_term, key_ends, factor, by_key),
-            Side(problem.gain, gain_grad, None, None, tiles.gain, None, factor, by_query),
-            Side(problem.bias, bias_grad, None, None, bias, None, problem.kept_factor, by_query),
+            Side(*of_gain, None, None, tiles.gain, None, factor, by_query),
+            Side(*of_bias, None, None, bias, None, problem.kept_factor, by_query),
         ]
 
         blocks = triton.cdiv(problem.tgt_len, block)

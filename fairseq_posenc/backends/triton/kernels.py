@@ -5,12 +5,12 @@ The forward pass has a program for each block of M queries, over all keys that t
 the online softmax of FlashAttention (Dao et al. 2022). Exponentials are powers of 2, so the scale
 of the scores has log2 e as a factor.
 
-The backward pass has a program for each block of N keys, over queries that see them. It computes
-scores again, and stores gradients of their parts in tiles: those of queries and tables follow.
+The backward pass has a program for each block of N keys, over queries that see them. It stores the
+gradients of the parts of scores in tiles, for ``stored`` to compute those of queries and tables.
 
 The parts of a score are ``content``, the dot product of query and key; its factor ``gain``; and the
-products ``query_term`` and ``key_term`` of query and key with table rows. A score is the scale
-times content * gain + query_term + key_term (with PRODUCT, times their product) + bias / scale.
+products ``query_term`` and ``key_term`` of query and key with table rows. ``scores`` have no scale
+yet: (content * gain + query_term + key_term) + bias / scale; with PRODUCT, the three are factors.
 
 Dropout drops weights P with probability p; P' is 0 there, else P. As in FlashAttention, gradients
 of scores are dS = P' dP / (1 - p) - P delta, where dP are those of the weights, and delta is the
@@ -21,6 +21,7 @@ that was multiplied by 1 - p before. Sums get the factor kept_factor, 1 / (1 - p
 - ``opt``: constants: M queries and N keys of a tile; W: D padded; FULL: no load needs a mask.
 - ``slab``: the stored tiles: their first ``sequence``; ``queries`` and ``keys``, padded lengths.
 - ``tiles``: where the gradients of each part are stored; None where they are not needed.
+- BEFORE, AFTER: keys that are so far that a clipped table has its first or last row; NEAR: others.
 """
 
 import triton
@@ -49,21 +50,22 @@ def forward_kernel(problem, opt, attended, shifts):
     """Write attended values ``(B, H, T, D)``, minus log2 of sums of exponentials ``(B, H, T)``."""
     sequence, first_query = split_program(tl.program_id(0), problem.tgt_len, opt.M)
     batch, head = sequence // problem.heads, sequence % problem.heads
-    queries = sequence.to(tl.int64) * problem.tgt_len
-    keys = sequence.to(tl.int64) * problem.src_len * problem.width
-    base = problem.query + queries * problem.width
-    q = load_rows(problem, opt, base, first_query, problem.tgt_len, opt.M)  # [M, W]
+    earlier = sequence.to(tl.int64) * problem.tgt_len  # number of queries in earlier sequences
+    query = problem.query + earlier * problem.width
+    key_numbers = sequence.to(tl.int64) * problem.src_len * problem.width  # in their keys
+    key, value = problem.key + key_numbers, problem.value + key_numbers
+    q = load_rows(problem, opt, query, first_query, problem.tgt_len, opt.M)  # [M, W]
     m = first_query + tl.arange(0, opt.M)[:, None]  # [M, 1]
     sums = tl.zeros((opt.M, opt.W), tl.float32)
     total = tl.zeros((opt.M,), tl.float32)
     highest = tl.full((opt.M,), float("-inf"), tl.float32)
     scale = problem.scale * LOG2_E
-    for part in tl.static_range(3):  # keys far BEFORE and AFTER a clipped table, and NEAR ones
+    for part in tl.static_range(3):  # BEFORE, AFTER and NEAR
         if problem.CLIPPED or part == NEAR:
             start, end = find_columns(problem, opt, batch, first_query, SIGN=1, PART=part)
             for first_key in range(start, end, opt.N):
                 n = first_key + tl.arange(0, opt.N)[None, :]  # [1, N]
-                k = load_rows(problem, opt, problem.key + keys, first_key, problem.src_len, opt.N)
+                k = load_rows(problem, opt, key, first_key, problem.src_len, opt.N)
                 _, _, _, _, scores = compute_scores(
                     problem, opt, q, k, head, first_query, first_key, FLIP=False, PART=part
                 )
@@ -78,16 +80,15 @@ def forward_kernel(problem, opt, attended, shifts):
                 if problem.dropout is not None:  # dropped weights count in the softmax
                     weights = drop_weights(problem, opt, weights, sequence, m, n)
                 # Loaded late to save registers; k and v are [N, W].
-                v = load_rows(problem, opt, problem.value + keys, first_key, problem.src_len, opt.N)
+                v = load_rows(problem, opt, value, first_key, problem.src_len, opt.N)
                 sums = multiply(weights.to(v.dtype), v, sums * rescale[:, None])
     sees_no_key = total == 0.0  # [M]
     factor = tl.where(sees_no_key, 0.0, problem.kept_factor) / tl.where(sees_no_key, 1.0, total)
-    rows = attended + queries * problem.width
+    rows = attended + earlier * problem.width
     store_rows(problem, opt, rows, sums * factor[:, None], first_query, problem.tgt_len, opt.M)
     shift = -highest * scale - tl.log2(tl.where(sees_no_key, 1.0, total))
-    at = first_query + tl.arange(0, opt.M)
-    shift = tl.where(sees_no_key, NO_SUM, shift)
-    tl.store(shifts + queries + at, shift, mask=at < problem.tgt_len)
+    shift = tl.where(sees_no_key, NO_SUM, shift)[:, None]
+    tl.store(shifts + earlier + m, shift, mask=m < problem.tgt_len)
 
 
 @triton.jit
@@ -128,17 +129,17 @@ def backward_kernel(problem, opt, grad, two_numbers, slab, tiles, grad_key, grad
     sequence_in_slab, first_key = split_program(tl.program_id(0), problem.src_len, opt.N)
     sequence = slab.sequence + sequence_in_slab
     batch, head = sequence // problem.heads, sequence % problem.heads
-    queries = sequence.to(tl.int64) * problem.tgt_len
-    query = problem.query + queries * problem.width
-    grads = grad + queries * problem.width
-    keys = sequence.to(tl.int64) * problem.src_len * problem.width
+    earlier = sequence.to(tl.int64) * problem.tgt_len  # number of queries in earlier sequences
+    query = problem.query + earlier * problem.width
+    grad_attended = grad + earlier * problem.width
+    key_numbers = sequence.to(tl.int64) * problem.src_len * problem.width  # in their keys
     # [keys N, W] each; tiles are flipped, so that their rows are keys.
-    k = load_rows(problem, opt, problem.key + keys, first_key, problem.src_len, opt.N)
-    v = load_rows(problem, opt, problem.value + keys, first_key, problem.src_len, opt.N)
+    k = load_rows(problem, opt, problem.key + key_numbers, first_key, problem.src_len, opt.N)
+    v = load_rows(problem, opt, problem.value + key_numbers, first_key, problem.src_len, opt.N)
     n = first_key + tl.arange(0, opt.N)[:, None]  # [keys N, 1]
     grad_k = tl.zeros((opt.N, opt.W), tl.float32)
     grad_v = tl.zeros((opt.N, opt.W), tl.float32)
-    for part in tl.static_range(3):  # keys far BEFORE and AFTER a clipped table, and NEAR ones
+    for part in tl.static_range(3):  # BEFORE, AFTER and NEAR
         if problem.CLIPPED or part == NEAR:
             start, end = find_columns(problem, opt, batch, first_key, SIGN=-1, PART=part)
             for first_query in range(start, end, opt.M):
@@ -149,9 +150,9 @@ def backward_kernel(problem, opt, grad, two_numbers, slab, tiles, grad_key, grad
                 )
                 scores = apply_mask(problem, opt, scores, batch, m, n, first_query, first_key)
                 # [queries M, W], loaded late to save registers.
-                g = load_rows(problem, opt, grads, first_query, problem.tgt_len, opt.M)
+                g = load_rows(problem, opt, grad_attended, first_query, problem.tgt_len, opt.M)
                 inside = m < problem.tgt_len
-                shift, delta = load_two_numbers(opt, two_numbers + queries + m, inside, tl.float32)
+                shift, delta = load_two_numbers(opt, two_numbers + earlier + m, inside, tl.float32)
                 if not opt.FULL:  # no whole tiles: weights beyond the last query will be 0
                     shift, delta = tl.where(inside, shift, NO_SUM), tl.where(inside, delta, 0)
                 weights = tl.exp2(scores * (problem.scale * LOG2_E) + shift)
@@ -167,6 +168,6 @@ def backward_kernel(problem, opt, grad, two_numbers, slab, tiles, grad_key, grad
                 )  # fmt: skip
                 grad_k = multiply(grad_content, q, grad_k)
     grad_k *= problem.scale * problem.kept_factor
-    store_rows(problem, opt, grad_key + keys, grad_k, first_key, problem.src_len, opt.N)
+    store_rows(problem, opt, grad_key + key_numbers, grad_k, first_key, problem.src_len, opt.N)
     grad_v *= problem.kept_factor
-    store_rows(problem, opt, grad_value + keys, grad_v, first_key, problem.src_len, opt.N)
+    store_rows(problem, opt, grad_value + key_numbers, grad_v, first_key, problem.src_len, opt.N)

@@ -163,7 +163,7 @@ def _read_vectors(
         low = 0
     elif runs is not None:  # `starts` has the first distance of each row but the first one
         low, high = runs.starts[0] - 1, runs.starts[-1]  # kernels repeat the rows of these two
-        if not isinstance(runs.starts, range):
+        if not isinstance(runs.starts, range):  # a range: each row between serves one distance
             # Rows between them may serve several distances, as those of buckets: repeat them.
             table = runs.look_up(table, torch.arange(low, high + 1, device=table.device))
     return _describe(table.to(dtype), low + src_len - tgt_len)
@@ -198,13 +198,13 @@ def find_visible(
                 "position backend triton needs documents whose numbers ascend: choose blocked"
             )
         # Neither falls: the first query with last >= k to the last one with first <= k see key k.
-        first, last = (x.contiguous() for x in found)  # [B or 1, T] each; others give a warning
+        first, last = (x.contiguous() for x in found)  # [B or 1, T]; `searchsorted` warns of others
         keys = torch.arange(src_len, device=device).expand(len(first), -1).contiguous()
-        of_keys = torch.searchsorted(last, keys), torch.searchsorted(first, keys, right=True) - 1
+        first_query = torch.searchsorted(last, keys)
+        last_query = torch.searchsorted(first, keys, right=True) - 1
         shared = len(first) == 1
-        return (
-            Visible(first.int(), last.int(), 0 if shared else tgt_len),
-            Visible(of_keys[0].int(), of_keys[1].int(), 0 if shared else src_len),
-        )
+        of_queries = Visible(first.int(), last.int(), 0 if shared else tgt_len)
+        of_keys = Visible(first_query.int(), last_query.int(), 0 if shared else src_len)
+        return of_queries, of_keys
 
     return mask.cached("visible keys", (*mask.cache_deps, tgt_len, src_len, device), compute)

@@ -8,9 +8,10 @@ column later, and one column has one distance: of rows ``abc | def``, the column
 ``a e``, ``b f``. From column to column, distances grow by SIGN. So the rows of a table have columns
 side by side, in their order if SIGN is 1, else from the last row to the first.
 
-Table rows at the ends also serve all distances beyond the table. Their gradients are the sums of a
-token's tiles there, the token's *ends*: two numbers for each row of tiles, one for the columns
-before the table's and one for the columns after them. Only clipped tables have ends.
+Rows at the ends of a clipped table also serve all distances beyond it. Their gradients are sums of
+a token's tiles there, its two *ends*, of columns before the table's and after: ``tokens_kernel``
+stores them, then ``tables_kernel`` reads them. A block of N rows reads all columns that one of them
+may see: ``backward_kernel`` stored these in whole tiles, whose sides N divides, zeros where hidden.
 
 - ``slab``: the ``sequences`` from ``sequence`` on; ``queries`` and ``keys``, their padded lengths.
 - ``side``: a ``table``, its ``tiles`` and ``ends``, the SIGN of these, and the ``factor`` of their

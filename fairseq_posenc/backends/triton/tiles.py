@@ -75,7 +75,7 @@ def store_rows(problem, opt, base, x, start, count, ROWS: tl.constexpr):
 
 @triton.jit
 def multiply(x, y, sums=None):
-    """Multiply matrices, and add to sums of float32; float32 inputs are not rounded to TF32."""
+    """Multiply matrices, and add to sums of float32; float32 inputs keep nearly their precision."""
     if INTERPRETED:
         x, y = x.to(tl.float32), y.to(tl.float32)
     return tl.dot(x, y, sums, input_precision="tf32x3")
@@ -114,8 +114,7 @@ def find_columns(problem, opt, batch, first_row, SIGN: tl.constexpr, PART: tl.co
     count = problem.tgt_len if SIGN > 0 else problem.src_len
     rows: tl.constexpr = opt.M if SIGN > 0 else opt.N
     block: tl.constexpr = opt.N if SIGN > 0 else opt.M
-    start = 0
-    end = problem.src_len if SIGN > 0 else problem.tgt_len
+    start, end = 0, problem.src_len if SIGN > 0 else problem.tgt_len
     if visible is not None:
         at = batch * visible.stride  # 0 if all sentences share the columns
         start = tl.load(visible.first + at + first_row) // block * block
