@@ -68,7 +68,7 @@ class Shared(NamedTuple):
         """
         positions = self.positions
         if count != positions.tgt_len:  # computed by the first layer that needs it
-            deps = (positions.ids, positions.drawn, count)
+            deps = (positions.ids, positions.drawn, count)  # what `last_ids` reads
             compute = partial(self.rotation_at, positions.last_ids(count))
             return self.mask.cached("last", deps, compute)
         rotating = (x for x in self.encodings if x.acts_on == "rotation")

@@ -114,10 +114,6 @@ def test_document_ids_that_do_not_fit_are_refused(ids):
     refuse("document_ids", stack("rope+documents"), X, document_ids=ids)
 
 
-def test_what_lies_before_the_first_token_is_refused():
-    refuse("past=-1 must be a whole number", stack(), X, past=-1)
-
-
 @pytest.mark.parametrize(
     ("spec", "ids"),
     [
@@ -431,8 +427,8 @@ def test_layers_are_built_from_positions_and_a_number(module):
 def test_what_is_no_tensor_or_number_is_a_line():
     for given in ({"key_padding_mask": [[False] * 5] * 2}, {"position_ids": [[0, 1, 2, 3, 4]]}):
         refuse("must be a tensor, not list", stack(), X, **given)
-    for past in (1.0, "3", None):
-        refuse("must be a whole number of at least 0", stack(), LATER, past=past)
+    for past in (-1, 1.0, "3", None):
+        refuse(f"past={past!r} must be a whole number of at least 0", stack(), LATER, past=past)
 
 
 @pytest.mark.parametrize("spec", [*SPECS, "rope+chunk(size=4)", "alibi+documents"])
@@ -447,6 +443,9 @@ def test_padding_between_tokens_shifts_nothing_or_is_refused(spec):
     except UserError as refused:
         assert "padding lies between tokens" in str(refused)  # noqa: PT017
         assert spec not in ("none", "rope", "learned", "sinusoidal", "fox", "cope", "fire")
+        if len(positions.spec.layers) == 1:
+            alone = PositionEncoding(spec, 16, 2, causal=True)
+            refuse("padding lies between", alone.scores, *torch.randn(2, 1, 2, 5, 8), padding)
         return
     expected = layer(*positions(X[:1][~padding][None]))[0][0]
     torch.testing.assert_close(apart, expected, atol=1e-5, rtol=1e-5)

@@ -219,9 +219,8 @@ class CrossAttention(_LayerAttention):
             )
         if source is not None:
             input_checks.check_embeddings("source", source, self.k_proj.in_features)
-            kept = Kept(
-                self.split_heads(self.k_proj(source)), self.split_heads(self.v_proj(source))
-            )
+            key, value = self.k_proj(source), self.v_proj(source)
+            kept = Kept(self.split_heads(key), self.split_heads(value))
         assert kept is not None, "there is a source or a cache"
         batch, _, src_len, _ = kept.key.shape
         if x.size(0) != batch:

@@ -211,7 +211,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         length = 2 * reach + 1
         generator = torch.Generator().manual_seed(seed)  # on the CPU: devices get the same vectors
         content = torch.randn(samples, 1, self.dims.embed_dim, generator=generator)
-        content = content.to(next(self.parameters(), content).device)
+        content = content.to(next(self.parameters(), content).device)  # stays if there are none
         embedded, _ = self(content.expand(-1, length, -1))  # [samples, length, embed_dim]
         heads = self.split_heads(embedded)  # [samples, H, length, D]
         scores = self.scores(heads, heads, inputs=embedded)  # [samples, H, length, length]
@@ -247,6 +247,7 @@ class PositionEncoding(AttentionCore, StackPositions):
             )
         padding = read_mask("key_padding_mask", mask, batch, src_len, query.device)
         positions = Positions.from_padding(padding, tgt_len)
+        self._refuse_gaps(positions, "key_padding_mask")
         shape = (batch, src_len, dims.embed_dim)
         inputs = query.new_zeros(shape) if inputs is None else inputs
         if inputs.shape != shape:
