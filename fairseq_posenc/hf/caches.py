@@ -62,5 +62,5 @@ def store_decay(cache: Cache, layer: int, decay: Decay) -> None:
     while len(cache.layers) <= layer:
         cache.layers.append(DynamicLayer())
     cache.layers[layer] = DynamicLayer()  # an empty one: `update` appends to what a layer has
-    # A cache layer has two tensors, so each holds one of the two numbers in `earlier` (keys).
+    # For keys before a query (`earlier`), [B, H, S, 2]: a cache layer has a tensor for each number.
     cache.layers[layer].update(*decay.earlier.split(1, -1))  # [B, H, S, 1] each

@@ -69,7 +69,7 @@ def _refuse_change(name: str, now: Any, then: Any) -> None:
             _refuse_change(key, now.get(key), value)
         return
     has_fewer_layers = name in _LAYER_FIELDS and now and then and len(now) < len(then)
-    if now != then and not has_fewer_layers:  # after that, entries belong to other layers
+    if now != then and not has_fewer_layers:  # then entries belong to other layers
         raise UserError(f"{name} was {then!r}: restore it; only set_positions changes positions")
 
 

@@ -81,8 +81,8 @@ class StackArguments:
     ) -> tuple[Tensor | None, Tensor | None]:
         """Read the ids for the encodings, and those of the text on one axis; both may be None.
 
-        M-RoPE's are on several axes, ``(axes or 1 + axes, B, T)``: those of the text may precede
-        them. A spec without an encoding on as many axes reads the text's, or counts the tokens.
+        M-RoPE's come as ``(axes or 1 + axes, B, T)``, in the longer form with the text's first, and
+        become ``(B, T, axes)``. A spec without an encoding on these axes reads the text's, or none.
         """
         ids, text_ids = self.named.get("position_ids"), None
         axes = len(stack.family.sections)  # 0 in families without M-RoPE
