@@ -42,7 +42,7 @@ class IdentifiedStack(Protocol):
 class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
-    num_updates: int | None = None  # so far, for `host`; None until fairseq sets it, if it is new
+    num_updates: int | None = None  # made so far, for `host`; None in a new model, until it trains
     optimizer_source: Path | None = None  # set by `host`: whose optimizer's state is loaded, too
 
     def set_num_updates(self, num_updates: int) -> None:

@@ -107,7 +107,7 @@ class Computation:
                 numbers = x.query @ x.query_rows[:, [0, -1]].mT  # q.Q of both ends, [k, h, M, 2]
                 first, last = (x.query * y for y in numbers.split(1, -1))
             return torch.cat([first @ before.mT, self._combine(x, block), last @ after.mT], -1)
-        # One product for all pairs, as `torch.cat` would copy them; near ones then get their rows.
+        # One product for all pairs, as `torch.cat` would copy them. Rows of near keys follow.
         more = (0, before.size(3) - x.key.size(3))  # far keys have k.K as column D: queries have 1
         parts = [before, F.pad(x.key, more) if more[1] else x.key, after]
         keys = torch.cat(parts, 2).mT
@@ -117,9 +117,9 @@ class Computation:
             lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
         ):
             scores = copy_if_kept((F.pad(x.query, more, value=1.0) if more[1] else x.query) @ keys)
-        near = scores.narrow(3, before.size(2), x.key.size(2))
-        for numbers in self._multiply_rows(x, block)():  # no gain or reset, beside far keys
-            near.add_(numbers)
+        look_up = self._multiply_rows(x, block)
+        for numbers in look_up():  # of near pairs; beside far keys, there is no gain and no reset
+            scores.narrow(3, before.size(2), x.key.size(2)).add_(numbers)
         return scores
 
     def _combine(self, x: Operands, block: Block) -> Tensor:

@@ -11,7 +11,7 @@ side by side, in their order if SIGN is 1, else from the last row to the first.
 Rows at the ends of a clipped table also serve all distances beyond it. Their gradients are sums of
 a token's tiles there, its two *ends*, of columns before the table's and after: ``tokens_kernel``
 stores them, then ``tables_kernel`` reads them. A block of N rows reads all columns that one of them
-may see: ``backward_kernel`` stored these in whole tiles, whose sides N divides, zeros where hidden.
+may see: ``backward_kernel`` stores whole tiles, whose sides N divides, with zeros for hidden pairs.
 
 - ``slab``: the ``sequences`` from ``sequence`` on; ``queries`` and ``keys``, their padded lengths.
 - ``side``: a ``table``, its ``tiles`` and ``ends``, the SIGN of these, and the ``factor`` of their
