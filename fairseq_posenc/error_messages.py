@@ -16,11 +16,11 @@ _ERRNO_TEXTS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILE
 _ERROR_OF_RANK = re.compile(
     r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+(\n.+)*)", re.MULTILINE
 )
-_OF_FAIRSEQ = ("fairseq_cli", "hydra", "omegaconf")  # messages name fairseq, which installs them
+_OF_FAIRSEQ = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}  # messages call them fairseq
+_WITH_FAIRSEQ = {"argcomplete", "markdown", "regex", "sacrebleu", "scipy", "sentencepiece", "tqdm"}
 # Optional modules, by the extra in pyproject.toml that messages name for them.
 _MODULES = {
-    "fairseq": {"argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown", "omegaconf", "regex"}
-    | {"sacrebleu", "scipy", "sentencepiece", "tqdm"},
+    "fairseq": _OF_FAIRSEQ | _WITH_FAIRSEQ,
     "plot": {"matplotlib", "sklearn"},
     "hf": {"huggingface_hub", "transformers"},
     "export": {"google"},  # google.protobuf
@@ -56,8 +56,8 @@ def describe_mistake(error: BaseException) -> str | None:
     module = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     for extra, modules in _MODULES.items():
         if module in modules:
-            name = "fairseq" if module in _OF_FAIRSEQ else module.replace("google", "protobuf")
-            return f"needs {name}: {how_to_install(extra)}"
+            package = "fairseq" if module in _OF_FAIRSEQ else module.replace("google", "protobuf")
+            return f"needs {package}: {how_to_install(extra)}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
     if isinstance(error, FileNotFoundError) and error.errno and not error.filename:
@@ -65,15 +65,15 @@ def describe_mistake(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and error.filename:
         return f"{error.filename}: {error.strerror}; allow access, or name another place"
     code = _find_errno(error)
-    name = getattr(error, "filename", None) or "a file"
+    file = getattr(error, "filename", None) or "a file"
     if code in DISK_FULL:
         return (
-            f"{name} could not be written ({os.strerror(code)}); files written before, such as "
+            f"{file} could not be written ({os.strerror(code)}); files written before, such as "
             "earlier checkpoints, are complete. Make room and start the same command again."
         )
     if code in _TOO_MANY_FILES:
         remedy = "close other programs" if code == errno.ENFILE else "run `ulimit -n 4096` first"
-        return f"{name} could not be opened: {os.strerror(code)}; {remedy}"
+        return f"{file} could not be opened: {os.strerror(code)}; {remedy}"
     rank_error = _match_rank(error)
     return rank_error["message"] if rank_error else None
 

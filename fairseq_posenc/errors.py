@@ -53,7 +53,7 @@ def shortened(text: str) -> str:
 
 def how_to_install(extra: str) -> str:
     """Say how to install an extra of this package, of which no index has a release yet."""
-    # The others install fairseq, which must be built with the torch that is already there.
+    # Others that messages name install fairseq, which must be built with the torch that is there.
     how = "" if extra in ("hf", "submitit") else ", without build isolation: see docs/start.md"
     return f"pip install '.[{extra}]' in a checkout of fairseq-posenc{how}"
 

@@ -29,7 +29,7 @@ def temporary_file(folder: Path, name: str) -> Iterator[Path]:
         delete_abandoned(path, path)  # such a file is its own lock
     while True:
         path = folder / f"{name}{_MARK}{secrets.token_hex(4)}"
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # mode as of `open`
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # the mode of `open`
         lock_if_possible(lock)
         if path.exists():
             break
@@ -77,7 +77,7 @@ def errors_that_name(path: Path) -> Iterator[None]:
 
 
 def refuse_bad_place(path: Path, prefix: str = "") -> None:
-    """Refuse a path whose folder does not exist; a folder, a device, a pipe or a socket.
+    """Refuse a path whose folder does not exist, or which is a folder, device, pipe or socket.
 
     Links below ``/dev``, such as ``/dev/stdout``, are refused, too: they would be replaced.
 

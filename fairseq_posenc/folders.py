@@ -95,7 +95,7 @@ def claim(folder: Path, request: Request) -> None:
 
 
 def is_made(folder: Path, request: Request) -> bool:
-    """Check whether :func:`whole_folder` made a folder for a request; refuse one of another."""
+    """Check whether :func:`whole_folder` made a folder for a request; refuse any other folder."""
     if not folder.exists():
         return False
     if not (folder / REQUEST).exists():

@@ -96,9 +96,9 @@ class SentenceLearned(Learned):
     Source:
         Huang et al. (2021), arXiv:2109.12788, section 5.2 ("real absolute positions").
     Differs:
-        the input marks the ends of sentences. A masked ``</s>`` (about one in eight) counts only
-        with the option ``include_target_tokens``. In a row without ``<s>``, such as a source in
-        translation, the first token is at 0.
+        the input marks the ends of sentences. fairseq's masked LM hides about one ``</s>`` in
+        eight, like other tokens; a hidden one counts only with ``--include-target-tokens``. In a
+        row without ``<s>``, such as a source in translation, the first token is at 0.
     """
 
     without_options = ("axes",)  # specs refuse it: sentences have one axis
@@ -159,11 +159,10 @@ class Sinusoidal(Encoding):
         """Compute the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
         ids = positions.query_ids
         first_id = 2 if self.layout == "fairseq" else 0  # padding_idx + 1, which is 1 + 1
-        count_from_0 = positions.counted and positions.drawn is None  # not a caller's, not random
-        if count_from_0 and ids.size(0) > 1 and ids.size(1) > 1:
-            # All are below `longest`, and rows of a batch repeat them: each is computed only once.
-            assert positions.longest is not None, "known where tokens are counted"
-            table = self.vectors(torch.arange(positions.longest, device=ids.device) + first_id)
+        longest = positions.longest if positions.counted and positions.drawn is None else None
+        if longest is not None and ids.size(0) > 1 and ids.size(1) > 1:
+            # Counted ids are below `longest`, and rows repeat them: each is computed only once.
+            table = self.vectors(torch.arange(longest, device=ids.device) + first_id)
             return F.embedding(ids, self.scale * table)
         return self.scale * self.vectors(ids + first_id)
 

@@ -10,7 +10,7 @@ Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
     G tables: 1, which all heads share, or H, one for each head,
     R rows of a table, one for each run of distances (:class:`~fairseq_posenc.encodings.runs.Runs`),
     W width of a state, which is a second, narrow projection of a token.
-In numbers of parameters, m is the number of layers, h that of heads, and n that of positions.
+In numbers of parameters, m is the number of layers, h that of heads, n that of positions; h d = C.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -56,8 +56,7 @@ class Dims(NamedTuple):
     @property
     def head_dim(self) -> int:
         """D, the width of one head."""
-        share = self.embed_dim // self.num_heads
-        return share if self.own_head_dim is None else self.own_head_dim
+        return self.own_head_dim or self.embed_dim // self.num_heads
 
     @property
     def all_heads_dim(self) -> int:
@@ -226,7 +225,7 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 class Encodings(nn.ModuleDict):
     """The encodings of a layer by name, in the order of their spec.
 
-    At most one of them has a rotation, at most one forget gates, and at most one states.
+    At most one has a rotation, at most one has forget gates, and at most one has states.
     """
 
     def as_dict(self) -> dict[str, Encoding]:
@@ -289,7 +288,7 @@ class SharedEncodings(Encodings):
     Args:
         encodings: the encodings by name, in the order of their spec.
         kinds: the names of the encodings that each kind of layer uses: ``(("rope",), ())`` for
-            ``3*rope,none``. By default there is one kind, which uses all.
+            ``3*rope,none``. By default one kind uses all. Before :meth:`terms`, :meth:`select` one.
     """
 
     def __init__(

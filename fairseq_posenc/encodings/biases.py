@@ -17,7 +17,7 @@ from fairseq_posenc.positions import Positions, subtract_ids
 from fairseq_posenc.precision import make_constant, no_autocast, split_fixed, to_fixed
 
 MIN_PARAMETER = 1e-2  # kerple's r1 and r2 are clamped to it, as in the authors' code
-LEAST = 1e-8  # of fire's a and L, so that no logarithm is 0
+LEAST = 1e-8  # the least value of fire's a and L, so that no logarithm is 0
 
 
 class Bias(Encoding, ABC):
@@ -234,8 +234,8 @@ class Fire(Encoding):
 
     def reset_parameters(self) -> None:
         """Draw weights and biases as ``nn.Linear`` does, and set a = 0.1 and L = threshold."""
-        pairs = (self.hidden_weight, self.hidden_bias), (self.output_weight, self.output_bias)
-        for weight, bias in pairs:
+        layers = ((self.hidden_weight, self.hidden_bias), (self.output_weight, self.output_bias))
+        for weight, bias in layers:
             bound = weight.size(1) ** -0.5
             nn.init.uniform_(weight, -bound, bound)
             nn.init.uniform_(bias, -bound, bound)

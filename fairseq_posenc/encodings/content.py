@@ -19,8 +19,8 @@ class Cope(Encoding):
 
     Equation:
         e_ij = z_ij + (1 - f) (q_i.a_p) + f (q_i.a_u), where z_ij = q_i.k_j / sqrt(d); the gates
-        sigmoid(z_it) of the keys from j to i add up to p + f, p a whole number and at most P - 1;
-        u = p + 1.
+        sigmoid(z_it) of the keys from j to i add up to p + f, but at most P - 1 (then f = 0); p is
+        a whole number, u = p + 1.
     Shapes:
         a ``(P, d)`` in each layer, P the option ``positions``; its heads share it.
     Parameters:
@@ -39,7 +39,7 @@ class Cope(Encoding):
 
     def __init__(self, dims: Dims, *, positions: int = 64) -> None:
         super().__init__(dims)
-        self.table = nn.Parameter(torch.empty(positions, dims.head_dim))  # 0 later: see `zeros`
+        self.table = nn.Parameter(torch.empty(positions, dims.head_dim))  # set to 0 later
 
     def terms(self, positions: Positions) -> list[Term]:
         """Return the table; attention counts the positions, as they depend on the scores."""

@@ -105,8 +105,8 @@ class Documents(Encoding):
         tokens mark the ends of documents: every ``</s>`` with ``end=eos``; with ``end=empty`` a
         ``</s>`` that follows another one (an empty line). In an encoder, the end is the last token
         of its document; in a causal model it is the first token of the next one, because fairseq
-        puts it before the token that it predicts. A masked ``</s>`` ends a document only in models
-        trained with ``include_target_tokens``.
+        puts it before the token that it predicts. A ``</s>`` that a masked LM hides ends a document
+        only with fairseq's option ``--include-target-tokens``.
     """
 
     acts_on = "mask"
@@ -123,6 +123,7 @@ class Documents(Encoding):
         return positions.split_documents(empty=self.end == "empty", causal=self.dims.causal)
 
     def mask(self, positions: Positions) -> Mask:
-        """Limit attention to the tokens of one document."""
-        # A document's number is its start. `documents`: each has a first token, for resets.
+        """Limit attention to each document, as :meth:`number` or the caller split them before."""
+        # `document_starts`, [B, S], counts the real tokens before a document, which identifies it.
+        # `documents`: a reset (table rows for first tokens alone) is for the first of each segment.
         return Mask(segments=positions.document_starts, documents=True)

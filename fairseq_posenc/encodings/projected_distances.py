@@ -62,8 +62,8 @@ class DebertaV2(Encoding):
 
     Equation:
         e_ij = (q_i.k_j + q_i.(W_K p_b) + k_j.(W_Q p_b)) / sqrt(c d), where c = 3, b is the bucket
-        of i - j (one distance each up to buckets/2, then logarithmic up to the trained length), p_b
-        is the normalised row of the table, W_Q and W_K the layer's projections, without its norms.
+        of i - j (one distance each up to buckets // 2, then logarithmic up to the trained length),
+        p_b the normalised row of the table, W_Q and W_K the layer's projections, without its norms.
     Shapes:
         table ``(2 * buckets, C)`` and its layer norm ``(C,)``, one for all layers.
     Parameters:
@@ -93,14 +93,14 @@ class DebertaV2(Encoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Compute the normalised rows for each layer to project, ``(1, R, C)``."""
         index, runs = self.bucket_rule.select(positions)  # rows `(R,)`, and the distances of each
-        width = self.table.shape[1:]
-        normed = F.layer_norm(self.table, width, self.norm_weight, self.norm_bias, eps=1e-7)
+        shape = (self.dims.embed_dim,)
+        normed = F.layer_norm(self.table, shape, self.norm_weight, self.norm_bias, eps=1e-7)
         return [RowsByDistance(normed[None, index], runs, of="layer")]
 
     def compute_constants(self) -> None:
         """Find the buckets; also called when lengths change.
 
-        Rounded as in DebertaV2: the logarithm runs from ``buckets / 2`` to the trained length - 1,
+        Rounded as in DebertaV2: the logarithm runs from ``buckets // 2`` to the trained length - 1,
         which falls in the last bucket but one.
         """
         exact = self.buckets // 2
@@ -113,7 +113,8 @@ class DebertaV2(Encoding):
             share = math.log(distance / exact) / math.log(longest / exact)
             return exact + math.ceil(share * (exact - 1))
 
-        starts = find_starts(find_bucket, last=self.buckets)  # of j - i: the earliest keys first
+        # Of j - i, both signs; a bucket that no distance reaches (the last of 2 or 3) has no start.
+        starts = find_starts(find_bucket, last=self.buckets)  # ascending: the earliest keys first
         # One bucket more than starts: of i - j from farthest to -farthest. Bucket b has the row
         # buckets + b; as in DebertaV2's table, the last row, 2 * buckets - 1, serves two buckets.
         farthest = len(starts) // 2
@@ -129,7 +130,7 @@ class TransformerXL(Encoding):
         e_ij = ((q_i + u).k_j + (q_i + v).(W s_(i-j))) / sqrt(c d), where s is the sinusoid
         of width C of a distance; u and v are trained, c is ``scale_factor``.
     Shapes:
-        W ``(C, C)``, u and v ``(H, D)`` in each layer.
+        W ``(H * D, C)``, u and v ``(H, D)`` in each layer.
     Parameters:
         m * (C^2 + 2 * C)
     Source:
@@ -151,7 +152,7 @@ class TransformerXL(Encoding):
         """Compute W s as query table, u as the only row for keys, and v.(W s), scaled, as bias.
 
         Raises:
-            UserError: torch is compiling, so ids have no values.
+            UserError: torch is compiling, and a caller's position ids have no values there.
         """
         low, high = 1 - positions.src_len, positions.tgt_len - 1
         if not positions.consecutive:  # make a row for each distance that these ids can have
@@ -160,7 +161,7 @@ class TransformerXL(Encoding):
                     "transformer_xl: it has a row for each distance between position_ids, which a "
                     "graph does not know: leave them out, or compile another encoding"
                 )
-            longest = positions.longest  # None if not known yet: then reading it waits for a GPU
+            longest = positions.longest  # None if not known yet: then `max` waits for a GPU
             reach = int(positions.ids.max()) if longest is None else longest - 1
             low, high = -reach, reach
         distances = torch.arange(low, high + 1, device=positions.device)

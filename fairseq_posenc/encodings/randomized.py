@@ -47,9 +47,8 @@ class Randomized(Encoding):
         if positions.drawn is not None:
             return positions
         positions.check_limit(self.dims.max_positions, self.name)
-        device = positions.ids.device
-        drawn = self._draw(device) if self.training else self.fixed.to(device)  # (n,)
-        return positions._replace(drawn=drawn[positions.ids])
+        numbers = self._draw(positions.device) if self.training else self.fixed  # (n,)
+        return positions._replace(drawn=numbers.to(positions.device)[positions.ids])
 
     def _draw(self, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
         """Draw n numbers below the limit without replacement, and sort them."""

@@ -1,7 +1,7 @@
 """Rotary position embedding, and its variants with trained frequencies and with decay (xPos).
 
-B batch, H heads, T tokens, D head size; in formulas d head size, n and L lengths in tokens, and c
-the scale factor of another encoding in the layer, or 1.
+B batch, H heads, T tokens, D head size; in formulas d head size (in frequencies its rotated part),
+n and L lengths in tokens, and c the scale factor of another encoding in the layer, or 1.
 """
 
 import math
@@ -93,7 +93,7 @@ class Rope(Encoding):
         self.scaling = scaling
         self.sections = sections
         self.pairs = pairs
-        self.axes = axes or len(sections or [1])  # sections alone have an axis each
+        self.axes = axes or (len(sections) if sections else 1)
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
         self.pair_axes = torch.tensor(self._assign_axes(), device="cpu")  # "meta" has no values
@@ -254,9 +254,9 @@ class XPos(Rope):
     def decay(self, ids: Tensor) -> Tensor:
         """Compute the factor of each coordinate of a query, ``(B or 1, 1, T, D)``."""
         evens = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=ids.device)  # 2t
-        base = (evens / self.rotated + GAMMA) / (1 + GAMMA)  # z of each pair
+        z = (evens / self.rotated + GAMMA) / (1 + GAMMA)  # of each pair
         exponents = ids[..., None] - self.dims.trained_length // 2  # [B or 1, T, 1]
-        factors = base ** (exponents.float() / self.scale_base)  # [B or 1, T, rotated/2]
+        factors = z ** (exponents.float() / self.scale_base)  # [B or 1, T, rotated/2]
         # Both coordinates of a pair have its factor.
         factors = torch.stack([factors, factors], -2 if self.layout == "half" else -1).flatten(-2)
         return F.pad(factors, (0, self.dims.head_dim - self.rotated), value=1.0).unsqueeze(1)
@@ -274,8 +274,9 @@ def read_rope(
         layout: the option ``layout`` of :class:`Rope`.
         pairs: its option ``pairs``, for M-RoPE of a known form; no setting of transformers says it.
     """
-    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"  # `type`: older
-    if ("mrope_section" in parameters or rope_type == "mrope") and pairs is None:
+    # `type` is the older name. Qwen2-VL's files have `mrope`, which its class makes `default`.
+    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    if "mrope_section" in parameters and pairs is None:
         raise UserError("unknown M-RoPE of this model: write it, such as rope(sections=16/24/24)")
     options = {"base": parameters.get("rope_theta", 10000.0), "layout": layout}
     if rope_type != "proportional":  # there the fraction is a setting of the scaling
@@ -289,7 +290,7 @@ def read_rope(
 
 
 def write_rope(options: Mapping[str, Any], dims: Dims, share: float) -> HFParameters:
-    """Convert all options of ``rope`` to transformers' settings: the inverse of :func:`read_rope`.
+    """Convert all options of ``rope`` to transformers' settings, which lack layout and pairs.
 
     transformers has no ``ntk``, only its base. Our ``fraction`` is a part of the widest heads, and
     theirs of the layer's own heads, whose width is ``share`` times the widest.
@@ -317,14 +318,13 @@ def _read_scaling(rope_type: str, parameters: HFParameters, max_positions: int) 
     # For these two kinds, transformers computes a missing factor from the lengths.
     default = max(max_positions / length, 1.0) if rope_type in ("yarn", "longrope") else 1.0
     written = [rope_type, str(parameters.get("factor") or default)]
-    # The factor is written already; the length of `dynamic` is the model's, which is the default.
-    skipped = {"factor", "max_position_embeddings"}
-    if length == max_positions:
-        skipped.add(TRAINED_LENGTH)
+    skipped = {"factor"}  # which is written already
+    if rope_type == "dynamic" or length == max_positions:
+        skipped.add("length")  # the model's, which is the default
     if not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
         skipped |= {"mscale", "mscale_all_dim"}  # transformers uses both or none
     for name, hf_name in KINDS[rope_type].hf_names().items():
         value = parameters.get(hf_name)
-        if value is not None and hf_name not in skipped:
+        if value is not None and name not in skipped:
             written.append(f"{name}={format_value(value)}")
     return ":".join(written)

@@ -2,7 +2,7 @@
 
 Each kind of scaling is a dataclass whose fields are its settings; :data:`KINDS` lists them by name.
 The text ``yarn:4:beta_fast=16`` is written by ``str()``, and read by :meth:`Scaling.parse`, which
-refuses numbers up to 0. F is the factor; a frequency is a pair's angle per position, in radians.
+refuses numbers that are not above 0. F is the factor, a frequency a pair's radians per position.
 """
 
 import math
@@ -18,7 +18,7 @@ from fairseq_posenc.errors import UserError, shortened, suggest
 from fairseq_posenc.option_values import format_value, parse_value
 
 _MAX_FACTOR = 1_000_000  # times as long as in training: no input is longer
-_MAX_LENGTH = 1_000_000_000  # tokens
+_MAX_LENGTH = 1_000_000_000  # tokens; no other setting is a whole number
 TRAINED_LENGTH = "original_max_position_embeddings"  # its name in transformers
 HFParameters = dict[str, Any]  # `rope_parameters` there: {"rope_type": "yarn", "factor": 4.0}
 
@@ -63,8 +63,8 @@ class Scaling(ABC):
         """
         kind, _, rest = text.partition(":")
         factor, *written = rest.split(":")
-        if kind not in KINDS or not factor:
-            raise UserError(f"{'' if kind in KINDS else suggest(kind, KINDS)}{_FORM}")
+        if kind not in KINDS:
+            raise UserError(f"{suggest(kind, KINDS)}{_FORM}")
         cls = KINDS[kind]
         defaults = {setting.name: setting.default for setting in fields(cls)}
         settings: dict[str, Any] = {}
@@ -77,8 +77,9 @@ class Scaling(ABC):
                 )
             if name in settings:
                 raise UserError(f"{name} is set twice")
+            setting_type = get_type_hints(cls)[name]
             try:
-                settings[name] = parse_value(value, get_type_hints(cls)[name], _MAX_LENGTH)
+                settings[name] = parse_value(value, setting_type, largest_int=_MAX_LENGTH)
             except UserError as error:
                 message = _FORM if name == "factor" else f"{shortened(assignment)}: {error}"
                 raise UserError(message) from None
@@ -136,7 +137,7 @@ class Linear(Scaling):
     kind = "linear"
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
-        """See :class:`Scaling`."""
+        """Divide all frequencies by F."""
         return plain_frequencies(base, width) / self.factor
 
 
@@ -151,7 +152,7 @@ class Ntk(Scaling):
         return self.factor
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
-        """See :class:`Scaling`."""
+        """Compute the plain frequencies of the larger base."""
         return plain_frequencies(self.scaled_base(base, width, dims), width)
 
     def scaled_base(self, base: float, width: int, dims: Dims) -> float:
@@ -206,7 +207,7 @@ class Yarn(Scaling):
             )
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
-        """See :class:`Scaling`."""
+        """Divide the frequencies of slow pairs by F."""
         length = self.length or dims.trained_length
 
         def find_pair(turns: float) -> float:
@@ -223,7 +224,7 @@ class Yarn(Scaling):
         return _interpolate(plain_frequencies(base, width), self.factor, 1 - ramp.clamp(0, 1))
 
     def gain(self, dims: Dims) -> float:
-        """See :class:`Scaling`."""
+        """Compute the gain from F, unless it is set."""
         if self.attention_factor is not None:
             return self.attention_factor
         log = math.log(self.factor)
@@ -250,7 +251,7 @@ class Llama3(Scaling):
             raise UserError(f"low={self.low:g} must be below high={self.high:g}")
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
-        """See :class:`Scaling`."""
+        """Divide the frequencies of slow pairs by F."""
         frequencies = plain_frequencies(base, width)
         turns = frequencies * (self.length or dims.trained_length) / (2 * math.pi)
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
@@ -272,7 +273,7 @@ class LongRope(Scaling):
     length: int | None = _named_in_hf(TRAINED_LENGTH, default=None)
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
-        """See :class:`Scaling`."""
+        """Divide each pair's frequency by its number."""
         for setting, numbers in (("short", self.short), ("long", self.long)):
             if len(numbers) != width // 2:
                 raise UserError(
@@ -285,7 +286,7 @@ class LongRope(Scaling):
         return plain_frequencies(base, width) / divisors
 
     def gain(self, dims: Dims) -> float:
-        """See :class:`Scaling`."""
+        """Compute the gain from F and the trained length, unless it is set."""
         if self.attention_factor is not None:
             return self.attention_factor
         length = self.length or dims.trained_length
@@ -310,7 +311,7 @@ class Proportional(Scaling):
             raise UserError("part must be at most 1")
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
-        """See :class:`Scaling`."""
+        """Divide all frequencies by F, and set those of further pairs to 0."""
         scaled = plain_frequencies(base, width) / self.factor
         scaled[int(self.part * scaled.numel()) :] = 0
         return scaled

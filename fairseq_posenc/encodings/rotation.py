@@ -51,7 +51,7 @@ class PairRotation(NamedTuple):
     decay_bits: float = 0.0
 
     def rotate_queries(self, query: Tensor) -> Tensor:
-        """See :class:`Rotation`.
+        """Rotate the pairs of queries, and multiply by the decay.
 
         Raises:
             UserError: the type of the queries cannot hold the decay.
@@ -70,18 +70,18 @@ class PairRotation(NamedTuple):
         return rotated if self.decay is None else _clamp_as(rotated * self.decay, query)
 
     def rotate_keys(self, key: Tensor) -> Tensor:
-        """See :class:`Rotation`."""
+        """Rotate the pairs of keys, and divide by the decay."""
         rotated = self._rotate(key)
         return rotated if self.decay is None else _clamp_as(rotated / self.decay, key)
 
-    def has_cosines(self, form: CosineForm, width: int) -> bool:
-        """Check whether :meth:`cosines` of a form and width can express it: never with a decay."""
+    def has_cosines(self, form: CosineForm, num_cosines: int) -> bool:
+        """Check whether so many :meth:`cosines` of a form can express it: never with a decay."""
         rotates_halves = form in ("half", "doubled")
-        pairs = width if form == "half" else width // 2  # only `half` has a cosine of a pair once
+        pairs = num_cosines if form == "half" else num_cosines // 2  # other forms have each twice
         return self.decay is None and self.half == rotates_halves and self.phases.size(-1) == pairs
 
     def cosines(self, form: CosineForm, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Compute cosines and sines as models of transformers take them, ``(B or 1, T, width)``."""
+        """Compute cosines and sines in a model's form, each ``(B or 1, T, num_cosines)``."""
         # The parts are taken first, as ONNX cannot select from complex numbers.
         parts = [part[:, 0].to(dtype) for part in (self.phases.real, self.phases.imag)]
         if form in ("doubled", "doubled_pairs"):

@@ -48,7 +48,7 @@ class Runs(NamedTuple):
     @classmethod
     def select(cls, starts: Sequence[int], positions: Positions) -> "tuple[slice, Runs | None]":
         """Select the rows that the distances of a call need, as a slice; see :meth:`trim`."""
-        starts = starts if isinstance(starts, range) else tuple(starts)  # `Mask.cached` hashes them
+        starts = starts if isinstance(starts, range) else tuple(starts)  # hashable, as caches need
         runs = cls(starts, 1 - positions.src_len, positions.tgt_len - 1, positions.device)
         if not positions.consecutive:  # ids that do not grow by one from token to token
             runs = runs._replace(low=-FAR, high=FAR, ids=positions.ids, tgt_len=positions.tgt_len)
@@ -107,16 +107,17 @@ class Runs(NamedTuple):
 
         The rows of a reset (:meth:`find_pairs`) stay last. Not for ids: they bound no distances.
         """
-        starts, compiles = self.starts, torch.compiler.is_compiling()
-        is_clipped = not compiles and isinstance(starts, range) and len(starts) > 0
-        if not (is_clipped and self.low < starts[0] and starts[-1] <= self.high):
+        starts = self.starts
+        # Of a range, only the first and the last row serve several distances, and here the call
+        # must need both. A compiled graph serves all lengths, so it must not compare them.
+        is_range = isinstance(starts, range) and not torch.compiler.is_compiling()
+        if not (is_range and starts and self.low < starts[0] <= starts[-1] <= self.high):
             return self.look_up(table, torch.arange(self.low, self.high + 1, device=self.device))
-        # Only the first and the last row serve several distances, and the call needs both.
         distinct, reset = table[:, : self.num_rows], table[:, self.num_rows :]
         # Repeated ends are cheaper than an index, and their gradient is deterministic.
-        groups, width = distinct.size(0), distinct.shape[2:]
-        below = distinct[:, :1].expand(groups, starts[0] - 1 - self.low, *width)
-        above = distinct[:, -1:].expand(groups, self.high - starts[-1], *width)
+        groups, row_shape = distinct.size(0), distinct.shape[2:]
+        below = distinct[:, :1].expand(groups, starts[0] - 1 - self.low, *row_shape)
+        above = distinct[:, -1:].expand(groups, self.high - starts[-1], *row_shape)
         return torch.cat([below, distinct, above, reset], 1)
 
     def look_up(self, table: Tensor, distances: Tensor) -> Tensor:

@@ -124,8 +124,7 @@ class Logn(ByPosition):
         length = self.length or self.dims.trained_length
         if self.factor is not None:
             return 1 + self.factor * ((ids + 1) / length).clamp(min=1.0).log()
-        length = max(length, 2)  # ln 1 is 0
-        return ((ids + 1).log() / math.log(length)).clamp(min=1.0)
+        return ((ids + 1).log() / math.log(max(length, 2))).clamp(min=1.0)  # ln 1 is 0
 
 
 @register("drope")
@@ -181,8 +180,8 @@ class Ssmax(Encoding):
 
     def __init__(self, dims: Dims, *, offset: bool = False) -> None:
         super().__init__(dims)
-        self.factor = nn.Parameter(torch.empty(dims.num_heads))
-        self.offset = nn.Parameter(torch.empty(dims.num_heads)) if offset else None
+        self.factor = nn.Parameter(torch.empty(dims.num_heads))  # s
+        self.offset = nn.Parameter(torch.empty(dims.num_heads)) if offset else None  # b
 
     def reset_parameters(self) -> None:
         """Start as plain attention; without an offset it is so on average over the queries."""

@@ -62,7 +62,8 @@ class Term:
         return self.map_axis("S", lambda x, dim: x.narrow(dim, count, x.size(dim) - count))
 
     def select_keys(self, places: Tensor, tgt_len: int, src_len: int) -> Self:
-        """Keep only the keys at ``places``, ascending, ``(K,)``; the last T are the queries'."""
+        """Keep only the keys at ``places``, ascending, ``(K,)``; they include the last T."""
+        # Terms by distance also need the sizes of the call: `tgt_len` is T, `src_len` S.
         return self.map_axis("S", lambda x, dim: x.index_select(dim, places.to(x.device)))
 
     def add(self, other: Self) -> Self:
@@ -106,7 +107,7 @@ class ByDistance(Term):
         return replace(self, table=table, runs=runs)
 
     def select_keys(self, places: Tensor, tgt_len: int, src_len: int) -> Self:
-        """See :meth:`Term.select_keys`.
+        """Keep the rows of the keys at ``places``: see :meth:`Term.select_keys`.
 
         A query reads neighbouring rows, in the order of its keys; the query before it begins one
         row later. So the last query's rows are kept, and T - 1 more: with S = 8, T = 2 and the
@@ -139,7 +140,7 @@ class NumbersByDistance(ByDistance):
 
     @property
     def name(self) -> str:
-        """See :attr:`Term.name`."""
+        """``bias``, or ``gain`` if the numbers multiply."""
         return "gain" if self.multiplies else "bias"
 
     def add(self, other: Self) -> Self:
@@ -170,7 +171,7 @@ class RowsByDistance(ByDistance):
 
     @property
     def name(self) -> str:
-        """See :attr:`Term.name`."""
+        """The name by ``of``, such as ``query_table``."""
         return {"channel": "channel_gain", "layer": "content_rows"}.get(self.of, f"{self.of}_table")
 
 

@@ -95,14 +95,14 @@ class Terms(tuple[Term, ...]):
     @property
     def bias(self) -> NumbersByDistance | None:
         """The numbers by distance that are added, or None."""
-        numbers = (x for x in self if isinstance(x, NumbersByDistance))
-        return next((x for x in numbers if not x.multiplies), None)
+        return next(
+            (x for x in self if isinstance(x, NumbersByDistance) and not x.multiplies), None
+        )
 
     @property
     def gain(self) -> NumbersByDistance | None:
         """The numbers by distance that multiply q_i.k_j, or None."""
-        numbers = (x for x in self if isinstance(x, NumbersByDistance))
-        return next((x for x in numbers if x.multiplies), None)
+        return next((x for x in self if isinstance(x, NumbersByDistance) and x.multiplies), None)
 
     @property
     def first(self) -> Tensor | None:
@@ -169,7 +169,7 @@ class Terms(tuple[Term, ...]):
         return self if rows is None else self.with_projected(rows, *project(rows.table[0]))
 
     def with_projected(self, rows: RowsByDistance, as_queries: Tensor, as_keys: Tensor) -> Terms:
-        """Replace rows of ``layer`` by what a layer projects them to, both ``(H, R, D)``."""
+        """As :meth:`projected`, with rows that are projected already, both ``(H, R, D)``."""
         for_queries = RowsByDistance(as_keys, rows.runs, of="query")  # Q of q_i.Q_r
         for_keys = RowsByDistance(as_queries, rows.runs, of="key")
         return Terms([x for x in self if x is not rows]) | Terms([for_queries, for_keys])

@@ -31,7 +31,7 @@ class Tupe(DistanceEncoding):
         m * (n * d + 2 * d^2 + 2K+1)
     Source:
         Ke et al. (2021), "TUPE", arXiv:2006.15595, in the form of Huang et al. (2021),
-        arXiv:2109.12788, equation 14; ``tupe+reset`` is equation 15, which they trained.
+        arXiv:2109.12788, equation 14; ``tupe(reset=true)`` is equation 15, which they trained.
     Differs:
         Huang et al. count one projection; ``tie_projections`` (U_K = U_Q) gives their number. With
         ``reset`` the first token's numbers replace the whole positional part. ``tupe_shared`` is
@@ -44,15 +44,14 @@ class Tupe(DistanceEncoding):
         self, dims: Dims, *, scale_factor: float = 2.0, tie_projections: bool = False, **others: Any
     ) -> None:
         super().__init__(dims, scale_factor=scale_factor, **others)  # options of `DistanceEncoding`
-        self.positions = nn.Parameter(torch.empty(dims.max_positions, dims.head_dim))
+        self.positions = nn.Parameter(torch.empty(dims.max_positions, dims.head_dim))  # vectors p
         projections = make_projections(dims.head_dim, tied=tie_projections)
         self.query_projection, self.key_projection = projections
 
     def terms(self, positions: Positions) -> list[Term]:
         """Add products of positions, scaled here, ``(B or 1, 1, T, S)``, and those by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
-        # One row if it serves all sentences; its padding stays below the limit: [B or 1, S].
-        ids = positions.compact_ids(self.dims.max_positions)
+        ids = positions.compact_ids(self.dims.max_positions)  # [B or 1, S], all below this limit
         vectors = at_least_fp32(self.positions[ids])  # [B or 1, S, D]
         if self.has_reset:  # numbers of the table by distance replace the first token's products
             vectors = vectors.masked_fill(positions.is_first()[..., None], 0.0)
@@ -71,12 +70,12 @@ class TupeShared(Encoding):
         e_ij = (q_i.k_j + (W_Q p_i).(W_K p_j)) / sqrt(c d) + b_r, where r is T5's bucket of j - i,
         c = 2, p_i is the output of a layer norm, and all but b is split over the heads.
     Shapes:
-        positions ``(n+1, C)``, W_Q and W_K ``(C, C)`` with biases, layer norm ``(C,)``, buckets
+        positions ``(n+1, C)``, W_Q and W_K ``(H * D, C)`` with biases, layer norm ``(C,)``, buckets
         ``(H, buckets+1)``, one for all layers.
     Parameters:
         (n+1) * C + 2 * C + 2 * (C^2 + C) + (buckets+1) * h
     Source:
-        Ke et al. (2021), arXiv:2006.15595; ``tupe_shared+reset`` is their TUPE-R.
+        Ke et al. (2021), arXiv:2006.15595; ``tupe_shared(reset=true)`` is their TUPE-R.
     Differs:
         written from the published description, not compared with the authors' code. Row 0 of the
         positions serves the reset only; the first token is at row 1.
@@ -101,7 +100,7 @@ class TupeShared(Encoding):
         self.num_buckets = num_buckets
         self.reset = reset
         width = dims.embed_dim
-        self.positions = nn.Parameter(torch.empty(dims.max_positions + 1, width))
+        self.positions = nn.Parameter(torch.empty(dims.max_positions + 1, width))  # p, before norm
         self.norm_weight = nn.Parameter(torch.empty(width))
         self.norm_bias = nn.Parameter(torch.empty(width))
         self.query_weight = nn.Parameter(torch.empty(dims.all_heads_dim, width))
@@ -113,10 +112,10 @@ class TupeShared(Encoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Add scaled products of positions, ``(B or 1, H, T, S)``, and numbers by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
-        # A caller's ids may exceed the number of tokens, so they need all rows.
-        tokens = positions.src_len if positions.counted else self.dims.max_positions
+        # Counted ids are below S, the number of tokens. A caller's may be higher: all rows serve.
+        limit = positions.src_len if positions.counted else self.dims.max_positions
         with no_autocast(self.positions.device):
-            queries, keys = self._project(tokens + 1)
+            queries, keys = self._project(1 + limit)
         scale = self.dims.scale(self.scale_factor)
         rows = 1 + positions.compact_ids(self.dims.max_positions)  # row 0 is of a reset
         at_queries = queries[:, positions.queries(rows)].transpose(0, 1)  # [B or 1, H, T, D]
@@ -148,9 +147,9 @@ class TupeShared(Encoding):
         """Project the first rows to queries and keys, ``(H, rows, D)``, in float32 at least."""
         norm = at_least_fp32(self.norm_weight), at_least_fp32(self.norm_bias)
         normed = F.layer_norm(at_least_fp32(self.positions[:rows]), (self.dims.embed_dim,), *norm)
-
-        def project(weight: Tensor, bias: Tensor) -> Tensor:
-            projected = F.linear(normed, at_least_fp32(weight), at_least_fp32(bias))
-            return projected.unflatten(-1, (self.dims.num_heads, -1)).transpose(0, 1)
-
-        return project(self.query_weight, self.query_bias), project(self.key_weight, self.key_bias)
+        queries = F.linear(normed, at_least_fp32(self.query_weight), at_least_fp32(self.query_bias))
+        keys = F.linear(normed, at_least_fp32(self.key_weight), at_least_fp32(self.key_bias))
+        split = [
+            x.unflatten(-1, (self.dims.num_heads, -1)) for x in (queries, keys)
+        ]  # [rows, H, D]
+        return split[0].transpose(0, 1), split[1].transpose(0, 1)

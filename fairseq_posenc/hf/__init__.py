@@ -60,13 +60,13 @@ def set_positions(
         extend: how a trained table by position (``learned``, ``tupe``) becomes longer: ``copy``
             repeats its rows from the first, ``interpolate`` stretches it. By default further rows
             are untrained, and a warning says so.
-        decoder_spec: encodings of the decoder of an encoder-decoder; by default those of the
-            encoder.
+        decoder_spec: encodings of an encoder-decoder's decoder; by default the encoder's.
         directions: what the first layers of an encoder see, as in ``lr,rl`` (DecBERT): ``lr`` up to
             the token, ``rl`` from the token on, ``both``; the other layers are ``both``. By default
-            ``own`` keeps those of the model.
+            all are ``both``, or with ``own`` as in the model.
         boundary_id: id of the token that ends a sentence, ``</s>`` in fairseq: there ``documents``
-            end, and ``sentence_learned`` counts again. By default ``own`` keeps that of the model.
+            end, and ``sentence_learned`` counts again. By default none, with ``own`` the model's;
+            without one, a call's mask or ids show its documents, and a row is one sentence.
 
     Returns:
         The model. ``save_pretrained`` saves its positions, too.

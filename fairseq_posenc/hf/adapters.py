@@ -1,7 +1,7 @@
-"""Records the positions of a model in adapters of PEFT, which this module imports.
+"""Records the positions of a model in adapters of PEFT; a model refuses records of others.
 
-PEFT wraps modules that are trained as a whole, and saves what the wrappers return with adapters of
-all kinds. Here a wrapper without a module returns the records.
+A record is a stack's spec as a tensor. PEFT wraps modules that are trained as a whole, and saves
+with adapters of all kinds what the wrappers return: here records, by a wrapper without a module.
 """
 
 import copy
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fairseq_posenc.hf import record
 
-# Pattern of modules without adapters: where no module fits it, PEFT quotes it, with our advice.
+# Pattern of the modules `positions` of a model, with advice as a comment in the pattern.
 _EXCLUDED = rf"(?#call fairseq_posenc.hf.set_positions first)(.*\.)?{record.POSITIONS}"
 
 
@@ -38,7 +38,7 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
 
     def adapter_state_dict(self, adapter_name: str, state_dict: Any = None) -> dict[str, Tensor]:
         """Return the records for PEFT to save; warn of parameters in neither adapter nor folder."""
-        model: Any = self.model()  # `is_saved`: a folder has its parameters
+        model: Any = self.model()  # `is_saved`: to a folder, after its positions were set
         names = [name for name, _ in model.named_parameters() if record.is_of_positions(name)]
         if names and not (model.is_saved or any("modules_to_save" in name for name in names)):
             warnings.warn(
@@ -47,7 +47,7 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
                 "save the model before the adapter is added",
                 stacklevel=3,
             )
-        # PEFT saves the configuration next, with our change. With prompts, the model has none.
+        # PEFT saves the configuration next, with our change. The model has none in prompt tuning.
         config: Any = (getattr(model, "peft_config", None) or {}).get(adapter_name)
         if not getattr(config, "exclude_modules", True):  # if there is this field, and it is empty
             config.save_pretrained = partial(_save_configuration, config)
@@ -81,10 +81,10 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
 def _save_configuration(config: Any, folder: Any, **options: Any) -> None:
     """Save a configuration as PEFT does, after the weights of the adapter.
 
-    If these have records, it excludes a module that a stock model lacks. The configuration itself
-    stays as it is, because it or a copy of it may also serve a stock model.
+    If these have records, the file excludes modules that a stock model lacks: loaded into one, PEFT
+    warns, and quotes our advice. The object stays as it is, as a stock model may have it, too.
     """
-    written, files = copy.copy(config), Path(folder).glob("adapter_model.*")  # in either format
+    written, files = copy.copy(config), Path(folder).glob("adapter_model.*")  # keys are plain text
     if any(f"{record.PART}.".encode() in path.read_bytes() for path in files):
         written.exclude_modules = _EXCLUDED
     type(config).save_pretrained(written, folder, **options)

@@ -22,6 +22,8 @@ LLAMA3 = {
     **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
 }
 HALF = "rope(layout=half)"
+MROPE = {"type": "mrope", "mrope_section": [2, 1, 1]}  # of files by transformers 4
+QWEN3_VL = "rope(base=500000,layout=half,sections=24/20/20,pairs=interleaved)"
 
 
 def make_config(kind: str, **settings: Any) -> Any:
@@ -55,12 +57,8 @@ STATED: list[tuple[str, dict[str, Any], str, int]] = [
     ("glm4", {}, "rope(fraction=0.5)", 131072),
     ("modernbert", {}, f"rope(base=160000,layout=half),2*{HALF}+window(size=128)", 8192),
     ("qwen2_vl", {}, "rope(base=1000000,layout=half,sections=16/24/24)", 32768),
-    (
-        "qwen3_vl_text",
-        {},
-        "rope(base=500000,layout=half,sections=24/20/20,pairs=interleaved)",
-        128000,
-    ),
+    ("qwen2_vl", {"rope_scaling": MROPE}, "rope(base=1000000,layout=half,sections=2/1/1)", 32768),
+    ("qwen3_vl_text", {}, QWEN3_VL, 128000),
     ("gpt2", {}, "learned", 1024),
     ("roberta", {"max_position_embeddings": 514}, "learned", 512),
     ("whisper", {}, "learned", 448),
