@@ -112,7 +112,7 @@ class TupeShared(Encoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Add scaled products of positions, ``(B or 1, H, T, S)``, and numbers by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
-        # Counted ids are below S, the number of tokens. A caller's may be higher: all rows serve.
+        # Counted ids are below S, the number of tokens. A caller's may not be: all rows are used.
         limit = positions.src_len if positions.counted else self.dims.max_positions
         with no_autocast(self.positions.device):
             queries, keys = self._project(1 + limit)

@@ -22,7 +22,7 @@ _EXCLUDED = rf"(?#call fairseq_posenc.hf.set_positions first)(.*\.)?{record.POSI
 
 
 class AdapterRecords(AuxiliaryTrainingWrapper):
-    """A part of a model by which PEFT saves records of the model's positions with its adapters.
+    """The part ``positions_record`` of a model, by which PEFT saves records with its adapters.
 
     Methods without a description answer PEFT that no adapter trains this part.
     """
