@@ -106,7 +106,7 @@ class Documents(Encoding):
         ``</s>`` that follows another one (an empty line). In an encoder, the end is the last token
         of its document; in a causal model it is the first token of the next one, because fairseq
         puts it before the token that it predicts. A ``</s>`` that a masked LM hides ends a document
-        only with fairseq's option ``--include-target-tokens``.
+        only with fairseq's option ``include_target_tokens``.
     """
 
     acts_on = "mask"
