@@ -7,6 +7,7 @@ import json
 import math
 import re
 import warnings
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ _VALUE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticE
 _UNQUOTED = re.compile(r"(?!(true|false|null|nan|inf)$|\.\d)[a-z_./][\w./+-]*", re.ASCII | re.I)
 _WARMUP_RATIO = 0.06  # RoBERTa's, for SQuAD's task, which has no option for it
 _ON_CPU = re.compile(r"\+*common\.cpu=(true|yes|y|on|[1-9]\d*)", re.I)  # as omegaconf reads them
+
+
+def add_set(parser: ArgumentParser, example: str) -> None:
+    """Add ``--set``, with overrides of a recipe, to a command's options."""
+    add, text = parser.add_argument, f"override a setting of fairseq, as in {example}; repeatable"
+    add("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=text)
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:

@@ -4,9 +4,8 @@
 calls raise ``ArgumentTypeError``, which :class:`Parser` makes a UserError; others raise that.
 """
 
-import argparse
 import math
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ class Parser(ArgumentParser):
     """A parser that raises its errors as :class:`UserError` and keeps line breaks in help texts."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(**settings, formatter_class=RawDescriptionHelpFormatter)
 
     def error(self, message: str) -> NoReturn:
         """Raise argparse's message as a UserError."""
@@ -56,13 +55,6 @@ def add_seeds(parser: ArgumentParser, default: str | None = None, computed: str 
     """Add ``--seeds``, with a ``default`` or the description of a ``computed`` one."""
     text = f"random seeds, one run per seed, as in 1,2,3 (default: {default or computed})"
     parser.add_argument("--seeds", type=positive_ints, metavar="N,N", default=default, help=text)
-
-
-def add_set(parser: ArgumentParser, example: str) -> None:
-    """Add ``--set``, which overrides settings of fairseq's configuration."""
-    text = f"override a setting of fairseq, as in {example}; repeatable"
-    add = parser.add_argument
-    add("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=text)
 
 
 def add_on(parser: ArgumentParser, example: str) -> None:
@@ -112,6 +104,14 @@ def finite_number(text: str) -> float:
         if math.isfinite(number := float(text)):
             return number
     raise ArgumentTypeError(f"must be a finite number, not '{text}'")
+
+
+def positive_numbers(text: str) -> tuple[float, ...]:
+    """Parse numbers above 0, separated by commas; drop those that occur again."""
+    numbers = tuple(dict.fromkeys(map(finite_number, text.split(","))))
+    if min(numbers) <= 0:
+        raise ArgumentTypeError(f"{text}: write numbers above 0, as in 0.001,0.003")
+    return numbers
 
 
 def positive_ints(text: str) -> tuple[int, ...]:

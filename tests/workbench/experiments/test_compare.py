@@ -30,7 +30,7 @@ from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import record
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.logs import Curve, Entry, read_curve_file
-from fairseq_posenc.workbench.running.options import Parser
+from fairseq_posenc.workbench.running.options import Parser, positive_numbers
 from tests.helpers import commands
 from tests.helpers.products import some_of
 from tests.helpers.waiting import is_locked, wait_until
@@ -112,7 +112,7 @@ def test_only_what_the_trainings_show_is_said(curves, seeds, conclusions):
 
 def test_a_model_is_judged_at_its_best_rate_over_all_seeds():
     """One lucky seed does not make a rate the best; a rate that diverged never is."""
-    assert command._parse_rates("0.003, 3e-3,0.001") == ("0.003", "0.001")
+    assert positive_numbers("0.003, 3e-3,0.001") == (0.003, 0.001)
     (variant,) = parse_variants("m4m")
     ends = {
         Run(variant, seed, lr): make_end([end or 9], diverged_at=0 if end else 1)

@@ -231,7 +231,7 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
     assert "--config-name=decbert_cola" in said
     assert not list(tmp_path.iterdir())
     message = refused(capsys, *given, "--learning-rates", "1e-5,-1e-5")
-    assert "--learning-rates: 1e-5,-1e-5: write numbers above 0, as in 1e-5,2e-5 (" in message
+    assert "--learning-rates: 1e-5,-1e-5: write numbers above 0, as in 0.001,0.003 (" in message
     # Data of another dictionary are refused.
     shutil.copytree(data() / "glue" / "CoLA", tmp_path / "CoLA")
     (tmp_path / "CoLA" / "input0" / "dict.txt").write_text("other 1\n")

@@ -76,7 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     options.add_seeds(parser, "1,2,3")
     rates = "learning rates, as in 0.001,0.003: a model is trained with all and judged at its best"
-    add("--lrs", type=_parse_rates, default="0.003", help=f"{rates} (default: %(default)s)")
+    add(
+        "--lrs",
+        type=options.positive_numbers,
+        default="0.003",
+        help=f"{rates} (default: %(default)s)",
+    )
     jobs = "models to train at a time (default: one per GPU, or per core; with --on slurm no limit)"
     options.add_count(parser, "--jobs", jobs)
     options.add_on(parser, "partition=gpu time=1:00:00")  # an example, for the help
@@ -160,7 +165,7 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
         family=args.family,
         variants=models,
         seeds=args.seeds,
-        lrs=args.lrs,
+        lrs=tuple(map(str, args.lrs)),
         updates=args.updates,
         vocab_size=args.vocab_size,
         options=passed,
@@ -175,10 +180,3 @@ def build_training(plan: ComparePlan, run: Run, out: Path, user_dir: Path) -> tr
     command = trainings.train_command(out / "data" / BINARY, folder, plan.updates, run.seed, words)
     label = f"{run.variant.name}, learning rate {run.lr}, seed {run.seed}"
     return trainings.TrainingRun(label, folder, plan.updates, command)
-
-
-def _parse_rates(text: str) -> tuple[str, ...]:
-    rates = tuple(dict.fromkeys(map(options.finite_number, text.split(","))))
-    if min(rates) <= 0:
-        raise argparse.ArgumentTypeError(f"{text}: write numbers above 0, as in 0.001,0.003")
-    return tuple(map(str, rates))

@@ -32,7 +32,7 @@ class ComparePlan(NamedTuple):
     family: str
     variants: tuple[Variant, ...]
     seeds: tuple[int, ...]
-    lrs: tuple[str, ...]  # learning rates; one that is written in two ways counts once
+    lrs: tuple[str, ...]  # learning rates as Python writes them: 0.003 also for 3e-3
     updates: int
     vocab_size: int
     options: tuple[str, ...] = ()  # of `fairseq-train`, the user's

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--text", type=Path, metavar="FILE", required=True, help="the text, in UTF-8")
     text = "context lengths (default: %(default)s)"
     add("--lengths", type=options.positive_ints, default="64,128,256,512,1024", help=text)
-    stride = "tokens of a window that are predicted; with all of them, windows do not overlap"
+    stride = "tokens of a window that are predicted; if they are all, windows do not overlap"
     options.add_count(parser, "--stride", stride, 64)
     options.add_count(
         parser,

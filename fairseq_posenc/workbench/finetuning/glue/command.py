@@ -15,7 +15,7 @@ from fairseq_posenc.tasks.glue.definitions import parse_tasks
 from fairseq_posenc.workbench.finetuning.glue import report, runs
 from fairseq_posenc.workbench.finetuning.glue.worker import fine_tune
 from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS
-from fairseq_posenc.workbench.finetuning.recipes import format_override
+from fairseq_posenc.workbench.finetuning.recipes import add_set, format_override
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running import devices, options, programs
 from fairseq_posenc.workbench.running.progress import say
@@ -29,13 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_data(parser, "folder made by fairseq-posenc preprocess glue", required=True)
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
     text = "peak learning rates, as in 1e-5,2e-5 (default: the paper's)"
-    add("--learning-rates", type=_parse_rates, metavar="LR,LR", default=(), help=text)
+    add("--learning-rates", type=options.positive_numbers, metavar="LR,LR", default=(), help=text)
     options.add_seeds(parser, computed="the paper's; one for m4m")
     options.add_out(parser, computed="glue-MODEL-PROTOCOL")
     options.add_count(parser, "--jobs", "runs at a time (default: one per GPU)")
     options.add_on(parser, "partition=gpu gpus=1 time=2:00:00")
     add("--dry-run", action="store_true", help="print the commands and stop")
-    options.add_set(parser, "model.dropout=0.2")
+    add_set(parser, "model.dropout=0.2")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -89,10 +89,3 @@ def run(args: argparse.Namespace) -> None:
     say(f"wrote {out}/results.md, {out}/results.json and {out}/submission/")
     if missing := report.complete_submission(out / "submission", args.data):  # adds WNLI's file
         say(f"still missing from the submission to GLUE's site: {', '.join(missing)}")
-
-
-def _parse_rates(text: str) -> tuple[float, ...]:
-    rates = tuple(dict.fromkeys(map(options.finite_number, text.split(","))))
-    if min(rates) <= 0:
-        raise argparse.ArgumentTypeError(f"{text}: write numbers above 0, as in 1e-5,2e-5")
-    return rates

@@ -141,10 +141,9 @@ def format_report(record: Record) -> str:
         table(_SPREAD_COLUMNS, [_format_spread(x) for x in tasks if x["reported"]], align="l"),
         "",
     ]
-    if collapsed := [run["folder"] for run in record.figures["runs"] if run["collapsed"]]:
+    if collapsed := [f"- `{run['folder']}`" for run in record.figures["runs"] if run["collapsed"]]:
         text = "(they predict the same for everything, or no better than chance)"
-        lines += [f"Collapsed runs {text}, which the figures above include:", ""]
-        lines += [*(f"- `{folder}`" for folder in collapsed), ""]
+        lines += [f"Collapsed runs {text}, which the figures above include:", "", *collapsed, ""]
     if data["unfinished"]:
         lines += [f"Not finished: {data['unfinished']}.", ""]
     return "\n".join(lines)
