@@ -97,7 +97,7 @@ class SentenceLearned(Learned):
         Huang et al. (2021), arXiv:2109.12788, section 5.2 ("real absolute positions").
     Differs:
         the input marks the ends of sentences. fairseq's masked LM hides about one ``</s>`` in
-        eight, like other tokens; it counts only with the option ``include_target_tokens``.
+        eight, like other tokens; such a one counts only with the option ``include_target_tokens``.
         In a row without ``<s>``, such as a source in translation, the first token is at 0.
     """
 

@@ -108,19 +108,19 @@ class Rope(Encoding):
         Raises:
             UserError: the pairs cannot be divided in this way.
         """
-        pairs, axes = self.rotated // 2, self.axes
-        sections = self.sections or (pairs // axes,) * axes
+        total, axes = self.rotated // 2, self.axes  # numbers of pairs and of axes
+        sections = self.sections or (total // axes,) * axes
         written = format_value(sections)
-        if len(sections) != axes or sum(sections) != pairs:
+        if len(sections) != axes or sum(sections) != total:
             raise UserError(
-                f"{self.name}(axes={axes}): {pairs} pairs of coordinates cannot be divided among "
+                f"{self.name}(axes={axes}): {total} pairs of coordinates cannot be divided among "
                 f"{axes} axes as {written}; give the pairs of each axis, such as sections=16/24/24"
             )
         if self.pairs != "interleaved":
-            return [axis for axis, count in enumerate(sections) for _ in range(count)]
+            return [axis for axis, section in enumerate(sections) for _ in range(section)]
         # The axes take pairs in turn; what a full axis would take is given to the first one.
-        assigned = [t % axes if t // axes < sections[t % axes] else 0 for t in range(pairs)]
-        if any(assigned.count(axis) < count for axis, count in enumerate(sections)):
+        assigned = [t % axes if t // axes < sections[t % axes] else 0 for t in range(total)]
+        if any(assigned.count(axis) < section for axis, section in enumerate(sections)):
             raise UserError(
                 f"{self.name}(sections={written},pairs=interleaved): only the first section may "
                 "be more than an equal part"
