@@ -148,10 +148,11 @@ def with_head():
 def test_scores_are_those_of_a_linear_layer_without_padding_in_float32():
     model = with_head()
     features, _ = model(TOKENS, features_only=True)
-    layer = model.span_head.scores
-    expected = (features @ layer.weight.T + layer.bias).unbind(-1)
+    expected = F.linear(features, *model.span_head.scores.parameters()).unbind(-1)
     for ours, theirs in zip(model(TOKENS, span_scores=True), expected):
         torch.testing.assert_close(ours, theirs.masked_fill(TOKENS == 1, -math.inf))
+    with pytest.raises(TypeError, match="features_only"):  # no argument is dropped
+        model(TOKENS, False, span_scores=True)
     halved = model.to(torch.bfloat16)(TOKENS, span_scores=True)
     assert {scores.dtype for scores in halved} == {torch.float32}
 
@@ -181,9 +182,8 @@ def test_the_loss_is_the_cross_entropy_of_both_ends_and_ranks_add_up():
         return criterion(model, numbers | {name: x[rows] for name, x in targets.items()})
 
     (loss, size, logged), *halves = [compute(rows) for rows in ([0, 1], [0], [1])]
-    both = [scores.detach() for scores in model(TOKENS, span_scores=True)]
-    terms = [F.cross_entropy(*pair, reduction="sum") for pair in zip(both, targets.values())]
-    expected = float(sum(terms)) / 2
+    pairs = [*zip(model(TOKENS, span_scores=True), targets.values())]
+    expected = sum(F.cross_entropy(*x, reduction="sum").item() for x in pairs) / 2
     assert (float(loss.detach()), size) == (pytest.approx(expected, rel=1e-5), 2)
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
@@ -191,7 +191,7 @@ def test_the_loss_is_the_cross_entropy_of_both_ends_and_ranks_add_up():
     ranks = [half[2] for half in halves]
     summed = {key: sum(rank[key] for rank in ranks) for key in logged}
     means = {"loss": pytest.approx(expected / 2 / math.log(2), abs=1e-3)}
-    for side, scores, right in zip(("start", "end"), both, targets.values()):
+    for side, (scores, right) in zip(("start", "end"), pairs):
         means[f"{side}_accuracy"] = 100 * (scores.argmax(-1) == right).float().mean().item()
     for outputs in ([logged], ranks, [summed]):
         with metrics.aggregate(new_root=True) as meters:
