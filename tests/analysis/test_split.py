@@ -39,8 +39,7 @@ def test_the_parts_are_the_score(spec):
     scores = our_scores(built, query[0], key[0])
     torch.testing.assert_close(found.scores[0], scores, rtol=1e-10, atol=1e-10)
     if found.product:
-        product = torch.stack(list(found.details.values())).prod(0)
-        ratio = (found.scores - found.position) / product
+        ratio = (found.scores - found.position) / torch.stack(list(found.details.values())).prod(0)
         torch.testing.assert_close(ratio, torch.full_like(ratio, ratio.flatten()[0].item()))
     else:
         both = torch.stack([torch.zeros_like(found.both), *found.details.values()]).sum(0)

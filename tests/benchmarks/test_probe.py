@@ -123,8 +123,7 @@ def test_answers_are_what_brute_force_finds(name):
 
 
 def criterion(words: Dictionary, targets: list[str] | None = None):
-    task = SimpleNamespace(target_dictionary=words, targets=targets)
-    return AnswersCriterion(task)
+    return AnswersCriterion(SimpleNamespace(target_dictionary=words, targets=targets))
 
 
 WORDS = make_dictionary([ASKS, BLANK, ENDS, *"abc"])

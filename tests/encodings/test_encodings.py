@@ -312,8 +312,7 @@ def test_fire_has_its_limit_where_a_parameter_is_0(zero):
 def test_one_bias_serves_all_sentences_unless_one_is_padded_on_the_left(spec):
     built = make(spec)
     for row, batch in (([5, 7, 2, PAD], 1), ([PAD, 5, 7, 2], 2)):
-        tokens = torch.tensor([[5, 7, 8, 2], row])
-        positions = Positions.from_tokens(tokens, PAD, EOS, 4)
+        positions = Positions.from_tokens(torch.tensor([[5, 7, 8, 2], row]), PAD, EOS, 4)
         assert built.terms(positions).find(NumbersByPair).numbers.size(0) == batch
 
 

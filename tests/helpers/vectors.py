@@ -158,8 +158,7 @@ def arrays_of(case: Case) -> Arrays:
     """Return inputs, outputs and gradients of a case, float64."""
     torch.manual_seed(0)
     place = registry.get(case.item.name).acts_on
-    built = make(case.spec, case.dims)
-    params = oracle_params(built, case.item.name)
+    params = oracle_params(make(case.spec, case.dims), case.item.name)
     leaves = {f"param.{name}": x.detach().clone() for name, x in params.items()}
     if place == "input" and case.item.name != "none":
         fixed = {"tokens": torch.tensor(TOKENS)}

@@ -166,8 +166,7 @@ def test_sentencepieces_are_those_of_the_chain(tmp_path, pieces):
     with open(text, encoding="utf-8") as lines, open(tmp_path / "sp", "w", encoding="utf-8") as out:
         for line in lines:
             # By number, as spm_encode gives rare characters themselves, which may hold white space.
-            names = [model.id_to_piece(piece) for piece in model.encode(line.strip())]
-            print(*names, file=out)
+            print(*[model.id_to_piece(piece) for piece in model.encode(line.strip())], file=out)
     dictionary = tmp_path / "ours" / "dict.txt"
     run_fairseq(tmp_path / "sp", tmp_path / "theirs", "--srcdict", dictionary)
     assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")

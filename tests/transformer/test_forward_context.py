@@ -66,8 +66,7 @@ def test_threads_do_not_meet(family, spec):
     def run(number: int) -> None:
         with torch.no_grad():
             for _ in range(60):
-                found = logits(model, family, inputs[number])
-                if not torch.equal(found, expected[number]):
+                if not torch.equal(logits(model, family, inputs[number]), expected[number]):
                     wrong.append(number)
 
     interval = sys.getswitchinterval()

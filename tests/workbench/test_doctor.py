@@ -96,8 +96,7 @@ def test_self_test_finds_a_missing_term(monkeypatch, name):
     def without(call):
         return attend(call._replace(terms=change_terms(call.terms, **{name: None})))
 
-    wrong = Namespace(**{**vars(reference), "attend": without})
-    monkeypatch.setitem(BACKENDS, "reference", wrong)
+    monkeypatch.setitem(BACKENDS, "reference", Namespace(**{**vars(reference), "attend": without}))
     assert "on reference is off by" in doctor.self_test().text
 
 

@@ -13,10 +13,8 @@ STATISTIC_TITLES = {"m4m": "best run", "decbert": "mean of the seeds"}
 def select_figures(record: Record) -> dict[str, float]:
     """Select the figures that the protocol's paper reports, by column, and add their average."""
     statistic = STATISTICS[record.data["protocol"]]
-    reported: dict[str, str] = {}  # task -> its metric in the paper
-    for row in record.rows:
-        if row["reported"]:  # of MNLI, only a row of the matched set: accuracy_m
-            _, reported[row["task"]] = name_column(row["task"], row["metric"])
+    selected = [row for row in record.rows if row["reported"]]  # of MNLI, only the matched set's
+    reported = {row["task"]: name_column(row["task"], row["metric"])[1] for row in selected}
     figures: dict[str, float] = {}
     for row in record.rows:  # with MNLI's accuracy_mm, which is the metric accuracy too
         column, metric = name_column(row["task"], row["metric"])  # such as MNLI-mm and accuracy

@@ -21,18 +21,19 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fairseq_posenc.checkpoints.faults import BUILD_ERRORS
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running import devices, logs, programs
 from fairseq_posenc.workbench.running.progress import say
 
-# Errors of hydra and omegaconf about overrides; errors of code that uses a value of a wrong type.
-_HYDRA_ERRORS = (HydraException, OmegaConfBaseException, AssertionError)
-_VALUE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 # What hydra reads as a string even without quotes, not as a number, true or null; only ASCII.
 _UNQUOTED = re.compile(r"(?!(true|false|null|nan|inf)$|\.\d)[a-z_./][\w./+-]*", re.ASCII | re.I)
 _WARMUP_RATIO = 0.06  # RoBERTa's, for SQuAD's task, which has no option for it
+# Settings that define a run, and the options of commands for them.
+_OPTIONS = {"common.seed": "--seeds", "optimization.lr": "--learning-rates", "task.data": "--data"}
+_OPTIONS |= {"checkpoint.save_dir": "--out", "checkpoint.finetune_from_model": "--checkpoint"}
 _ON_CPU = re.compile(r"\+*common\.cpu=(true|yes|y|on|[1-9]\d*)", re.I)  # as omegaconf reads them
 
 
@@ -82,7 +83,7 @@ def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictC
         cfg.lr_scheduler.warmup_updates = int(warmup)
     except UserError:  # it is a ValueError, so the next line would catch it
         raise
-    except (*_HYDRA_ERRORS, *_VALUE_ERRORS) as error:
+    except (HydraException, OmegaConfBaseException, *BUILD_ERRORS) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
     return cfg
 
@@ -115,7 +116,7 @@ def build_settings(
     Args:
         pretrained: the model, whose options define the new one's.
         values: options of this run by name; ``checkpoint.save_dir`` gets hydra's logs as well.
-        overrides: the user's, which win: the last value of an option counts.
+        overrides: the user's, which win; one for which the command has an option is refused.
     """
     overridden = {word.lstrip("+~").partition("=")[0] for word in overrides}  # the options' names
     options = {
@@ -130,6 +131,8 @@ def build_settings(
         # fairseq starts from this checkpoint unless the folder has checkpoint_last.pt.
         "checkpoint.finetune_from_model": pretrained.path.resolve(),
     }
+    for name in _OPTIONS.keys() & overridden & settings.keys():
+        raise UserError(f"--set {name}: a run has this setting from {_OPTIONS[name]}; give that")
     formatted = [*(format_override(*pair) for pair in settings.items()), *overrides]
     return {name: value for name, _, value in (x.partition("=") for x in formatted)}  # last wins
 

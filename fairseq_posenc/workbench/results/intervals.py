@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from scipy.special import stdtr, stdtrit
 
+from fairseq_posenc.workbench.results.markdown import format_number
+
 LEVEL = 0.95
 LEAST_SEEDS = 3  # fewest seeds for an interval: for two, the factor of Student's t is 12.7
 _ROUNDING = 0.0003  # deviation of a difference of losses in nats, as logs round to 0.001 bits
@@ -41,8 +43,8 @@ class Interval(NamedTuple):
 
     def show(self, digits: int) -> str:
         """Format the mean and, if they are finite, the bounds."""
-        bounds = f" ({self.low:,.{digits}f} to {self.high:,.{digits}f})" if self.is_bounded else ""
-        return f"{self.mean:,.{digits}f}{bounds}"
+        mean, low, high = (format_number(x, digits) for x in self)
+        return f"{mean} ({low} to {high})" if self.is_bounded else mean
 
 
 def interval(values: Iterable[float], least_deviation: float = 0.0) -> Interval:

@@ -51,8 +51,7 @@ def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
         side = min(_SIDE_LINES, index, len(points) - 1 - index)
         around = points[index - side : index + side + 1]
         smoothed.append((updates, sum(nats for _, nats in around) / len(around)))
-    gaps = [(entry.updates, math.nan) for entry in curve.training if not entry.is_finite]
-    return sorted([*smoothed, *gaps])
+    return sorted([*smoothed, *((x.updates, math.nan) for x in curve.training if not x.is_finite)])
 
 
 def last_loss(curve: Curve) -> float | None:
@@ -62,8 +61,7 @@ def last_loss(curve: Curve) -> float | None:
 
 def training_points(curve: Curve) -> list[tuple[int, float]]:
     """List updates and finite training losses in nats, as :func:`fit_segments` takes them."""
-    finite = (entry for entry in curve.training if entry.is_finite)
-    return [(entry.updates, entry.loss * NATS_PER_BIT) for entry in finite]
+    return [(x.updates, x.loss * NATS_PER_BIT) for x in curve.training if x.is_finite]
 
 
 def find_stages(curve: Curve) -> LossStages | None:

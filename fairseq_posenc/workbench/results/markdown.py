@@ -11,20 +11,20 @@ from collections.abc import Iterable, Sequence
 from fairseq_posenc.errors import UserError, printable
 
 BAR = re.compile(r"(?<!\\)\|")  # ends a cell of a table; a bar after any backslash does not
-_TICKS = re.compile("`+")
 
 
 def code(text: str) -> str:
     """Format untrusted text as code, even if it contains backquotes; an empty one stays empty."""
-    longest = max(map(len, _TICKS.findall(text)), default=0)
+    longest = max(map(len, re.findall("`+", text)), default=0)
     ticks = "`" * (longest + 1) if text else ""
     space = " " if longest else ""
     return f"{ticks}{space}{printable(text)}{space}{ticks}"
 
 
 def format_number(value: float | None, digits: int = 0) -> str:
-    """Format a number with ``digits`` decimals; None, NaN and infinity become ``-``."""
-    return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+    """Format a number with ``digits`` decimals, a huge one as 1.2e+34; ``-`` if not finite."""
+    text = "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+    return text if len(text) < 20 else f"{value:.4g}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr") -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fairseq_posenc.files import written_whole
 from fairseq_posenc.workbench.results.intervals import Interval
+from fairseq_posenc.workbench.results.markdown import format_number
 
 # A line: x, and the mean there with its interval; NaN or infinite where a training run diverged.
 Means = Sequence[tuple[int, Interval]]
@@ -87,8 +88,7 @@ def draw_curves(lines: Mapping[str, Means], title: str, *, log: bool) -> Any:
     if not any(math.isfinite(y.mean) for means in lines.values() for _, y in means):
         return None
     figure, (axes,) = new_panels(1, columns=1, size=(9, 5.2), dpi=160)
-    digits = 1 if log else 2  # of perplexities, and of losses
-    draw_means(axes, lines, lambda _, value: f"{value:,.{digits}f}", log=log)
+    draw_means(axes, lines, lambda _, x: format_number(x, 1 if log else 2), log=log)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("training updates")
     axes.set_title(title, loc="left", fontsize=14)

@@ -5,6 +5,7 @@ calls raise ``ArgumentTypeError``, which :class:`Parser` makes a UserError; othe
 """
 
 import math
+import os
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -63,19 +64,19 @@ def add_on(parser: ArgumentParser, example: str) -> None:
     parser.add_argument("--on", nargs="+", default=["local"], metavar="WHERE", help=text)
 
 
-def parse_slurm(words: Sequence[str]) -> dict[str, str] | None:
-    """Parse the value of ``--on``: options of sbatch by their long names; None for this machine.
+def parse_slurm(words: Sequence[str]) -> dict[str, str | bool] | None:
+    """Parse the value of ``--on``: options of sbatch by long name, flags as True; None if local.
 
     Raises:
-        UserError: an unknown place, or no limit of time.
+        UserError: an unknown place, no limit of time, or an option that finds the jobs.
     """
     if words == ["local"]:
         return None
-    options = {k: value for k, _, value in (x.lstrip("-").partition("=") for x in words[1:])}
-    if words[0] != "slurm" or not options.get("time"):
+    given = {k: v or True for k, _, v in (x.lstrip("-").partition("=") for x in words[1:])}
+    if words[0] != "slurm" or given.get("time", True) is True or {*given} & {"array", "job-name"}:
         form = "local, or slurm with options of sbatch, as in slurm partition=gpu time=12:00:00"
-        raise UserError(f"--on {' '.join(words)}: write {form}")
-    return options
+        raise UserError(f"--on {' '.join(words)}: write {form}, without array or job-name")
+    return given
 
 
 def add_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
@@ -152,7 +153,7 @@ def split_paths(text: str) -> list[str]:
     """
     parts = text.split(",")
     heads = [",".join(parts[:end]) for end in range(1, len(parts) + 1)]  # possible first paths
-    first = next((head for head in reversed(heads) if Path(head).exists()), heads[0])
+    first = next(filter(os.path.exists, reversed(heads)), heads[0])  # too long: absent
     others = split_paths(text[len(first) + 1 :]) if first != text else []
     if Path(first).resolve() in map(Path.resolve, map(Path, others)):
         raise UserError(f"{first}: occurs twice; name the file of another seed")

@@ -13,5 +13,4 @@ bar = partial(tqdm, unit_scale=True, smoothing=0, disable=None)
 
 def say(text: str) -> None:
     """Print a line at once, above any progress bar, with control characters escaped."""
-    tqdm.write(printable_lines(text), file=sys.stderr)
-    sys.stderr.flush()
+    tqdm.write(printable_lines(text), file=sys.stderr)  # which Python flushes at each line

@@ -34,7 +34,7 @@ class _Requeued(Checkpointable):
 def run_on_slurm(
     tasks: Mapping[str, Task],
     folder: Path,
-    options: Mapping[str, str],
+    options: Mapping[str, str | bool],
     jobs: int | None = None,
     watch: Callable[[], object] = lambda: None,
 ) -> None:

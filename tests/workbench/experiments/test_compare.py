@@ -194,6 +194,8 @@ def test_the_page_needs_no_other_file_escapes_names_and_has_what_is_finished(tmp
         (["--lrs", "0.1,0"], "argument --lrs: 0.1,0: write numbers above 0, as in 0.001,0.003"),
         (["--", "--lr", "5"], "-- --lr: this option cannot be set here; use --lrs"),
         (["--", "--save-dir=x"], "cannot be set here; use --out"),
+        (["--", "--no-save"], "cannot be set here; figures are read from the last checkpoint"),
+        (["--out", "a,b"], "--out a,b: fairseq splits names at ':' and ','; name another folder"),
         (["demo"], "'demo' is not an option: give --encodings SPECS or --text FILE"),
         (["--", "demo"], "'demo' is not an option"),
         (["--encodings", "none;3*rope,none"], "is a list of 4 layers, but the stack has 2"),

@@ -43,6 +43,7 @@ def changed(*settings: str) -> list[str]:
     return [word for setting in settings for word in ("--set", setting)]
 
 
+METRIC = "checkpoint.best_checkpoint_metric=loss"
 RATE = ["--learning-rates", "3e-3"]
 QUICK = changed("dataset.num_workers=0", "lr_scheduler.warmup_updates=2", "common.log_interval=5")
 LONG = [*QUICK, *changed("optimization.max_epoch=8")]  # of 3 updates
@@ -232,6 +233,10 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
     assert not list(tmp_path.iterdir())
     message = refused(capsys, *given, "--learning-rates", "1e-5,-1e-5")
     assert "--learning-rates: 1e-5,-1e-5: write numbers above 0, as in 0.001,0.003 (" in message
+    # All runs would have this seed, or rate, whatever their names; this metric is not reported.
+    for setting in ("common.seed=7", "++optimization.lr=[1]", "checkpoint.save_dir=x", METRIC):
+        said = refused(capsys, *given, *changed(setting))
+        assert said.startswith(f"--set {setting.strip('+').partition('=')[0]}: ")
     # Data of another dictionary are refused.
     shutil.copytree(data() / "glue" / "CoLA", tmp_path / "CoLA")
     (tmp_path / "CoLA" / "input0" / "dict.txt").write_text("other 1\n")
@@ -337,6 +342,10 @@ def test_twenty_questions_learnt_by_heart_are_answered(tmp_path):
     assert posenc(*score, tmp_path / "answers.json", *odds).out == printed
     plain = json.loads(posenc(*score, tmp_path / "predictions.json").out)
     assert plain == {key: value for key, value in figures.items() if "best" not in key}
+    # Of a test set there are no scores, nor any of an earlier call.
+    given[-1] = write_squad(tmp_path / "test.json", {"It is.": [{}]})
+    posenc("squad", "predict", *given, "--out", tmp_path)
+    assert [name for name in names if (tmp_path / f"{name}.json").exists()] == ["predictions"]
 
 
 def test_wrong_input_is_shown_in_one_line(tmp_path, capsys):

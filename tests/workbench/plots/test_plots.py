@@ -212,8 +212,7 @@ class TestCurves:
         subject = collect_subjects(make_model(family, position_encoding="t5"))
         for stack in subject.values():
             before, *_ = drawings.compute_curves(stack, reach=6)
-            table = next(stack.by_layer[0].shared.parameters())
-            table.data += 1
+            next(stack.by_layer[0].shared.parameters()).data += 1
             after, *_ = drawings.compute_curves(stack, reach=6)
             difference = after.values - before.values
             assert_same(difference, torch.ones_like(difference), atol=1e-5, rtol=0)

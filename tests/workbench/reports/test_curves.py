@@ -182,6 +182,7 @@ def test_folders_that_train_names_are_read_alone_and_among_seeds(tmp_path):
         assert split_paths(logs[1]) == logs[1:]
         with pytest.raises(UserError, match="occurs twice; name the file of another seed"):
             split_paths(",".join([*logs, logs[0]]))
+    assert len(split_paths(",".join(map("seed-{}.log".format, range(40))))) == 40  # a long text
     data = {"both": ",".join(logs), "one": logs[1]}  # of a name with a comma
     curves(tmp_path / "out", *map("=".join, data.items()))
     assert read(tmp_path / "out" / "curves.json").data == data

@@ -111,8 +111,8 @@ def count(path: Path, numbers: int, environment: Environment) -> None:
 def test_jobs_are_requeued_and_failures_are_listed(tmp_path: Path) -> None:
     steps = {"short": 1, "wrong": 1, "requeued": 60}
     tasks = {name: partial(count, tmp_path / name, steps[name]) for name in steps}
-    options = parse_slurm(["slurm", "--time=5", "cpus-per-task=1"])  # those of sbatch
-    assert options == {"time": "5", "cpus-per-task": "1"}
+    options = parse_slurm(["slurm", "--time=5", "cpus-per-task=1", "contiguous"])  # of sbatch
+    assert options == {"time": "5", "cpus-per-task": "1", "contiguous": True}
 
     def requeue() -> None:
         long = tmp_path / "requeued"
@@ -135,7 +135,7 @@ def test_jobs_are_requeued_and_failures_are_listed(tmp_path: Path) -> None:
     assert not ask("squeue", "-h").strip()
 
 
-@pytest.mark.parametrize("words", ["cloud", "local x=1", "slurm", "slurm time"])
+@pytest.mark.parametrize("words", ["cloud", "local x=1", "slurm time", "slurm time=1 job-name=x"])
 def test_wrong_places_are_one_line(words):
     with pytest.raises(UserError, match=rf"--on {words}: write local, or slurm .* time=12:00:00"):
         parse_slurm(words.split())

@@ -54,6 +54,8 @@ RESERVED = {
     "--keep-interval-updates": "the newest checkpoint is kept",
     "--user-dir": "give it before the --",
     "--task": "use --family",
+    "--no-save": "figures are read from the last checkpoint",
+    "--no-last-checkpoints": "figures are read from the last checkpoint",
     "--log-format": "the learning curves are read from the log",
 }
 
@@ -98,6 +100,8 @@ def run(args: argparse.Namespace) -> None:
     plan = build_plan(args)
     slurm = options.parse_slurm(args.on)
     out = args.out or Path(f"compare-{args.text.stem}" if args.text else "demo")
+    if ":" in str(out) or "," in str(out):
+        raise UserError(f"--out {out}: fairseq splits names at ':' and ','; name another folder")
     if plan.text:
         corpus.read_documents(plan.text)  # an unusable text is refused before anything is written
     shared = {  # what all training runs in a folder must share
@@ -160,16 +164,10 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
                 "causal LM attends from left to right only"
             )
         parse(model.position_encoding).check_length(parsed.layers)  # refuses a spec of more layers
-    return ComparePlan(
-        text=args.text,
-        family=args.family,
-        variants=models,
-        seeds=args.seeds,
-        lrs=tuple(map(str, args.lrs)),
-        updates=args.updates,
-        vocab_size=args.vocab_size,
-        options=passed,
-    )
+    names = ("text", "family", "seeds", "updates", "vocab_size")  # of options and fields
+    chosen = {name: getattr(args, name) for name in names}
+    lrs = tuple(map(str, args.lrs))
+    return ComparePlan(**chosen, variants=models, lrs=lrs, options=passed)
 
 
 def build_training(plan: ComparePlan, run: Run, out: Path, user_dir: Path) -> trainings.TrainingRun:

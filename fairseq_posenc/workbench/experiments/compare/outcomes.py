@@ -8,6 +8,7 @@ from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import intervals
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, LEVEL, Interval, Pair
+from fairseq_posenc.workbench.results.markdown import format_number
 
 
 class Run(NamedTuple):
@@ -90,13 +91,13 @@ def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
         unigram: perplexity of a model that knows only the frequencies of pieces. A model above half
             of it has learned nearly nothing from the order of the text, so its rank means nothing.
     """
-    best, limit = models[0], unigram / 2
+    best, lowest, limit = models[0], models[0].perplexity.mean, unigram / 2
     sentences = [f"{x.variant.name} {x.divergence}." for x in models if x.divergence]
     if best.divergence:  # all did, since the best come first
         return sentences
-    if best.perplexity.mean > limit:
+    if lowest > limit:
         ranks = (
-            f"Ranks mean nothing yet: the lowest perplexity is {best.perplexity.mean:,.1f} "
+            f"Ranks mean nothing yet: the lowest perplexity is {format_number(lowest, 1)} "
             f"({best.variant.name}), and must be below {limit:,.1f}, half the perplexity of a "
             "model that only counts pieces. To continue the runs, give more --updates."
         )

@@ -93,7 +93,7 @@ def _format_row(model: outcomes.ModelOutcome) -> dict[str, str]:
         "learning rate": model.lr,
         "seeds": str(len(model.ends)),
         "validation perplexity": model.divergence or model.perplexity.show(2),
-        "each seed": ", ".join(f"{end.perplexity:,.1f}" for end in ends) or "-",
+        "each seed": ", ".join(format_number(end.perplexity, 1) for end in ends) or "-",
         "tokens/s": format_number(speed),
         "time": "-" if seconds is None else tqdm.format_interval(seconds),  # minutes:seconds
     }

@@ -11,7 +11,7 @@ from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length.scoring import Score
 from fairseq_posenc.workbench.results import intervals, pictures
 from fairseq_posenc.workbench.results.intervals import LEVEL, interval
-from fairseq_posenc.workbench.results.markdown import align_columns
+from fairseq_posenc.workbench.results.markdown import align_columns, format_number
 from fairseq_posenc.workbench.results.record import Record, Row, group_by, own_command
 
 
@@ -76,7 +76,7 @@ def _format_cell(row: Row) -> str:
         return "-"
     if windows := _read_windows(row):
         return intervals.interval_of_perplexity(windows.values()).show(2)  # of the mean loss
-    return f"{row['perplexity']:,.2f}"
+    return format_number(row["perplexity"], 2)
 
 
 def draw(record: Record, path: Path) -> bool:
@@ -92,7 +92,7 @@ def draw(record: Record, path: Path) -> bool:
     def label(length: int, perplexity: float) -> str:
         # A line that ends early, of a model that cannot read the longest texts, says where.
         at = "" if length == lengths[-1] else f" at {length:,}"
-        return f"{perplexity:,.1f}{at}"
+        return f"{format_number(perplexity, 1)}{at}"
 
     figure, (axes,) = pictures.new_panels(1, columns=1, size=(6.2, 4.4))
     axes.set_xscale("log", base=2)

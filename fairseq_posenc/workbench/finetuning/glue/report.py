@@ -123,30 +123,25 @@ def format_report(record: Record) -> str:
     """Format a record with the tables ``tasks`` and ``runs`` (:func:`build_record`)."""
     data, tasks = record.data, record.figures["tasks"]
     figures = select_figures(record)  # by column of the first table, with the average
-    lines = [
+    parts = [
         f"# GLUE: {data['name']}",
-        "",
         f"Positions `{record.spec}`, protocol {data['protocol']}, checkpoint "
         f"`{data['checkpoint']}`. All figures are percentages of the development sets.",
-        "",
         table(
             [STATISTIC_TITLES[data["protocol"]], *figures],
             [[f"**{data['name']}**", *(f"{figure:.2f}" for figure in figures.values())]],
         ),
-        "",
         "## Learning rates and seeds",
-        "",
         "All runs count for `best`; the other figures are of the learning rate with the best mean.",
-        "",
         table(_SPREAD_COLUMNS, [_format_spread(x) for x in tasks if x["reported"]], align="l"),
-        "",
     ]
     if collapsed := [f"- `{run['folder']}`" for run in record.figures["runs"] if run["collapsed"]]:
         text = "(they predict the same for everything, or no better than chance)"
-        lines += [f"Collapsed runs {text}, which the figures above include:", "", *collapsed, ""]
+        parts.append(f"Collapsed runs {text}, which the figures above include:")
+        parts.append("\n".join(collapsed))
     if data["unfinished"]:
-        lines += [f"Not finished: {data['unfinished']}.", ""]
-    return "\n".join(lines)
+        parts.append(f"Not finished: {data['unfinished']}.")
+    return "\n\n".join(parts) + "\n"
 
 
 def _format_spread(row: Row) -> list[str]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fairseq_posenc import folders
 from fairseq_posenc.checkpoints.recovery import LAST, newest_checkpoint
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_training_data
 from fairseq_posenc.tasks.glue.definitions import Task
 from fairseq_posenc.user_dir import find_shipped_folder
@@ -69,8 +70,8 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
     """Plan the runs of all tasks.
 
     Raises:
-        UserError: a task has no data, its data have another dictionary, or an example is longer
-            than the model's positions.
+        UserError: a task has no data, its data have another dictionary, an example is longer than
+            the model's positions, or an override cannot be used.
     """
     runs = []
     pretrained = request.pretrained
@@ -80,6 +81,8 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
         data.check_lengths(pretrained.max_positions, pretrained.path)
         path = CONFIGS / f"{task.config_name(request.protocol)}.yaml"
         cfg = recipes.compose_recipe(path, data.splits["train"]["examples"], request.overrides)
+        if (metric := cfg.checkpoint.best_checkpoint_metric) == "loss":  # which is not reported
+            raise UserError("--set checkpoint.best_checkpoint_metric: give a metric of the tasks")
         # The user's options win, then the file's lists, then its values for a single run.
         rates = request.rates or cfg.task.learning_rates or cfg.optimization.lr[:1]
         seeds = request.seeds or cfg.task.seeds or [cfg.common.seed]
@@ -88,7 +91,7 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
                 task=task.name,
                 learning_rate=rate,
                 seed=seed,
-                metric=cfg.checkpoint.best_checkpoint_metric,
+                metric=metric,
                 max_update=cfg.optimization.max_update,
                 config=str(path.resolve()),  # text, because `claim` writes the fields as JSON
                 settings={},  # set below, as they name the folder of this run

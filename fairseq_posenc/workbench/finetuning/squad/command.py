@@ -29,9 +29,8 @@ from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running import devices, options
 from fairseq_posenc.workbench.running.progress import say
 
-# In M4M's paper, encodings that diverged at the learning rate of the others, and their own rate.
+# In M4M's paper, these encodings diverged at the learning rate of the others.
 _DIVERGED = {"raffel", "tupe"}
-_SMALLER_RATE = "optimization.lr=[2.5e-05]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,7 +123,7 @@ def compose_training(
     version = data_bin.version.replace(".", "")  # 11 or 20
     path = find_shipped_folder("finetune_configs") / f"squad{version}.yaml"
     if {item.name for item in pretrained.spec.items} & _DIVERGED:
-        changes = [_SMALLER_RATE, *changes]
+        changes = ["optimization.lr=[2.5e-05]", *changes]  # their own rate
     values = {"task.data": data_bin.path.resolve(), "checkpoint.save_dir": out.resolve()}
     settings = recipes.build_settings(pretrained, values, changes)
     cfg = recipes.compose_recipe(path, data_bin.train_windows, recipes.join_overrides(settings))
@@ -139,6 +138,8 @@ def _predict(args: argparse.Namespace) -> None:
     squad = read_squad(args.questions)
     predictor = Predictor.load(args.checkpoint, args.data, dtype)
     with folders.lock_folder(args.out):
+        for name in ("answers.json", "null_odds.json", "score.json"):  # of an earlier call
+            (args.out / name).unlink(missing_ok=True)
         predictions = predictor.predict(squad.questions, args.max_tokens)
         answers = {x.id: x.answer for x in predictions}
         odds = {x.id: x.null_odds for x in predictions} if squad.version == V2 else None
