@@ -241,7 +241,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27374, 27500),
+    "fairseq_posenc": (27373, 27500),
     "fairseq_posenc/encodings": (3637, 3800),
     "fairseq_posenc/backends": (3404, 3600),
     "fairseq_posenc/backends/triton": (1194, 1200),
@@ -253,7 +253,7 @@ LINES = {
     "fairseq_posenc/checkpoints": (781, 800),
     "fairseq_posenc/host": (683, 700),
     "fairseq_posenc/hf": (2695, 2700),
-    "fairseq_posenc/workbench": (8903, 10000),
+    "fairseq_posenc/workbench": (8902, 10000),
     "fairseq_posenc/tokens": (773, 800),
     "fairseq_posenc/workbench/running": (668, 700),
     "fairseq_posenc/workbench/loading": (496, 520),
@@ -264,12 +264,12 @@ LINES = {
     "fairseq_posenc/workbench/finetuning": (1276, 1350),
     "fairseq_posenc/workbench/translation": (580, 650),
     "fairseq_posenc/workbench/plots": (1029, 1100),
-    "fairseq_posenc/workbench/convert": (1557, 1650),
+    "fairseq_posenc/workbench/convert": (1556, 1650),
     "fairseq_posenc/workbench/reports": (370, 400),
     "preprocess": (2582, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2976, 3600),
-    "tests": (29969, 32000),
+    "tests": (29876, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

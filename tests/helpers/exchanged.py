@@ -93,6 +93,17 @@ def rewrite(trained: Checkpoint) -> None:
     torch.save({**state, "model": trained.model.state_dict()}, trained.path)
 
 
+def let_sentences_end(trained: Checkpoint, logit: float = 1.5, padding: float = -30.0) -> None:
+    """Give logits to ends and to padding, which fairseq's search never writes; rewrite the file."""
+    decoder = trained.model.decoder
+    norm = decoder.layer_norm or decoder.layers[-1].final_layer_norm
+    norm.weight.data[0], norm.bias.data[0] = 0.0, 1.0  # a channel that is 1 wherever it is read
+    rows = decoder.output_projection.weight.data
+    rows[1:3] = 0.0
+    rows[1, 0], rows[2, 0] = padding, logit
+    rewrite(trained)
+
+
 def write_release(args: Namespace, weights: dict[str, torch.Tensor]) -> Path:
     """Write a checkpoint as older fairseqs did, with which RoBERTa was released."""
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}

@@ -10,7 +10,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.open_model import list_stacks
 
 TOLERANCE = 1e-5  # largest difference that rounding explains, as a share of the largest number
-_BOS, _PADDING = Dictionary().bos(), Dictionary().pad()  # `<s>` and `<pad>`
+_BOS, PADDING = Dictionary().bos(), Dictionary().pad()  # `<s>` and `<pad>`
 SPECIAL_SYMBOLS = Dictionary().nspecial  # number of symbols with which every dictionary begins
 
 
@@ -30,7 +30,7 @@ def draw_batch(model: Any, side: str) -> list[Tensor]:
         tokens[:, [middle, -1]] = stack.eos_idx  # the first row has two sentences
         for row, length in enumerate((longest, middle + 1, min(3, longest))):
             padded = slice(length, None) if side == "right" else slice(None, longest - length)
-            tokens[row, padded] = _PADDING
+            tokens[row, padded] = PADDING
         batch.append(tokens)
     return batch
 
@@ -50,7 +50,7 @@ def compute_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:
         return model(tokens[0], features_only=True, classification_head_name=name)[0]
     if head == "translation":
         source, target = tokens
-        return model(source, source.ne(_PADDING).sum(1), target)[0]
+        return model(source, source.ne(PADDING).sum(1), target)[0]
     return model(tokens[0])[0]  # fairseq's models return scores, then other outputs
 
 
@@ -59,7 +59,7 @@ def compute_hf_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:
     inputs: dict[str, Tensor] = {}
     for prefix, ids in zip(("", "decoder_"), tokens):
         inputs[f"{prefix}input_ids"] = ids
-        inputs[f"{prefix}attention_mask"] = ids.ne(_PADDING).long()
+        inputs[f"{prefix}attention_mask"] = ids.ne(PADDING).long()
     output = model(**inputs)
     if head == "spans":
         return torch.stack([output.start_logits, output.end_logits], -1)
@@ -84,7 +84,7 @@ def compare_with_transformers(ours: Any, head: str, theirs: Any) -> float:
         our_scores = compute_scores(ours, head, *tokens)
         their_scores = compute_hf_scores(theirs, head, *tokens)
         if head != "classes":
-            real = tokens[-1].ne(_PADDING)
+            real = tokens[-1].ne(PADDING)
             our_scores, their_scores = our_scores[real], their_scores[real]
         differences.append((our_scores - their_scores).abs().max() / our_scores.abs().max())
     return float(torch.stack(differences).max())

@@ -94,8 +94,8 @@ def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder
     end = torch.tensor([trained.model.decoder.eos_idx])
     ours, lines = [], []
     for row in zip(*comparison.draw_batch(trained.model, "right")):  # padded right
-        # Without <s>, </s> and padding; a causal LM has only a target.
-        sentences = [ids[ids.ge(comparison.SPECIAL_SYMBOLS)] for ids in row]
+        # Without padding and the ends, which are added; a causal LM has only a target.
+        sentences = [ids[ids.ne(comparison.PADDING)][1:-1] for ids in row]
         inputs = [torch.cat([ids, end])[None] for ids in sentences[:-1]]  # batches of one
         inputs.append(torch.cat([end, sentences[-1]])[None])  # both models read </s> first
         scores = comparison.compute_scores(trained.model, trained.head, *inputs)[0]
@@ -203,7 +203,6 @@ def _build_attention(rope: Rope | None, terms: Terms, has_alibi: bool, dims: Dim
         rotary = {
             "rotary_dim": rope.rotated,  # coordinates of a head that are rotated
             "rotary_interleave": rope.layout == "interleaved",
-            "rotary_base": rope.base,
             "rotary_scaling_type": attention_spec.RotaryScalingType.Su,  # a factor for each pair
         }
     spec = attention_spec.MultiHeadAttentionSpec(
@@ -214,8 +213,8 @@ def _build_attention(rope: Rope | None, terms: Terms, has_alibi: bool, dims: Dim
     )
     spec.queries_scale = terms.scale(dims.head_dim)  # usually 1 / sqrt(head_dim), the default
     if rope is not None:
-        unscaled = rope.base ** -(torch.arange(0, rope.rotated, 2) / rope.rotated)
-        factors = (unscaled / rope.angles_per_position()).numpy()  # 1 without a scaling
+        theirs = 10_000.0 ** -(torch.arange(0, rope.rotated, 2) / rope.rotated)
+        factors = (theirs / rope.angles_per_position()).numpy()  # CTranslate2 divides its angles
         spec.rotary_scaling_short_factor = spec.rotary_scaling_long_factor = factors
         spec.queries_scale *= rope.gain**2  # the gain multiplies rotated queries and keys
     if keys is not None:
@@ -230,8 +229,8 @@ def _set_bias(spec: Any, bias: Tensor, dims: Dims) -> None:
     """Set a bias by distance, ``(H or 1, 2 T - 1)``, as T5's, with a bucket for each distance.
 
     T5 has buckets for earlier keys, by distance, then for later keys. In both, the first half of
-    the buckets have a single distance; the second half have ranges of larger distances, which the
-    model never sees, so they repeat the last bias.
+    the buckets have a single distance; the second half have ranges of larger distances, and repeat
+    the last bias, as T5's own is the same beyond its largest distance.
     """
     length = dims.max_positions
     past, later = bias[:, :length].flip(1), bias[:, length - 1 :]  # [H or 1, T] from distance 0

@@ -173,7 +173,7 @@ def _fold_token_types(model: PreTrainedModel, stock: StockFamily) -> None:
 
     Every token has type 0, and fairseq has no types. The model computes the same as before.
     """
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters(remove_duplicate=False))  # tied ones by each name
     types = next((x for name, x in parameters.items() if name.endswith(TOKEN_TYPES)), None)
     if types is not None and types[0].any():
         tables = ("embed_positions.encodings.learned.table", "embed_tokens")

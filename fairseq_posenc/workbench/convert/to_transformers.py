@@ -207,7 +207,7 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily, is_plain: bool) 
         fields["scale_embedding"] = not _read_option(trained, "no_scale_embedding")
     if trained.head == "translation":
         source, target = (stack.embed_tokens for stack in stacks)
-        ties_all = trained.ties_embeddings and source.weight is target.weight
+        ties_all = source.weight is target.weight  # fairseq ties the output's to the target's then
         if stock.classes["translation"] == "MarianMTModel":
             fields["decoder_vocab_size"] = target.num_embeddings
             fields["share_encoder_decoder_embeddings"] = ties_all
