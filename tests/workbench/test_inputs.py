@@ -26,7 +26,7 @@ from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.tokens import subwords
 from fairseq_posenc.tokens.squad_file import read_by_id, read_squad
 from fairseq_posenc.workbench.experiments.variants import parse_variants
-from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
+from fairseq_posenc.workbench.finetuning.squad.score import evaluate, list_missing
 from glue import read_examples
 from tests.helpers.commands import new_directory
 from tests.helpers.preprocess import binarize
@@ -194,7 +194,7 @@ def test_a_made_up_file_of_squad_is_scored_or_refused_in_a_line(content, predict
     with result_or_line():
         squad = read_squad(path)
         found = read_by_id(answers, str)
-        if squad.answered and not unanswered(squad, found):
+        if squad.answered and not list_missing(squad, found):
             evaluate(squad, found)
 
 

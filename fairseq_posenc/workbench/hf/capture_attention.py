@@ -23,8 +23,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
 
     Args:
         model: a model whose positions were set, in evaluation mode.
-        inputs: inputs of the model; without padding if it has an encoder and a decoder, because
-            the weights of attention to the encoder's output are computed without a mask.
+        inputs: of the model; no padding if it has cross-attention, which is captured without masks.
 
     Raises:
         UserError: the model's code does more after the rotation, which ours cannot repeat.
@@ -35,6 +34,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **named: Any
     ) -> tuple[Tensor, Tensor | None]:
+        # `mask` is the attention mask, or empty: some models pass it by name, in `named`.
         # `set_positions` gives each self-attention this submodule; Whisper's encoder is left as is.
         positions: AttentionPositions | None = getattr(module, POSITIONS, None)
         if positions is not None or module not in encoder:
@@ -45,10 +45,10 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
                 call = AttentionCall(queries, key, value, Terms([ScaleFactor(factor)]))
             else:
                 stack, cross = "decoder" if positions.dims.causal else "encoder", False
-                state = named[POSITION_STATE]  # the `LayerState` that our layers pass on
+                state = named[POSITION_STATE]  # a LayerState; `shared` is of all layers like this
                 # The call has rotated queries and keys; `split` rotates the plain ones itself.
                 call = positions.prepare_call(module, queries, key, value, state, factor)
-                rotation = positions.rotation(state.shared, query.size(2))  # of all T tokens
+                rotation = positions.rotation(state.shared, query.size(2))  # of all T, or None
             _, weights = reference.attend(call._replace(need_weights=True))
             assert weights is not None
             layer = len([x for x in captured if (x.stack, x.cross) == (stack, cross)])  # so far
@@ -57,8 +57,8 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
         return attend_with_positions(module, query, key, value, *mask, **named)
 
-    # Our code attends (not `is_native`) and rotates (not `is_rotated`) even where the model's does
-    # otherwise: only then does `attend` get queries and keys before their rotation.
+    # For queries and keys before their rotation: if `is_native` is False, a stack calls `attend`;
+    # if `is_rotated` is False, the model's own code rotates by 0 (cosines of 1), and ours rotates.
     flags = {HFStackPositions: "is_native", AttentionPositions: "is_rotated"}  # class -> attribute
     changes = [(x, flags[type(x)], False) for x in model.modules() if type(x) in flags]
     usual = model(**inputs, use_cache=False)[0]  # logits or states, to compare with below

@@ -126,7 +126,7 @@ def _check_settings(config: Any) -> None:
 
 
 def _find_class(config: transformers.PretrainedConfig) -> Any:
-    """Find the model class that a configuration names, in our folders after a prefix."""
+    """Find the model class that a configuration names (in our folders the name has a prefix)."""
     name = str(next(iter(config.architectures or ()), "")).removeprefix(saving.CLASS_PREFIX)
     cls = getattr(transformers, name, None)
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
@@ -141,7 +141,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     check_folder(folder)
     if not any(re.match("tokenizer|vocab|spiece|sentencepiece", x.name) for x in folder.iterdir()):
         raise UserError(f"{folder}: has no tokenizer, which --text needs: save the model's there")
-    with _readable_errors(folder, "its tokenizer, which --text needs,"):
+    with _readable_errors(folder, "its tokenizer (for --text)"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return cast(PreTrainedTokenizerBase, tokenizer)
 

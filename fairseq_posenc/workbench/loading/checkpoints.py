@@ -62,7 +62,7 @@ def load_state(path: Path, option: str) -> State:
 
 @contextmanager
 def refuse_unusable_settings(option: str, path: Path) -> Iterator[None]:
-    """Turn errors of building something from settings into one line with the checkpoint's path.
+    """Turn errors raised by the use of settings into one line with the checkpoint's path.
 
     The line begins with ``option``, which named the checkpoint.
     """

@@ -1,4 +1,4 @@
-"""Opens a trained model of one of three families, ours or fairseq's, with task and dictionaries."""
+"""Opens trained models of three families, ours or fairseq's, and builds untrained ones."""
 
 import warnings
 from argparse import Namespace
@@ -58,8 +58,8 @@ def list_stacks(model: Any) -> dict[str, Any]:
 def build_settings(model_options: dict[str, Any], task_options: dict[str, Any]) -> dict[str, Any]:
     """Build fairseq's configuration of a training run, as a dictionary of sections.
 
-    Options that are not given have their defaults. ``_name`` is the architecture, or the task. The
-    section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
+    Options that are not given have their defaults. ``_name`` is the architecture, or the task, and
+    the task has a dataclass. If the model has none, the section ``model`` is a Namespace.
     """
     command = ["DATA", "--task", task_options["_name"], "--arch", model_options["_name"]]
     args = options.parse_args_and_arch(options.get_training_parser(), command)
@@ -94,7 +94,7 @@ class TrainedDictionary(NamedTuple):
 
     checkpoint: Path
     size: int | None  # number of symbols; None without token embeddings
-    fingerprint: str | None  # hash of its symbols; None in checkpoints of fairseq
+    symbols_hash: str | None  # `fingerprint` of its symbols; None in checkpoints of fairseq
     trained_file: Path | None  # what training read, which may be gone; None if unknown
 
     def check(self, file: Path, dictionary: Dictionary, advice: str) -> None:
@@ -111,7 +111,7 @@ class TrainedDictionary(NamedTuple):
                 f"{file} has {len(dictionary):,} symbols{' with <mask>' if has_mask else ''}, but "
                 f"{self.checkpoint} has {self.size:,}; {advice}"
             )
-        trained = self.fingerprint  # else that of the file, if it still exists
+        trained = self.symbols_hash  # else that of the file, if it still exists
         if trained is None and self.trained_file and self.trained_file.is_file():
             trained = fingerprint(load_dictionary(self.trained_file, mask=has_mask))
         if trained is not None and trained != fingerprint(dictionary):
@@ -287,6 +287,6 @@ def open_model(
         # `args` is the old form of the settings; fairseq would prefer it to `cfg`.
         state = {**state, "cfg": opened.settings, "args": None}
         (model,), _ = load_model_ensemble([str(path)], task=opened.task, state=state)
-        # Refuses NaN and infinite weights. Our models do so while they are loaded, fairseq's not.
+        # Refuses NaN and infinite weights by the names in the second; fairseq's models load them.
         refuse_broken_weights(state["model"], model.state_dict())
     return OpenModel(**vars(opened), family=family, model=model.float().eval(), state=state)

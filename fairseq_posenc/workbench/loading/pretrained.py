@@ -62,7 +62,7 @@ def read_pretrained(path: Path) -> Pretrained:
             raise UserError("holds no token embeddings")
         ARCH_CONFIG_REGISTRY[arch](args)  # adds defaults of options newer than the checkpoint
         if not issubclass(ARCH_MODEL_REGISTRY[arch], PositionalRoberta):
-            # Write the positions of fairseq's RoBERTa as our options: learned, sinusoids or none.
+            # fairseq's positions as our option; the section below has no encoder_learned_pos.
             args.position_encoding = "learned" if args.encoder_learned_pos else STOCK_SPEC
             if args.no_token_positional_embeddings:
                 args.position_encoding = "none"

@@ -210,7 +210,7 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
             names = [str(head + 1) for head in titles] if term.per_head else ["all"]
             yield PlottedTable(title, values, rows, DISTANCE, "head", names)
     if (counted := terms.find(term_types.CountedRows)) is not None:  # of CoPE
-        table, title = counted.rows.detach(), f"counted table, {layer_name}"
+        table, title = counted.rows.detach(), f"counted table, {layer_name}"  # [P, D], of all heads
         yield PlottedTable(title, table, torch.arange(len(table)), "counted position", CHANNEL)
 
 
@@ -311,10 +311,10 @@ def draw_decay(subject: Subject, reach: int = 256) -> Any:
     """
     curves = []  # one for each spec of a layer
     layers = [subject.by_layer[index] for index in subject.shown_layers]
-    for spec, encodings in {str(layer.spec): layer.shared for layer in layers}.items():
-        rotation = encodings.rotation(make_positions(reach + 1).ids)  # of positions 0 to reach
-        if isinstance(rotation, PairRotation) and rotation.decay is None:  # not xpos
-            phases = rotation.phases[0].to(torch.complex128)  # [1, R, d/2]
+    for spec, shared in {str(layer.spec): layer.shared for layer in layers}.items():  # has rope
+        rotation = shared.rotation(make_positions(reach + 1).ids)  # of positions 0 to reach
+        if isinstance(rotation, PairRotation) and rotation.decay is None:  # xpos has a decay
+            phases = rotation.phases[0].to(torch.complex128)  # [1 for all heads, R, d/2]
             bound = phases.cumsum(-1).abs().mean(-1)  # [1, R]
             curves.append(Curves(f"bound on the score, {spec}", torch.arange(reach + 1), bound))
     if not curves:
@@ -333,17 +333,16 @@ def draw_curves(
 ) -> Any:
     """Draw panels of curves, a line for each index in ``heads``; ``x`` and ``y`` label the axes."""
     figure, panels = new_page(len(curves), title, columns=3, height=height)
+    most_lines: list[Any] = []  # the lines of a panel that has the most
     for axes, curve in zip(panels, curves):
-        is_by_head = len(curve.values) == len(heads)  # else a single line, which all heads share
-        names = [f"head {head + 1}" for head in heads] if is_by_head else ["all heads"]
-        for name, row in zip(names, curve.values.detach().float()):
-            axes.plot(curve.distances.numpy(), row.numpy(), lw=1.4, label=name)
+        # A line for each head, or a single one if all heads share the values.
+        lines = axes.plot(curve.distances.numpy(), curve.values.detach().float().T.numpy(), lw=1.4)
+        most_lines = max(most_lines, lines, key=len)
         axes.axvline(0, color=PALE, lw=0.8, zorder=0)
         axes.grid(axis="y", color=pictures.GRID, linewidth=0.8)
         axes.spines[["top", "right", "left"]].set_visible(False)
         label_axes(axes, curve.title, x, y)
-    # One legend, of a panel with the most lines; other panels may have a single line for all heads.
-    lines, names = max(panels, key=lambda axes: len(axes.lines)).get_legend_handles_labels()
-    if len(names) > 1:
-        figure.legend(lines, names, loc="outside lower center", ncols=8, fontsize=8)
+    if len(most_lines) > 1:  # one legend for all panels
+        names = [f"head {head + 1}" for head in heads]
+        figure.legend(most_lines, names, loc="outside lower center", ncols=8, fontsize=8)
     return figure

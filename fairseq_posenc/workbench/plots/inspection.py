@@ -106,15 +106,16 @@ def _collect_planes(layers: Sequence[CapturedAttention]) -> dict[tuple[str, str]
     """Collect the planes of one kind of attention: values of all pairs of tokens, ``[L, H, T, S]``.
 
     The keys are the name of a plane and its role: ``weight``; ``part``, a summand of the score (of
-    ``content`` alone, of ``position`` alone, of ``both`` together); ``detail``, a summand of
+    ``content`` alone, of ``position`` alone, and ``both``, the rest); ``detail``, a summand of
     ``both``. If the score is a product, ``factor`` is one of its factors, instead of details.
     """
     splits = [layer.split for layer in layers]
+    # Each layer's are [1, H, T, S]: weights in the model's precision, all of a split in float64.
     planes = {("weight", "weight"): torch.cat([layer.weights.double() for layer in layers])}
     for part in ("content", "position", "both"):
         planes[part, "part"] = torch.cat([getattr(split, part) for split in splits])
     names = list(dict.fromkeys(name for split in splits for name in split.details))
-    # A single one equals the part "both". Layers may differ: all must have summands, or factors.
+    # A single one equals "both": products have more. All layers must have summands, or factors.
     if len(names) > 1 and len({split.product for split in splits}) == 1:
         are_factors = splits[0].product  # whether its details are factors
         role, suffix = ("factor", " factor") if are_factors else ("detail", "")

@@ -125,7 +125,7 @@ def _build_trained_subject(stack: Any) -> Subject:
         encoding.dims = dims
         at_input = stack.embed_positions  # None if nothing is added at the input
         encoding.input = None if at_input is None else at_input.encodings
-        encoding.shared = stack.encodings.select(attention.kind)  # shared by layers like it
+        encoding.shared = stack.encodings.select(attention.kind)  # of layers with its encodings
         encoding.encodings = attention.encodings  # those only of this layer
         encodings.append(encoding.eval())
         weights = (x.weight.detach() for x in (attention.q_proj, attention.k_proj))

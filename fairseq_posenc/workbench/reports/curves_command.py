@@ -20,7 +20,6 @@ from fairseq_posenc.workbench.running.options import add_out, parse_named, split
 from fairseq_posenc.workbench.running.progress import say
 
 CurvesByModel = Mapping[str, Sequence[Curve]]  # name of a model -> a curve for each seed
-Tables = dict[str, list[Row]]  # name -> rows by column, as in a record
 # Columns of the first table, with a row for each log: name in the record -> title and decimals.
 _COLUMNS = {
     "updates": ("updates", 0),
@@ -40,7 +39,7 @@ _STAGE_COLUMNS = {
 }
 _SEED_COLUMNS = {name: _COLUMNS[name] for name in ("perplexity", "loss_at_the_end_nats")}
 _SEED_COLUMNS |= {name: _STAGE_COLUMNS[name] for name in ("plateau_ends", "plateau")}
-_MEANS = {"perplexity": intervals.interval_of_perplexity}  # of other figures: `interval`
+_MEANS = {"perplexity": intervals.interval_of_perplexity}  # by figure; of all others: `interval`
 _STAGES_NOTE = (
     "The dive is the steepest line segment after a plateau, which is a segment at least "
     f"{loss_stages.SLOPE_RATIO} times flatter than the dive and than an earlier segment; in the "
@@ -50,7 +49,7 @@ _STAGES_NOTE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    text = "a log of fairseq-train, in any --log-format; commas join seeds of one model"
+    text = "output of fairseq-train (any --log-format but none); commas separate a model's seeds"
     parser.add_argument("logs", nargs="+", metavar="NAME=LOG[,LOG...]", help=text)
     text = "part of the training to draw, as in 0:16000 or 80000: (default: all of it)"
     parser.add_argument("--updates", type=_parse_span, default=":", metavar="FIRST:LAST", help=text)
@@ -75,9 +74,9 @@ def run(args: argparse.Namespace) -> None:
         say(f"wrote {args.out}; pictures: {len(drawn)}")
 
 
-def collect_figures(by_model: CurvesByModel) -> Tables:
+def collect_figures(by_model: CurvesByModel) -> dict[str, list[Row]]:
     """Collect the figures of all tables for the record."""
-    tables: Tables = {"best": [], "stages": [], "seeds": []}
+    tables: dict[str, list[Row]] = {"best": [], "stages": [], "seeds": []}
     for model, curves in by_model.items():
         rows = [_describe_curve(curve) for curve in curves]
         for number, row in enumerate(rows, start=1):
@@ -116,7 +115,7 @@ def _describe_curve(curve: Curve) -> dict[str, object]:
     return figures
 
 
-def format_tables(tables: Tables) -> str:
+def format_tables(tables: Mapping[str, Sequence[Row]]) -> str:
     """Format the figures as Markdown, and name the training runs that diverged."""
     parts = [_format_rows(tables["best"], _COLUMNS)]
     if tables["stages"]:
@@ -141,7 +140,7 @@ def _format_rows(rows: Sequence[Row], columns: Mapping[str, tuple[str, int]]) ->
     for row in rows:
         figures = [_format_cell(row, name, digits) for name, (_, digits) in used.items()]
         cells.append([code(row["training"]), *figures])
-    return table(["training", *(title for title, _ in used.values())], cells)
+    return table(["run", *(title for title, _ in used.values())], cells)
 
 
 def _format_cell(row: Row, name: str, digits: int) -> str:
@@ -177,7 +176,8 @@ def _read_log(name: str, log: Path) -> Curve:
         raise UserError(f"{name}: there is no log file {log}")
     if (curve := read_curve_file(log)).validations:
         return curve
-    raise UserError(f"{name}: {log} has no validation; fairseq-train logs one per epoch")
+    advice = "fairseq-train prints one per epoch, except as --log-format none or in a --log-file"
+    raise UserError(f"{name}: {log} has no validation; {advice}")
 
 
 def _parse_span(text: str) -> tuple[float, float]:

@@ -26,8 +26,8 @@ from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, TRAIN_LOG, read_
 from fairseq_posenc.workbench.running.progress import say
 
 _GLUE_NAMES = ("MNLI-m", "MNLI-mm", *(x for x in TASKS if x != "MNLI"), "average", "collapsed runs")
-_DIGITS = {"updates": 0, "seed": 0, "collapsed runs": 0}  # decimals; other columns have two
-_DIGITS |= {"train loss": 3, "valid loss": 3, "valid accuracy": 4}
+_WHOLE = ("updates", "seed", "collapsed runs")  # columns without decimals; others have two, or:
+_DIGITS = dict.fromkeys(_WHOLE, 0) | {"train loss": 3, "valid loss": 3, "valid accuracy": 4}
 
 Figures = dict[str, float | None]  # by column; None if unknown
 
@@ -87,7 +87,7 @@ def _find_results(path: Path, known: set[Path]) -> Iterator[Result]:
 
 def _read_glue(record: Record, path: Path) -> Iterator[Result]:
     """Read one row: what the paper of the protocol reports of each task, and the average."""
-    figures: Figures = {**select_figures(record)}
+    figures: Figures = {**select_figures(record)}  # columns of `_GLUE_NAMES`
     if collapsed := sum(bool(row["collapsed"]) for row in record.figures["runs"]):  # fine-tunings
         figures["collapsed runs"] = collapsed
     if unfinished := record.data["unfinished"]:  # the labels of fine-tunings, in one text
@@ -146,8 +146,8 @@ def _read_training(folder: Path) -> Iterator[Result]:
         title = f"Translation, losses in nats, {data}"
     else:  # a task of fine-tuning
         return
-    container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
-    options = flatten(container) | {"seed": None, "updates": updates}  # by name; no --save-dir
+    container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)  # by section
+    options = flatten(container) | {"seed": None, "updates": updates}  # by name: what shapes a run
     fingerprint = hashlib.sha256(str(sorted(options.items())).encode()).hexdigest()[:8]
     yield Result(title, folder.name, encoding, figures, str(folder), fingerprint)
 

@@ -81,7 +81,7 @@ class PairedDifference(NamedTuple):
     """The paired difference of two models."""
 
     seeds: int  # number of seeds, or windows, with a finite figure of both models
-    interval: Interval  # difference of the logarithms: the first minus the other
+    log_ratio: Interval  # log first - log other: mean over the seeds, with its interval
     p_value: float = math.nan  # of the paired t-test; NaN with too few seeds
     corrected_p_value: float = math.nan  # for the number of comparisons (Holm 1979)
 

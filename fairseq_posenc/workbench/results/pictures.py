@@ -69,13 +69,13 @@ def draw_means(
         if not means:
             axes.plot([], [])  # takes a colour, so that each name has the same one in every picture
             continue
-        xs, levels = zip(*means)
-        heights = [level.mean if math.isfinite(level.mean) else math.nan for level in levels]
+        xs, intervals = zip(*means)
+        heights = [x.mean if math.isfinite(x.mean) else math.nan for x in intervals]
         gap = next((x for x, height in zip(xs, heights) if math.isnan(height)), None)
         end = f"diverged at {gap:,}" if math.isnan(heights[-1]) else label(xs[-1], heights[-1])
         drawn += axes.plot(xs, heights, label=f"{name}  {end}", **style)
-        if any(level.is_bounded for level in levels):  # infinite bounds leave a gap in the band
-            _, low, high = zip(*levels)
+        if any(x.is_bounded for x in intervals):  # infinite bounds leave a gap in the band
+            _, low, high = zip(*intervals)
             axes.fill_between(xs, low, high, color=drawn[-1].get_color(), alpha=0.15, linewidth=0)
     axes.legend(handles=drawn, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     axes.yaxis.set_major_formatter("{x:,g}")

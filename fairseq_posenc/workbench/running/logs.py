@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# A line of figures for `--log-format` json, `DATE | INFO | valid | {"valid_loss": "6.97", ...}`;
-# for none or simple, `DATE | INFO | valid | epoch 001 | valid on 'valid' subset | loss 6.97 | ...`;
-# for tqdm, `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra
-# the beginning is `[DATE][valid][INFO] - `.
+# Lines of figures, by `--log-format`. json: `DATE | INFO | valid | {"valid_loss": "6.97", ...}`.
+# simple, or tqdm without a terminal: `DATE | INFO | train_inner | epoch 1: 12 / 133 loss=9.1, ...`
+# and `DATE | INFO | valid | epoch 001 | valid on 'valid' subset | loss 6.97 | ...`; tqdm on a
+# terminal: the latter alone; none: neither. Under hydra, they begin with `[DATE][valid][INFO] - `.
 _LINE = re.compile(r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) (\{.*\}|epoch .*)$")
 _FIGURE = re.compile(r'([a-z]\w*)(?:": "?|=| )([^\s,|"}]+)')  # name and value in all forms
 TRAIN_LOG = "train.log"  # the log of a training run, beside its checkpoints
@@ -39,7 +39,7 @@ class Curve(NamedTuple):
 
     validations: list[Entry]  # in the order of updates
     speed: float  # tokens per second in training: the median over the lines
-    training: Sequence[Entry] = ()  # lines of training, in the order of updates
+    training: Sequence[Entry] = ()  # in the order of updates; empty if the log has no such lines
 
     @property
     def points(self) -> list[tuple[int, float]]:
@@ -54,7 +54,7 @@ class Curve(NamedTuple):
 
 
 def parse_line(text: str) -> Entry | None:
-    """Read the figures in a line of any of the three formats; None if it has no loss."""
+    """Read the figures in a line of a log, in any format; None if it has no loss."""
     if (match := _LINE.search(text.rstrip())) is None:
         return None
     figures = {name.removeprefix("valid_"): value for name, value in _FIGURE.findall(match[2])}

@@ -1,7 +1,7 @@
 """Command-line options that several commands share, each defined once.
 
-``add_data`` adds ``--data``, and so on; a parameter ``text`` is the help. Functions that argparse
-calls raise ``ArgumentTypeError``, which :class:`Parser` makes a UserError; others raise that.
+``add_data`` adds ``--data``, and so on; ``text`` is the help, ``computed`` describes a default that
+the command computes. :class:`Parser` turns argparse's errors about values into a UserError.
 """
 
 import math
@@ -32,7 +32,7 @@ def add_data(parser: ArgumentParser, text: str, required: bool = False) -> None:
 
 
 def add_out(parser: ArgumentParser, default: str | None = None, computed: str = "") -> None:
-    """Add ``--out``, required without a ``default`` or the description of a ``computed`` one."""
+    """Add ``--out``, which is required if it has no default, neither given nor computed."""
     shown = default or computed
     text = "folder of the results" + (f" (default: {shown})" if shown else "")
     add = parser.add_argument
@@ -53,13 +53,13 @@ def add_count(parser: ArgumentParser, name: str, text: str, default: int | None 
 
 
 def add_seeds(parser: ArgumentParser, default: str | None = None, computed: str = "") -> None:
-    """Add ``--seeds``, with a ``default`` or the description of a ``computed`` one."""
+    """Add ``--seeds``, whose default is given or computed."""
     text = f"random seeds, one run per seed, as in 1,2,3 (default: {default or computed})"
     parser.add_argument("--seeds", type=positive_ints, metavar="N,N", default=default, help=text)
 
 
 def add_on(parser: ArgumentParser, example: str) -> None:
-    """Add ``--on``, where runs are made (:func:`parse_slurm`)."""
+    """Add ``--on``, where the runs are executed (:func:`parse_slurm`)."""
     text = f"local (default), or slurm with options of sbatch, as in slurm {example}"
     parser.add_argument("--on", nargs="+", default=["local"], metavar="WHERE", help=text)
 
@@ -68,7 +68,7 @@ def parse_slurm(words: Sequence[str]) -> dict[str, str | bool] | None:
     """Parse the value of ``--on``: options of sbatch by long name, flags as True; None if local.
 
     Raises:
-        UserError: an unknown place, no limit of time, or an option that finds the jobs.
+        UserError: an unknown place, no time limit, or an option by which the jobs are found.
     """
     if words == ["local"]:
         return None

@@ -44,7 +44,7 @@ def run_on_slurm(
         tasks: the tasks that are not done, by their names in messages.
         folder: for submitit's files; all machines must share its file system.
         options: options of sbatch by their long names.
-        jobs: limit of simultaneous jobs; None for no limit.
+        jobs: maximum number of jobs at a time; None for no limit.
         watch: called every few seconds.
 
     Raises:
@@ -56,7 +56,7 @@ def run_on_slurm(
     if _list_jobs(name) is None:
         raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
     _cancel(name)  # of a command that was killed
-    executor = AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=100)  # limit of requeues
+    executor = AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=100)  # requeues
     executor.update_parameters(
         name=name,
         slurm_array_parallelism=jobs or len(tasks),

@@ -34,7 +34,7 @@ def share_batch(batch: int, most: int, world_size: int) -> int:
 
 
 def count_steps(batch: int, batch_size: int, world_size: int) -> int:
-    """Count the batches of all GPUs in an update (``update_freq``).
+    """Count the batches that each GPU adds to an update (``update_freq``).
 
     Args:
         batch: size of an update, in sequences or tokens.

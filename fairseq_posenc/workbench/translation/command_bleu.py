@@ -74,7 +74,7 @@ class TranslationPlan(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    text = "checkpoints; commas join seeds of a model; the first model is compared with the others"
+    text = "checkpoints (commas separate a model's seeds); the first is compared with the others"
     add("systems", nargs="+", metavar="NAME=PATH[,PATH...]", help=text)
     options.add_out(parser, "bleu")
     text = "text of the test set in the {} language, may be gzipped (default: {} in the data)"

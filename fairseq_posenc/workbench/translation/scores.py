@@ -28,7 +28,7 @@ _P_OF_SEVERAL_CHECKPOINTS = (
     "difference at least this large if the translations of the two systems are exchanged at "
     "random, in every run and sentence (approximate randomization, Clark et al. 2011)."
 )
-# system -> the translations by each of its checkpoints (`training` 1, 2, ...), line by line
+# system -> the translations by each of its checkpoints, line by line
 Systems = Mapping[str, Sequence[Sequence[str]]]
 
 
@@ -142,7 +142,7 @@ def _format_scores(record: Record) -> str:
             figures = [(row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in METRICS]
             means = [Interval(*mean_and_bounds).show(2) for mean_and_bounds in figures]
             rows.append([code(row["system"]), f"mean of {row['trainings']}", *means, ""])
-    return table(["system", "training", *METRICS, "checkpoint"], rows, align="lrrrl")
+    return table(["system", "run", *METRICS, "checkpoint"], rows, align="lrrrl")
 
 
 def _format_differences(differences: Sequence[Row]) -> str:

@@ -1,7 +1,5 @@
 """Translates raw text with trained models: sentencepieces, fairseq's beam search, plain text."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +14,6 @@ from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions
 from fairseq_posenc.tokens.subwords import Pieces
 from fairseq_posenc.tokens.tokenizer import PIECES
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state
@@ -59,13 +56,6 @@ class Hypothesis(NamedTuple):
     score: float
 
 
-def warn_of_long(sentences: Sequence[str], translator: Translator) -> None:
-    """Warn of sentences that are longer than a translation may be: theirs may be cut off."""
-    end = GenerationConfig.max_len_b  # 200 tokens, whatever the length of the source
-    if cut := sum(len(translator.encode(sentence)) > end for sentence in sentences):
-        say(f"sentences longer than a translation may be ({end} tokens): {cut:,}; split them")
-
-
 class Translator:
     """Translates: ``Translator.load("checkpoint_best.pt").translate(["Un homme dort."])[0][0]``.
 
@@ -84,7 +74,7 @@ class Translator:
         checkpoint: str | Path,
         data: str | Path | None = None,
         dtype: torch.dtype = torch.float32,
-    ) -> Translator:
+    ) -> "Translator":
         """Load a model.
 
         Args:
@@ -140,9 +130,10 @@ class Translator:
         self.interface.cfg.dataset.max_tokens = max(_MAX_TOKENS, *lengths)  # the longest fits
         table = self.interface.models[0].encoder.embed_positions
         try:
-            if isinstance(table, LearnedPositionalEmbedding):  # fairseq's own, which checks nothing
-                padding = torch.zeros(1, max(lengths), dtype=torch.bool)  # of the longest: none
-                Positions.from_padding(padding).check_limit(table.max_positions, "learned")
+            # fairseq's own positions, which check nothing.
+            if isinstance(table, LearnedPositionalEmbedding) and max(lengths) > table.max_positions:
+                limit = f"the {table.max_positions} positions of 'learned'"
+                raise UserError(f"a sequence of {max(lengths)} tokens is longer than {limit}")
             with warnings.catch_warnings():
                 # torch's loader warns that it does not pin memory without a GPU.
                 warnings.filterwarnings("ignore", ".*pin_memory", UserWarning)
@@ -162,3 +153,10 @@ class Translator:
         """Convert a sentence to dictionary indices, including the end: ``(S,)``."""
         (pieces,) = self._pieces([" ".join(sentence.split())])
         return self.interface.binarize(" ".join(pieces))
+
+
+def warn_of_long(sentences: Sequence[str], translator: Translator) -> None:
+    """Warn of sentences that are longer than a translation may be: theirs may be cut off."""
+    end = GenerationConfig.max_len_b  # 200 tokens, whatever the length of the source
+    if cut := sum(len(translator.encode(sentence)) > end for sentence in sentences):
+        say(f"sentences longer than a translation may be ({end} tokens): {cut:,}; split them")

@@ -46,7 +46,7 @@ def panels(figure) -> list:
 
 
 def drawn_lines(axes) -> np.ndarray:
-    return np.array([line.get_ydata() for line in axes.lines if line.get_label()[0] != "_"])
+    return np.array([line.get_ydata() for line in axes.lines[:-1]])  # the last marks distance 0
 
 
 def assert_same(shown, tensor, **tolerance):

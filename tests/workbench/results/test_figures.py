@@ -71,7 +71,7 @@ def exponents(values):
 def test_seeds_are_compared_in_pairs():
     found = intervals.compare(exponents(ONE), exponents(OTHER))
     assert found.seeds == 3
-    assert found.interval == pytest.approx(intervals.interval([-1, -2, -3]))
+    assert found.log_ratio == pytest.approx(intervals.interval([-1, -2, -3]))
     t = 2 * math.sqrt(3)  # of two degrees of freedom, for which p has a closed form
     assert found.p_value == pytest.approx(1 - t / math.sqrt(2 + t * t))
 
@@ -87,7 +87,7 @@ def test_differences_of_0_001_bits_may_be_rounding_and_few_have_no_p(changes, p_
     one, other = dict(enumerate(changes)), dict.fromkeys(range(len(changes)), 0)
     found = intervals.compare(exponents(one), exponents(other))
     assert found.p_value == pytest.approx(p_value, rel=0.01, nan_ok=True)
-    assert (found.p_value <= 0.05) != (found.interval.low <= 0 <= found.interval.high)
+    assert (found.p_value <= 0.05) != (found.log_ratio.low <= 0 <= found.log_ratio.high)
 
 
 def test_nearly_equal_differences_warn_of_nothing(recwarn):

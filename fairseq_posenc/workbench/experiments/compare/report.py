@@ -134,7 +134,7 @@ def build_record(
             "model": better,
             "other": other,
             "seeds": difference.seeds,
-            **difference.interval.figures("log_perplexity_difference"),
+            **difference.log_ratio.figures("log_perplexity_difference"),
             "p": difference.p_value,
             "p_holm": difference.corrected_p_value,
         }

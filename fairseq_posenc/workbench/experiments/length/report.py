@@ -59,7 +59,7 @@ def _compare_with_first(groups: Mapping[str, Sequence[Row]]) -> list[str]:
     for model in others:
         ratios = []
         for row, first_row in zip(groups[model], groups[first], strict=True):  # by length
-            log_ratio = intervals.compare(_read_windows(row), _read_windows(first_row)).interval
+            log_ratio = intervals.compare(_read_windows(row), _read_windows(first_row)).log_ratio
             if log_ratio.is_bounded:  # there were enough windows
                 low, high = math.exp(log_ratio.low), math.exp(log_ratio.high)
                 ratios.append(f"{row['length']:,}: {low:.3f} to {high:.3f}")

@@ -22,7 +22,7 @@ from fairseq_posenc.user_dir import find_shipped_folder
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning import recipes
 from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
-from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, unanswered
+from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, list_missing
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results.record import Record, own_command
@@ -31,6 +31,7 @@ from fairseq_posenc.workbench.running.progress import say
 
 # In M4M's paper, these encodings diverged at the learning rate of the others.
 _DIVERGED = {"raffel", "tupe"}
+_COUNTS = ("optimization.max_update", "lr_scheduler.warmup_updates")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +68,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     text = "folder made by fairseq-posenc preprocess squad (default: the one it was trained on)"
     options.add_data(parser, text)
     options.add_out(parser)
-    options.add_count(parser, "--max-tokens", "maximum tokens of a batch", 8192)
+    options.add_count(parser, "--max-tokens", "maximum number of tokens in a batch", 8192)
     options.add_precision(parser)
 
 
@@ -88,7 +89,7 @@ def _train(args: argparse.Namespace) -> None:
     cfg, command = compose_training(pretrained, open_data_bin(args.data), out, changes)
     updates = cfg.optimization.max_update
     request = cast("dict[str, Any]", OmegaConf.to_container(cfg, enum_to_str=True))
-    with folders.lock_folder(out) as lock:
+    with folders.lock_folder(out) as lock:  # a descriptor, which the training program inherits
         ensure_last_checkpoint(out)  # a kill may have left it torn or missing
         done = updates_done(out)
         if not done and (out / folders.REQUEST).exists():
@@ -125,11 +126,12 @@ def compose_training(
     if {item.name for item in pretrained.spec.items} & _DIVERGED:
         changes = ["optimization.lr=[2.5e-05]", *changes]  # their own rate
     values = {"task.data": data_bin.path.resolve(), "checkpoint.save_dir": out.resolve()}
+    # Values by name, as texts: the model's options, `values` and `changes`, of which the last wins.
     settings = recipes.build_settings(pretrained, values, changes)
     cfg = recipes.compose_recipe(path, data_bin.train_windows, recipes.join_overrides(settings))
-    settings["optimization.max_update"] = str(cfg.optimization.max_update)  # the recipe lacks both
-    settings["lr_scheduler.warmup_updates"] = str(cfg.lr_scheduler.warmup_updates)
-    return cfg, recipes.build_command(path, settings)
+    # The file leaves these two open; unless set, they were computed from the number of examples.
+    counts = {name: str(OmegaConf.select(cfg, name)) for name in _COUNTS}
+    return cfg, recipes.build_command(path, settings | counts)
 
 
 def _predict(args: argparse.Namespace) -> None:
@@ -171,7 +173,7 @@ def _score(args: argparse.Namespace) -> None:
     odds = None if args.na_prob_file is None else read_by_id(args.na_prob_file, float)
     threshold = 1.0 if args.na_prob_thresh is None else args.na_prob_thresh  # official default
     figures = evaluate(squad, predictions, odds, threshold)
-    if missing := unanswered(squad, predictions):
+    if missing := list_missing(squad, predictions):
         say(f"{len(missing):,} unanswered questions receive score 0; the first is {missing[0]}")
     _print_figures(squad, figures)
 

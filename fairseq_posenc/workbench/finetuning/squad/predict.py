@@ -114,9 +114,9 @@ class Predictor(NamedTuple):
         if state["cfg"].task._name != "squad" or not has_head:
             raise UserError(f"--checkpoint {path}: was not fine-tuned on SQuAD; use squad train")
         opened = open_model(path, data, state=state)
-        dictionary = opened.task.dictionary
+        dictionary, limits = opened.task.dictionary, opened.task.data_bin.limits  # of window sizes
         tokenizer = load_tokenizer(opened.data, dictionary)
-        window_maker = WindowMaker(tokenizer, dictionary, opened.task.data_bin.limits)
+        window_maker = WindowMaker(tokenizer, dictionary, limits)
         return cls(place(opened.model, dtype), window_maker, str(opened.positions["encoder"]))
 
     def predict(self, questions: Sequence[Question], max_tokens: int) -> list[Prediction]:

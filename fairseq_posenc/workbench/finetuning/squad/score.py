@@ -61,20 +61,20 @@ def evaluate(
 
     Args:
         squad: questions with answers; the version selects the script.
-        predictions: answers by id; in 1.1 a question without one scores 0.
-        odds: SQuAD 2.0: odds of no answer by id, for the best thresholds.
+        predictions: answers by id; in 1.1 a question without one scores 0, in 2.0 all need one.
+        odds: SQuAD 2.0: odds of no answer by id, of all questions, for the best thresholds.
         threshold: SQuAD 2.0: where the odds exceed it, the prediction becomes no answer.
 
     Raises:
-        UserError: the file has no answers; in 1.1 odds are given, or in 2.0 a question lacks any.
+        UserError: no answers in the file; odds for 1.1; missing predictions or odds for 2.0.
     """
     if not squad.answered:
         raise UserError(f"{squad.path}: has no answers, so nothing can be scored")
     if squad.version == V1:
         if odds is not None:
             raise UserError(f"{squad.path}: odds of no answer are for SQuAD 2.0, not 1.1")
-        answered = [question for question in squad.questions if question.id in predictions]
-        scores = _compute_scores(answered, predictions, empty_agrees=False)
+        predicted = [question for question in squad.questions if question.id in predictions]
+        scores = _compute_scores(predicted, predictions, empty_agrees=False)
         # The script adds one score after the other; from Python 3.12 on, `sum` compensates rounding
         # errors. The script for 2.0 calls `sum`: its figures and ours depend on Python's version.
         exact_matches, f1s = (reduce(add, scores[x].values(), 0.0) for x in ("exact", "f1"))
@@ -83,9 +83,9 @@ def evaluate(
     return _evaluate_v2(squad, predictions, odds, threshold)
 
 
-def unanswered(squad: Squad, predictions: Mapping[str, object]) -> list[str]:
-    """List the ids of questions without a prediction."""
-    return [question.id for question in squad.questions if question.id not in predictions]
+def list_missing(squad: Squad, values: Mapping[str, object]) -> list[str]:
+    """List the ids of questions that have no value, such as a prediction."""
+    return [question.id for question in squad.questions if question.id not in values]
 
 
 def _evaluate_v2(
@@ -125,7 +125,7 @@ def _compute_scores(
         texts = [answer.text for answer in question.answers or ()]
         if empty_agrees:  # in 2.0, answers without words do not count, and no answer is ""
             texts = [text for text in texts if normalise(text)] or [""]
-        predicted = predictions[question.id]
+        predicted = predictions[question.id]  # `texts` has at least one: in 1.1, all have answers
         scores["exact"][question.id] = max(exact(text, predicted) for text in texts)
         scores["f1"][question.id] = max(f1(text, predicted, empty_agrees) for text in texts)
     return scores
@@ -139,27 +139,25 @@ def _find_best_threshold(
 ) -> tuple[float, float]:
     """Find the best mean score, in percent, over all thresholds on the odds; return both.
 
-    The threshold rises from below all odds, where no question is answered, and passes them in
-    order: each question that it passes is answered with its prediction.
+    The threshold rises from below all odds, where every prediction becomes no answer, and passes
+    them in order: from then on, the prediction of a question that it passes counts as it is.
     """
-    # As long as no question is answered, those without an answer score 1.
+    # At first, questions that have no answer score 1, and all others 0.
     total = float(sum(not is_answerable for is_answerable in has_answer.values()))
-    best = total
-    threshold = 0.0  # as in the official script, also if no threshold is better than no answers
+    best, threshold = total, 0.0  # 0, as in the official script, if no threshold is better
     for question_id in sorted(odds, key=odds.__getitem__):
         if question_id not in scores:  # the file of odds may have more questions
             continue
         if has_answer[question_id]:
             total += scores[question_id]
-        elif predictions[question_id]:  # a text, which loses the score 1 of no answer
+        elif predictions[question_id]:  # a text, wrong where no answer is right
             total -= 1
         if total > best:
-            best = total
-            threshold = odds[question_id]
+            best, threshold = total, odds[question_id]
     return 100.0 * best / len(scores), threshold
 
 
 def _refuse_missing(squad: Squad, values: Mapping[str, object], name: str) -> None:
-    if missing := unanswered(squad, values):
+    if missing := list_missing(squad, values):
         count = f"{len(missing):,} of {len(squad.questions):,} questions are missing"
         raise UserError(f"{name}: {count}, the first is {missing[0]}; SQuAD 2.0 needs all of them")
