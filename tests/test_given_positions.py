@@ -433,8 +433,7 @@ def test_gradients_add_up_over_the_pairs_of_a_row():
     positions, layer = build("shaw(max_distance=2)")
     table = layer.encodings["shaw"].table.weight
     x = torch.randn(2, 6, 16, dtype=torch.float64)
-    together = layer(*positions(x, position_ids=IDS))[0].square().sum()
-    (whole,) = torch.autograd.grad(together, table)
+    (whole,) = torch.autograd.grad(layer(*positions(x, position_ids=IDS))[0].square().sum(), table)
     parts = 0
     for row in range(2):
         alone = layer(*positions(x[[row]], position_ids=IDS[[row]]))[0].square().sum()

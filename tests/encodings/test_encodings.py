@@ -237,8 +237,7 @@ def test_reset_applies_to_the_first_real_token_of_each_row():
     built = make("m4(reset=true)")
     tokens = torch.tensor([[0, 7, 8, 2], [PAD, 0, 7, 2]])
     query, key = torch.randn(2, 2, 2, 4, 8, dtype=torch.float64)
-    positions = Positions.from_tokens(tokens, PAD, EOS, 4)
-    both = reference.scores(query, key, built.terms(positions))
+    both = reference.scores(query, key, built.terms(Positions.from_tokens(tokens, PAD, EOS, 4)))
     alone = our_scores(built, query[1, :, 1:], key[1, :, 1:])
     torch.testing.assert_close(both[1, :, 1:, 1:], alone)
 

@@ -220,8 +220,7 @@ def test_randomized_positions():
     rotation = oracles.rope(oracles.unscaled(D, 30), places=places.tolist())
     case = Case(spec, lambda state: rotation)
     for row, (start, end) in enumerate(REAL):
-        embedded = x[row, start:end] + table[places[: end - start]]
-        theirs, _ = expected(case, False, layer, embedded)
+        theirs, _ = expected(case, False, layer, x[row, start:end] + table[places[: end - start]])
         assert_close(out[row, start:end], theirs, rtol=0, atol=1e-4)  # angles up to ``limit``
     positions.train()
     draws = torch.stack([read() for _ in range(300)]).double()

@@ -211,6 +211,5 @@ def test_a_killed_run_keeps_its_finished_parts_and_ends_with_the_same_bytes(tmp_
         original = sources._read_lines
         patch.setattr(sources, "_read_lines", lambda path: (read.append(path), original(path))[1])
         start("plain_text", *words, tmp_path / "killed")
-    texts = [str(tmp_path / "text" / str(number)) for number in range(3)]
-    assert read == texts[len(finished) :]
+    assert read == [str(tmp_path / "text" / str(number)) for number in range(3)][len(finished) :]
     assert content(tmp_path / "killed") == content(tmp_path / "whole")

@@ -64,8 +64,7 @@ def attend_by_formula(attention, spec, scores, value, allowed):
     if values:
         params = oracle_params(attention.encodings, "shaw_values")
         params = {"value_table": params["table"]}
-        options = oracle_options(values[0])
-        attended = oracles.shaw_values(scores, value, allowed, params, options)
+        attended = oracles.shaw_values(scores, value, allowed, params, oracle_options(values[0]))
     else:
         attended = oracles.attention(scores, value, allowed)
     return attention.out_proj(attended.transpose(0, 1).flatten(1))

@@ -46,8 +46,7 @@ def test_a_document_in_a_block_gives_what_it_gives_alone(spec, family, end):
     documents = by_end[end][causal]
     model = wake(make_model(family, position_encoding=f"{spec}+documents(end={end})")).double()
     block = list(chain(*documents))
-    rows = torch.tensor([[PAD] * 3 + block, block + [PAD] * 3], dtype=torch.long)
-    outputs = model(rows)[0]
+    outputs = model(torch.tensor([[PAD] * 3 + block, block + [PAD] * 3], dtype=torch.long))[0]
     for row, start in ((0, 3), (1, 0)):
         for document in documents:
             alone = model(torch.tensor([document]))[0][0]

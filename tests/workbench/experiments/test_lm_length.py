@@ -81,7 +81,7 @@ def by_hand(model, tokens: list[int], starts: dict[int, int]) -> float:
     return math.exp(loss / len(starts))
 
 
-def test_a_window_whose_perplexity_is_infinite_is_refused(llama):
+def test_a_window_whose_perplexity_is_infinite_is_refused(llama, measure, tmp_path):
     model = LlamaForCausalLM.from_pretrained(llama).requires_grad_(False)
     for name, weight in model.named_parameters():
         weight.fill_("embed" in name or "norm" in name)  # 1 or 0: so all last states are 1
@@ -90,6 +90,12 @@ def test_a_window_whose_perplexity_is_infinite_is_refused(llama):
     score = scoring.score_windows(model, text, cut_windows(40, 4, 4), 4, 4, 16, lambda _: None)
     assert score.windows[-1] == math.inf
     assert (score.loss, score.refusal[:36]) == (None, "the perplexity, or that of a window,")
+    # Its other windows do not count, nor does the picture of an earlier call.
+    model.save_pretrained(tmp_path / "odd")
+    save_tokenizer(tmp_path / "odd", WORDS)
+    for name, path in (("usual", llama), ("odd", tmp_path / "odd")):
+        row = measure(f"{name}={path}", "--lengths=4", "--stride=1", "--windows=30")[name, 4]
+        assert ("window_1" in row) == (tmp_path / "out/lm-length.png").exists() == (name != "odd")
 
 
 def test_perplexities_are_those_of_single_passes(llama, measure, tmp_path):

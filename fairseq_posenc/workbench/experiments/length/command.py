@@ -131,8 +131,9 @@ def _score_model(
                 )
             outcome = score.refusal or f"perplexity {score.perplexity:,.2f}"  # "": not refused
             say(f"{label}: {outcome} ({score.seconds:.0f} s)")
-            # The windows of a whole text are not a sample: they have no interval.
-            figures = {**score._asdict(), "windows": score.windows if args.windows else []}
+            # The windows of a whole text are not a sample, nor are those read before a refusal.
+            sample = score.windows if args.windows and not score.refusal else []
+            figures = {**score._asdict(), "windows": sample}
             write_result(path, request, figures)
         scores.append(scoring.Score(**figures))
     return scores

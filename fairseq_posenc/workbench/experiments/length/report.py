@@ -72,8 +72,6 @@ def _compare_with_first(groups: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def _format_cell(row: Row) -> str:
-    if row["perplexity"] is None:
-        return "-"
     if windows := _read_windows(row):
         return intervals.interval_of_perplexity(windows.values()).show(2)  # of the mean loss
     return format_number(row["perplexity"], 2)
@@ -81,6 +79,7 @@ def _format_cell(row: Row) -> str:
 
 def draw(record: Record, path: Path) -> bool:
     """Draw perplexity over length, without intervals; return whether there was any to draw."""
+    path.unlink(missing_ok=True)  # of an earlier call
     if not any(row["perplexity"] for row in record.rows):
         return False
     lines = {
