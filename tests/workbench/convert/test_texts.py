@@ -204,7 +204,7 @@ def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machi
     private = {"save_dir": "/private/runs", "restore_file": "/private/x.pt"}
     trained = checkpoint(family, spec, data, **private, **more)
     if family != "masked_lm":
-        exchanged.let_sentences_end(trained)
+        exchanged.let_sentences_end(trained, 0.0 if family == "causal_lm" else 1.3)
     state = torch.load(trained.path, weights_only=False)
     state["optimizer_history"][-1]["num_updates"] = 12345
     torch.save(state, trained.path)
