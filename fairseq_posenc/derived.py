@@ -61,7 +61,7 @@ def refuse_replaced_forward(part: nn.Module) -> None:
     if "forward" in vars(part) and not hasattr(part, "_old_forward"):
         raise UserError(
             f"the forward of this model's {type(part).__name__} was replaced, for example by a "
-            "compiled one: set positions before"
+            "compiled one: set positions first"
         )
 
 

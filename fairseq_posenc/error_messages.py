@@ -16,17 +16,19 @@ _ERRNO_TEXTS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILE
 _ERROR_OF_RANK = re.compile(
     r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+(\n.+)*)", re.MULTILINE
 )
-_OF_FAIRSEQ = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}  # messages call them fairseq
+# Modules of fairseq, which messages call by that name, and others that the extra installs with it.
+_OF_FAIRSEQ = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}
 _WITH_FAIRSEQ = {"argcomplete", "markdown", "regex", "sacrebleu", "scipy", "sentencepiece", "tqdm"}
 # Optional modules, by the extra in pyproject.toml that messages name for them.
 _MODULES = {
     "fairseq": _OF_FAIRSEQ | _WITH_FAIRSEQ,
     "plot": {"matplotlib", "sklearn"},
     "hf": {"huggingface_hub", "transformers"},
-    "export": {"google"},  # google.protobuf
+    "export": {"google"},
     "ctranslate2": {"ctranslate2"},
     "submitit": {"submitit"},
 }
+_PACKAGES = dict.fromkeys(_OF_FAIRSEQ, "fairseq") | {"google": "protobuf"}  # by module
 
 
 def choose_exit_code(error: BaseException) -> int:
@@ -56,8 +58,7 @@ def describe_mistake(error: BaseException) -> str | None:
     module = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     for extra, modules in _MODULES.items():
         if module in modules:
-            package = "fairseq" if module in _OF_FAIRSEQ else module.replace("google", "protobuf")
-            return f"needs {package}: {how_to_install(extra)}"
+            return f"needs {_PACKAGES.get(module, module)}: {how_to_install(extra)}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
     if isinstance(error, FileNotFoundError) and error.errno and not error.filename:

@@ -52,8 +52,8 @@ def shortened(text: str) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """Say how to install an extra of this package, of which no index has a release yet."""
-    # Others that messages name install fairseq, which must be built with the torch that is there.
+    """Say how to install an extra of this package, which is not on a package index yet."""
+    # The others also install fairseq, which must be built with the torch that is installed.
     how = "" if extra in ("hf", "submitit") else ", without build isolation: see docs/start.md"
     return f"pip install '.[{extra}]' in a checkout of fairseq-posenc{how}"
 

@@ -16,7 +16,7 @@ A command whose folder grows by results, such as training runs with a JSON file 
     with lock_folder(out) as lock:
         claim(out, request)  # what all results in the folder share
         if (figures := read_result(out / "cola.json", {"seed": 1})) is None:
-            run_logged(command, log, lock)
+            run_logged(command, log, lock)  # starts a program, which inherits the lock
             write_result(out / "cola.json", {"seed": 1}, figures)
 """
 
@@ -61,7 +61,7 @@ def lock_folder(folder: Path) -> Iterator[int]:
     _refuse_link(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = locks.acquire(folder / LOCK, str(folder))
+        lock = locks.acquire(folder / LOCK, folder=str(folder))
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror}; name another folder") from None
     try:

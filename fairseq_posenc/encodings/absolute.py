@@ -96,8 +96,8 @@ class SentenceLearned(Learned):
     Source:
         Huang et al. (2021), arXiv:2109.12788, section 5.2 ("real absolute positions").
     Differs:
-        the input marks the ends of sentences. fairseq's masked LM hides about one ``</s>`` in
-        eight, like other tokens; such a one counts only with the option ``include_target_tokens``.
+        the input marks the ends of sentences; a row without marks is one. fairseq's masked LM hides
+        about one ``</s>`` in eight, which then counts only with its ``include_target_tokens``.
         In a row without ``<s>``, such as a source in translation, the first token is at 0.
     """
 
@@ -108,7 +108,7 @@ class SentenceLearned(Learned):
         """Look up the vectors of the queries' positions in their sentences, ``(B, T, C)``.
 
         Raises:
-            UserError: a block is longer than the table, which one sentence could fill.
+            UserError: a block, which may be a single sentence, is longer than the table.
         """
         positions.check_limit(self.dims.max_positions, self.name)
         return F.embedding(positions.queries(positions.sentence_ids()), self.table.weight)
@@ -161,7 +161,7 @@ class Sinusoidal(Encoding):
         first_id = 2 if self.layout == "fairseq" else 0  # padding_idx + 1, which is 1 + 1
         longest = positions.longest if positions.counted and positions.drawn is None else None
         if longest is not None and ids.size(0) > 1 and ids.size(1) > 1:
-            # Counted ids are below `longest`, and rows repeat them: each is computed only once.
+            # Counted ids, not `drawn` ones, are below `longest`; rows repeat them: computed once.
             table = self.vectors(torch.arange(longest, device=ids.device) + first_id)
             return F.embedding(ids, self.scale * table)
         return self.scale * self.vectors(ids + first_id)

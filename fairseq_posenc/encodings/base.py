@@ -82,7 +82,7 @@ class Encoding(nn.Module):
     """
 
     name: ClassVar[str]  # set by `register`
-    acts_on: ClassVar[Place]  # specs sort by it; only one may act on input, rotation, positions
+    acts_on: ClassVar[Place]  # specs sort by it; at most one each for input, rotation, positions
     # True: the layers that use it have one module (`t5`); False: each has its own (`kerple`).
     shared_by_layers: ClassVar[bool] = False
     whole_stack: ClassVar[bool] = False  # True: all layers use it, whichever of them names it
@@ -246,7 +246,7 @@ class Encodings(nn.ModuleDict):
         Each sum has two parts to add up, more exact than one (:func:`sum_exactly`).
 
         Args:
-            x: the input of the layer for the last T tokens, ``(B, T, C)``.
+            x: the layer's input, ``(B, S, C)``; with ``past`` of the last T tokens, ``(B, T, C)``.
             padding: True for padding, ``(B, S)``; None if no token is.
             past: the result of earlier steps for all S - T earlier tokens.
         """

@@ -99,14 +99,10 @@ class Alibi(Bias):
         are integers, split into two parts. Tokens have the same position on all axes, so the slopes
         are multiplied by the number of axes.
         """
-
-        def compute_decay(slopes: Tensor) -> Tensor:
-            fixed = to_fixed(self.axes * slopes)  # [H]
-            return split_fixed(-fixed[:, None] * ids[:, None])  # [B or 1, H, S, 2]
-
         slopes, later_slopes = self._make_slopes(ids.device)
-        later = None if self.dims.causal else compute_decay(later_slopes)
-        return Decay(compute_decay(slopes), later)
+        sides = [slopes] if self.dims.causal else [slopes, later_slopes]
+        fixed = [to_fixed(self.axes * side)[:, None] for side in sides]  # [H, 1] each
+        return Decay(*(split_fixed(-side * ids[:, None]) for side in fixed))  # [B or 1, H, S, 2]
 
     def _make_slopes(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Make the slopes of the heads for earlier and for later keys, ``(H,)`` each.

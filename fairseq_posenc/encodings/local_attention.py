@@ -15,7 +15,7 @@ class Window(Encoding):
     Equation:
         causal: key j is visible to query i if i - W < j <= i, that is, W keys with its own; in
         an encoder: if abs(j - i) <= W // 2. With ``first``, keys at positions below it are visible
-        as well, as far as direction and document allow. With ``prefill``, a token that is computed
+        as well, on visible sides of the same document. With ``prefill``, a token that is computed
         alone after a cache (a generated one) has no window; several at once (a prompt) have it.
     Shapes:
         no tensors.
@@ -26,8 +26,8 @@ class Window(Encoding):
         Mistral (causal) and of ModernBERT (encoders); ``first`` as in Xiao et al. (2024),
         arXiv:2309.17453; ``prefill`` as in "Sliding Window Attention Adaptation", arXiv:2512.10411.
     Differs:
-        a layer with a direction in an encoder sees W keys on that side, including its own. With
-        ``first``, positions are those of the text, not those in the cache.
+        an encoder's layer that sees only earlier or only later tokens sees W keys, including its
+        own. With ``first``, positions are those of the text, not those in the cache.
     """
 
     acts_on = "mask"
@@ -125,5 +125,6 @@ class Documents(Encoding):
     def mask(self, positions: Positions) -> Mask:
         """Limit attention to each document, as :meth:`number` or the caller split them before."""
         # `document_starts`, [B, S], counts the real tokens before a document, which identifies it.
-        # `documents`: a reset (table rows for first tokens alone) is for the first of each segment.
+        # `documents`: each segment has a first token, whose pairs have table rows of their own with
+        # the option `reset` of an encoding; backends with one first token a row refuse it.
         return Mask(segments=positions.document_starts, documents=True)

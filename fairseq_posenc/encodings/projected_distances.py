@@ -1,6 +1,7 @@
 """Rows by distance that are projected: DeBERTa in two forms, and Transformer-XL.
 
-H heads, G tables (H, or 1 for all), R rows in a call, D = d head size, C model size; m layers.
+H heads, G tables (H, or 1 for all), R rows in a call, D = d head size, C model size; m layers;
+K is the option ``max_distance``.
 """
 
 import math
@@ -113,7 +114,7 @@ class DebertaV2(Encoding):
             share = math.log(distance / exact) / math.log(longest / exact)
             return exact + math.ceil(share * (exact - 1))
 
-        # Of j - i, both signs; a bucket that no distance reaches (the last of 2 or 3) has no start.
+        # Of j - i, both signs. With 2 or 3 as `buckets`, all distances but 0 are in bucket 1.
         starts = find_starts(find_bucket, last=self.buckets)  # ascending: the earliest keys first
         # One bucket more than starts: of i - j from farthest to -farthest. Bucket b has the row
         # buckets + b; as in DebertaV2's table, the last row, 2 * buckets - 1, serves two buckets.
@@ -166,9 +167,11 @@ class TransformerXL(Encoding):
             low, high = -reach, reach
         distances = torch.arange(low, high + 1, device=positions.device)
         sinusoids = self.sinusoids.vectors(-distances).type_as(self.projection)  # [R, C]
-        rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape).transpose(0, 1)
+        projected = sinusoids @ self.projection.T  # [R, H * D]
+        rows = projected.unflatten(-1, self.u.shape).transpose(0, 1)  # [H, R, D]
         bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
-        _, runs = Runs.select(range(low + 1, high + 1), positions)  # all rows: each is in reach
+        starts = range(low + 1, high + 1)  # of all rows but the first, whose distance is `low`
+        _, runs = Runs.select(starts, positions)  # the slice has all rows: each is in reach
         _, all_distances = Runs.select([], positions)  # no starts: one row for all distances
         return [
             RowsByDistance(rows, runs, of="query"),

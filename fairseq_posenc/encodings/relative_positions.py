@@ -45,7 +45,7 @@ class DistanceEncoding(Encoding):
     acts_on = "scores"  # rows of values, too: specs have no place of their own for these
     length_options = ("max_distance",)  # trained rows keep their distances if it changes
     is_signed: ClassVar[bool] = True  # False: the table has K + 1 rows, one for both r and -r
-    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # what rows are multiplied by; empty: numbers
+    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # what rows multiply or add to; empty: numbers
     multiplies: ClassVar[bool] = False  # whether numbers, or products with rows, multiply q_i.k_j
 
     def __init__(

@@ -1,7 +1,7 @@
 """Rotary position embedding, and its variants with trained frequencies and with decay (xPos).
 
 B batch, H heads, T tokens, D head size; in formulas d head size (in frequencies its rotated part),
-n and L lengths in tokens, and c the scale factor of another encoding in the layer, or 1.
+n the number of positions, L the trained length, c another encoding's ``scale_factor``, or 1.
 """
 
 import math

@@ -143,12 +143,12 @@ class Linear(Scaling):
 
 @dataclass(frozen=True)
 class Ntk(Scaling):
-    """The base is multiplied by F^(d/(d-2)), d the width: the slowest pair turns F times slower."""
+    """The base is multiplied by F^(d/(d-2)), d the width: the slowest pair is slowed by F."""
 
     kind = "ntk"
 
     def _slowdown(self, dims: Dims) -> float:
-        """Compute how many times as slowly the slowest pair turns."""
+        """Compute the factor that slows the slowest pair."""
         return self.factor
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:

@@ -75,7 +75,7 @@ class PairRotation(NamedTuple):
         return rotated if self.decay is None else _clamp_as(rotated / self.decay, key)
 
     def has_cosines(self, form: CosineForm, num_cosines: int) -> bool:
-        """Check whether so many :meth:`cosines` of a form can express it: never with a decay."""
+        """Check whether :meth:`cosines` of a form and number express it; never with a decay."""
         rotates_halves = form in ("half", "doubled")
         pairs = num_cosines if form == "half" else num_cosines // 2  # other forms have each twice
         return self.decay is None and self.half == rotates_halves and self.phases.size(-1) == pairs
@@ -103,7 +103,7 @@ class PairRotation(NamedTuple):
         """Rotate the first W of the coordinates of ``(B, H, T, D)``."""
         width = 2 * self.phases.size(-1)  # W
         exact = at_least_fp32(x[..., :width])
-        if torch.compiler.is_compiling():  # a compiler, or ONNX, may lack complex numbers
+        if torch.compiler.is_compiling():  # a compiler, or ONNX, may lack complex products
             cos, sin = torch.view_as_real(self.phases).unbind(-1)  # each [B or 1, 1, T, W/2]
             dim = -2 if self.half else -1  # of size 2, for the two coordinates of a pair
             first, second = exact.unflatten(-1, (2, -1) if self.half else (-1, 2)).unbind(dim)

@@ -6,7 +6,7 @@ With q_i and k_j the (rotated) query and key and r = j - i their distance, the s
                     +  q_i.a_p  +  s_i.P_r  +  b_r  +  b_ij  +  c_i - c_j)
 
 where combine is a sum or a product and scale = 1 / sqrt(scale_factor * head_dim). The output is the
-sum of v_j + V_r by the softmax of the scores. The type of a term says which part of it a
+sum of v_j + V_r, weighted by the softmax of the scores. The type of a term says which part of it a
 tensor is; :mod:`~fairseq_posenc.encodings.terms` combines the terms of several encodings.
 
 B batch, T queries, S keys, H heads, G tables or sets of numbers (H, or 1 that all heads share), R
@@ -130,7 +130,7 @@ class NumbersByDistance(ByDistance):
 
     >>> numbers = torch.tensor([[0.9, 0.1, 0.5]])  # of three buckets: 2 or more back; 1 back; 0
     >>> t5 = NumbersByDistance(numbers, Runs((-1, 0), low=-4, high=0))
-    >>> t5.runs.expand(t5.table)  # of the distances -4 to 0
+    >>> t5.expand()  # of the distances -4 to 0
     tensor([[0.9000, 0.9000, 0.9000, 0.1000, 0.5000]])
 
     The table is ``(G, R)``; ``multiplies``: whether its numbers are gain_r, not b_r.
@@ -172,7 +172,7 @@ class RowsByDistance(ByDistance):
     @property
     def name(self) -> str:
         """The name by ``of``, such as ``query_table``."""
-        return {"channel": "channel_gain", "layer": "content_rows"}.get(self.of, f"{self.of}_table")
+        return "channel_gain" if self.of == "channel" else f"{self.of}_table"
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Dot products of positions (TUPE): in the form of the M4M paper, and in that of TUPE's authors.
 
 B batch, T queries, S keys, H = h heads, G tables (H, or 1 for all heads), D = d head size, C model
-size; n positions, m layers.
+size; n positions, m layers; K is the option ``max_distance``.
 """
 
 from typing import Any
@@ -149,7 +149,6 @@ class TupeShared(Encoding):
         normed = F.layer_norm(at_least_fp32(self.positions[:rows]), (self.dims.embed_dim,), *norm)
         queries = F.linear(normed, at_least_fp32(self.query_weight), at_least_fp32(self.query_bias))
         keys = F.linear(normed, at_least_fp32(self.key_weight), at_least_fp32(self.key_bias))
-        split = [
-            x.unflatten(-1, (self.dims.num_heads, -1)) for x in (queries, keys)
-        ]  # [rows, H, D]
-        return split[0].transpose(0, 1), split[1].transpose(0, 1)
+        heads = (self.dims.num_heads, self.dims.head_dim)
+        queries, keys = queries.unflatten(-1, heads), keys.unflatten(-1, heads)  # [rows, H, D]
+        return queries.transpose(0, 1), keys.transpose(0, 1)

@@ -53,10 +53,9 @@ def set_positions(
 
     Args:
         model: a model of a supported family, with any head.
-        spec: encodings, such as ``alibi``, or ``3*own+window(size=512),none``: three layers have a
-            window, the fourth none. ``own`` keeps the layer's positions.
-        max_positions: length of the longest sequence, and number of rows of a table by position;
-            by default the model's.
+        spec: encodings, such as ``alibi``, or ``3*own+window(size=512),none``: of four layers three
+            keep the model's positions (``own``) and get a window, the fourth has neither.
+        max_positions: the longest sequence, and rows of tables by position; by default the model's.
         extend: how a trained table by position (``learned``, ``tupe``) becomes longer: ``copy``
             repeats its rows from the first, ``interpolate`` stretches it. By default further rows
             are untrained, and a warning says so.

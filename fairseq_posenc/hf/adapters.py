@@ -31,14 +31,14 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
 
     def __init__(self, model: Any) -> None:
         super().__init__(None, "")  # no module, and no name of an adapter
-        self.model = weakref.ref(model)  # weak, as the model contains this part
+        self.model: Any = weakref.ref(model)  # weak, as the model contains this part
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AdapterRecords, (self.model(),)  # a copy belongs to the copy of the model
 
     def adapter_state_dict(self, adapter_name: str, state_dict: Any = None) -> dict[str, Tensor]:
         """Return the records for PEFT to save; warn of parameters in neither adapter nor folder."""
-        model: Any = self.model()  # `is_saved`: to a folder, after its positions were set
+        model = self.model()  # `is_saved`: to a folder, after its positions were set
         names = [name for name, _ in model.named_parameters() if record.is_of_positions(name)]
         if names and not (model.is_saved or any("modules_to_save" in name for name in names)):
             warnings.warn(
@@ -51,16 +51,16 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
         config: Any = (getattr(model, "peft_config", None) or {}).get(adapter_name)
         if not getattr(config, "exclude_modules", True):  # if there is this field, and it is empty
             config.save_pretrained = partial(_save_configuration, config)
-        return {key: part.get_extra_state() for key, part in record.list_positions(model).items()}
+        stacks = record.list_positions(model)  # positions by keys such as `stack_0._extra_state`
+        return {key: positions.get_extra_state() for key, positions in stacks.items()}  # records
 
     def adapter_state_dict_load_map(self, adapter_name: str) -> dict[str, str]:
-        """Return no keys to rename: the model itself takes the records from what it loads."""
+        """Return no keys to load: the model's ``_load_from_state_dict`` takes the records."""
         return {}
 
     def _read_layer(self, name: str, default: Any) -> Any:
         """Answer as the first layer with adapters does, as PEFT warns if parts differ."""
-        model: Any = self.model()
-        layers = (x for x in model.modules() if isinstance(x, BaseTunerLayer))
+        layers = (x for x in self.model().modules() if isinstance(x, BaseTunerLayer))
         return next((getattr(layer, name) for layer in layers), default)
 
     active_adapters = property(lambda self: self._read_layer("active_adapters", []))
@@ -84,7 +84,8 @@ def _save_configuration(config: Any, folder: Any, **options: Any) -> None:
     If these have records, the file excludes modules that a stock model lacks: loaded into one, PEFT
     warns, and quotes our advice. The object stays as it is, as a stock model may have it, too.
     """
-    written, files = copy.copy(config), Path(folder).glob("adapter_model.*")  # keys are plain text
+    # Keys in files, in plain text, are as `base_model.model.positions_record.stack_0._extra_state`.
+    written, files = copy.copy(config), Path(folder).glob("adapter_model.*")
     if any(f"{record.PART}.".encode() in path.read_bytes() for path in files):
         written.exclude_modules = _EXCLUDED
     type(config).save_pretrained(written, folder, **options)

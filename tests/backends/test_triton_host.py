@@ -120,7 +120,7 @@ REFUSED = {
     "states of tokens": terms_of(state_table=torch.ones(1, 5, 2), states=torch.ones(1, H, 3, 2)),
     "do not reset": terms_of(reset=torch.ones(1, 5).bool()),
     "no rows to the values": terms_of(value_table=torch.ones(1, 5, D)),
-    "must project the rows first": terms_of(content_rows=torch.ones(1, 5, H * D)),
+    "must project the rows first": terms_of(layer_table=torch.ones(1, 5, H * D)),
 }
 
 

@@ -86,7 +86,7 @@ def test_self_test_finds_a_wrong_backend(monkeypatch, capsys):
 
 
 # Rows of layers have a test of their own; without its states a table gives no result.
-NAMES = {*TABLES, *OTHERS} - {"content_rows", "states"}
+NAMES = {*TABLES, *OTHERS} - {"layer_table", "states"}
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
@@ -100,9 +100,9 @@ def test_self_test_finds_a_missing_term(monkeypatch, name):
     assert "on reference is off by" in doctor.self_test().text
 
 
-def test_self_test_finds_missing_content_rows(monkeypatch):
+def test_self_test_finds_missing_layer_table(monkeypatch):
     def without(encoding, shared):
-        return change_terms(encoding.collect_terms(shared), content_rows=None)
+        return change_terms(encoding.collect_terms(shared), layer_table=None)
 
     monkeypatch.setattr(PositionEncoding, "compute_terms", without)
     assert "deberta_v2 on" in doctor.self_test().text

@@ -29,7 +29,7 @@ UNSERVED = {  # why the others are not
     "counted_table": "counted positions depend on all scores of a query",
     "channel_gain": "no matrix product computes a gain for each channel",
     "pair_bias": "a bias for each pair of tokens is not a function of their distance",
-    "content_rows": "each layer must project the rows first",
+    "layer_table": "each layer must project the rows first",
 }
 MIN_VERSION = (3, 6)  # of Triton: the oldest that these kernels were compiled with
 
