@@ -40,12 +40,10 @@ def is_reentrant_recomputation() -> bool:
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return False
-    hooks = _find_hooks(True)
-    # Other hooks may be active in a backward pass, such as those that keep tensors on the CPU.
-    # Those of non-reentrant checkpointing can be recognised only by their module.
-    is_non_reentrant = bool(hooks) and hooks[0].__module__ == "torch.utils.checkpoint"
-    is_backward = torch._C._current_graph_task_id() != -1  # -1: no backward pass is running
-    return is_backward and not is_non_reentrant
+    # The step of the backward pass that is running, or None. That of reentrant checkpointing is a
+    # `CheckpointFunctionBackward` in torch and in fairseq. Non-reentrant checkpointing runs a layer
+    # again in a step of one of the layer's own operations, such as `BmmBackward0`.
+    return "Checkpoint" in type(torch._C._current_autograd_node()).__name__
 
 
 def copy_if_kept(x: Tensor) -> Tensor:

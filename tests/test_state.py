@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from fairseq_posenc import torch_modes
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from tests.helpers import tiny_models
@@ -58,12 +59,10 @@ class Model(nn.Module):
         if "documents" in str(self.positions.spec):
             documents = torch.arange(x.size(1)).div(5, rounding_mode="floor").expand(x.shape[:2])
         x, shared = self.positions(x, padding, document_ids=documents)
+        again = self.checkpointing
         for layer in self.layers:
-            if self.checkpointing is None:
-                x = x + layer(x, shared)[0]
-            else:
-                attended, _ = checkpoint(layer, x, shared, use_reentrant=self.checkpointing)
-                x = x + attended
+            run = layer if again is None else partial(checkpoint, layer, use_reentrant=again)
+            x = x + run(x, shared)[0]
         return x
 
 
@@ -241,25 +240,20 @@ def test_selective_checkpointing_gives_the_same_gradients(spec, operation):
     layer = awake(SelfAttention(positions, dropout=0.1)).train()
     x, kept = torch.randn(2, 60, 16), [getattr(torch.ops.aten, operation).default]
     found = []
-    for selective in (False, True):
+    contexts = partial(create_selective_checkpoint_contexts, kept)
+    for run in (layer, partial(checkpoint, layer, use_reentrant=False, context_fn=contexts)):
         torch.manual_seed(1)
         layer.zero_grad()
         given = x.clone().requires_grad_()
         embedded, shared = positions(given)
-        if selective:
-            contexts = partial(create_selective_checkpoint_contexts, kept)
-            output, _ = checkpoint(
-                layer, embedded, shared, use_reentrant=False, context_fn=contexts
-            )
-        else:
-            output, _ = layer(embedded, shared)
+        output, _ = run(embedded, shared)
         output.square().sum().backward()
         found.append([given.grad, *(p.grad for p in layer.parameters() if p.grad is not None)])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("spec", ["t5", "rope+t5", "deberta_v2", "tupe_shared", "t5+fox"])
-def test_reentrant_checkpointing_takes_hooks_of_others(spec):
+def test_checkpointing_takes_hooks_of_others_and_ones_it_cannot_find(spec, monkeypatch):
     torch.manual_seed(0)
     model = awake(Model(spec)).double().train()
     expected = gradients(model, 60)
@@ -267,3 +261,6 @@ def test_reentrant_checkpointing_takes_hooks_of_others(spec):
     with torch.autograd.graph.save_on_cpu():
         again = gradients(model, 60)
     torch.testing.assert_close(again, expected)
+    monkeypatch.setattr(torch_modes, "_find_hooks", lambda _: ())  # as with torch before 2.8
+    model.checkpointing = False
+    torch.testing.assert_close(gradients(model, 60), expected)
