@@ -236,14 +236,14 @@ class Mask(NamedTuple):
             values[name] = {key: compute()}
         return cast(_T, values[name][key])
 
-    def needed_keys(self, queries: int = 0) -> NeededKeys:
+    def needed_keys(self, new_tokens: int = 0) -> NeededKeys:
         """Find the keys that a cache must hold for the next tokens of a causal model.
 
         With ``window(size=4,first=1)`` these are the last 3 keys and key 0. A compiled graph cannot
         read how many first keys there are, so with these it needs all keys.
 
         Args:
-            queries: the number of new tokens, whose keys the cache does not hold yet; they are the
+            new_tokens: number of new tokens, whose keys the cache does not hold yet; they are the
                 last ones in ``first_keys`` and ``segments``.
         """
         if self.prefill:  # the next tokens are generated, and have no window
@@ -255,11 +255,11 @@ class Mask(NamedTuple):
             return NeededKeys(last)
         if torch.compiler.is_compiling():
             return NeededKeys(last=None)
-        held = self.first_keys.size(1) - queries
+        held = self.first_keys.size(1) - new_tokens
         is_first = self.first_keys[:, :held]  # [B or 1, held]
         if self.segments is not None:
             # An unknown token continues the last segment, or begins one without these keys.
-            open_segments = self.segments[:, -max(queries, 1) :]  # [B or 1, queries or 1]
+            open_segments = self.segments[:, -max(new_tokens, 1) :]  # [B or 1, new_tokens or 1]
             is_open = self.segments[:, :held, None].eq(open_segments[:, None])
             is_first = is_first & is_open.any(2)
         return NeededKeys(last, is_first.any(0).nonzero()[:, 0].cpu())

@@ -78,7 +78,7 @@ def test_a_mask_of_the_new_tokens_alone_is_refused_in_a_cached_step(past):
         (torch.randn(2, 5, 8), r"embeddings \(2, 5, 8\) must be \(batch, length, 16\)"),
         (torch.randn(2, 5, 4, 4), "must be"),
         (torch.ones(2, 5, 16).long(), "must be floating-point vectors, not int64"),
-        (torch.randn(2, 0, 16), "contain no token"),
+        (torch.randn(2, 0, 16), "give at least one token"),
     ],
 )
 def test_embeddings_that_do_not_fit_are_refused(given, message):
@@ -330,9 +330,7 @@ def test_parts_of_layers_that_differ_are_those_of_their_kind(spec, layer):
     attention, parts = SelfAttention(positions, layer=layer), LayerPositions(positions, layer=layer)
     x, shared = positions(torch.randn(2, 9, 16))
     expected = attention(x, shared)[0]
-    query, key, value = (
-        attention.split_heads(p(x)) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
+    query, key, value = attention.project(x)
     query, key = parts.rotate(query, key, shared)
     bias = parts.bias(shared)
     hidden = parts.hidden(shared, "lr")
@@ -390,8 +388,10 @@ def test_arguments_of_a_single_layer_are_looked_at():
     encoding, query = PositionEncoding("t5", 16, 2), torch.randn(1, 2, 5, 8)
     for direction in ("LR", "up"):
         refuse("unknown direction", encoding.attend, query, query, query, direction=direction)
-    for value in (query[:, :, :3], torch.cat([query, query], 2), query[:, :1], query[0]):
-        refuse("must be as key", encoding.attend, query, query, value)
+    for value in (query[:, :, :3], query.tile(2, 1), query[:, :1], query[0], query[..., 1:]):
+        refuse("must be shaped as key", encoding.attend, query, query, value)
+    refuse("must both be", encoding.scores, query[0], query)
+    refuse("must both be", encoding.scores, query, query[0, 0, 0, 0])
     refuse("unknown backend 'foo'", encoding.attend, query, query, query, backend="foo")
     refuse("inputs", encoding.scores, query, query, inputs=torch.randn(1, 4, 16))
     refuse("reach=-1 must be a whole number", encoding.distance_curve, -1)

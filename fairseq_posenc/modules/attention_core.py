@@ -6,6 +6,7 @@ model size, R rows of a table by distance.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
@@ -62,10 +63,11 @@ class Kept(NamedTuple):
     def with_gaps(self, queries: int, tokens: int) -> "Kept":
         """Insert T - 1 keys of zeros at the beginning of each gap; no query sees them.
 
-        With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. Of a table by distance,
-        ``Term.select_keys`` keeps a row for each key, that of its distance from the last query. The
-        two queries before that one read, for key ``b``, the next two rows: those of the zeros have
-        the right distances, those of ``f`` and ``g`` do not. ``queries`` is T, ``tokens`` is S.
+        With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. From a table by distance,
+        ``Term.select_keys`` keeps the rows of their distances from the last query (``h``: 0), and
+        T - 1 more (1 and 2). The query before the last reads each key's next row, and the first
+        query the row after that. For ``b`` these are the zeros' rows, whose distances are right;
+        those of ``f`` and ``g`` would be wrong. ``queries`` is T, ``tokens`` is S.
         """
         if self.places is None or queries == 1:
             return self
@@ -132,10 +134,7 @@ class Cache:
 
     def reorder(self, rows: Tensor) -> None:
         """Select rows of the batch, ``(new batch,)``, as beam search does after each step."""
-
-        def select(x: Tensor) -> Tensor:
-            return x.index_select(0, rows)
-
+        select = partial(torch.index_select, dim=0, index=rows)
         if self.kept is not None:
             self.kept = self.kept.map(select, self.kept.places)
         self.ids = None if self.ids is None else select(self.ids)

@@ -45,9 +45,9 @@ def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: 
         return
     if cache.ids is not None and positions.counted:  # no caller gave this call's positions
         raise UserError("the tokens in the cache had position_ids: give those of the new ones")
-    # A cache keeps the keys that new queries see: the last ones, as in a window (None: all), and
-    # first ones that it never hides. The mask has the new tokens (`queries`) already.
-    needed = shared.mask.needed_keys(queries=positions.tgt_len)
+    # What a cache must hold before the new tokens: `last`, a number of last keys (None: all), as in
+    # a window; `first`, the places of first keys that no window hides (None: there are none).
+    needed = shared.mask.needed_keys(new_tokens=positions.tgt_len)
     length = tokens if needed.last is None else min(tokens, needed.last)
     if needed.first is not None:
         if lacking := int((~torch.isin(needed.first, kept.list_places(tokens))).sum()):
@@ -76,7 +76,7 @@ def check_embeddings(name: str, x: Tensor, width: int) -> None:
     if not x.is_floating_point():
         raise UserError(f"{name} must be floating-point vectors, not {_name_type(x)}")
     if x.size(1) == 0:
-        raise UserError(f"{name} {tuple(x.shape)} contain no token")
+        raise UserError(f"{name} {tuple(x.shape)}: give at least one token")
 
 
 def read_mask(

@@ -97,7 +97,7 @@ class LayerPositions(StackLayer):
             UserError: the encodings also multiply the scores; use :meth:`score_mod`.
         """
         state = self.select_state(shared)
-        terms = self.compute_terms(state)
+        terms = self.collect_terms(state)
         if terms.gain is not None:  # numbers by distance that multiply, as those of `m1`
             raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
         return sum_biases(terms, state.positions.tgt_len, state.positions.src_len)
@@ -108,7 +108,7 @@ class LayerPositions(StackLayer):
         Also pass it :attr:`scale`. No matrix of scores is made.
         """
         state = self.select_state(shared)
-        terms, positions = self.compute_terms(state), state.positions
+        terms, positions = self.collect_terms(state), state.positions
         return build_score_mod(terms, positions.tgt_len, positions.src_len, positions.device)
 
 
@@ -135,7 +135,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         self.encodings = build_layer(self.spec, self.dims)  # those that no other layer would share
 
     def parameter_counts(self) -> dict[str, int]:
-        """Count each trained parameter, by names that begin with input, shared or encodings."""
+        """Count each parameter's numbers, by names that begin with input, shared or encodings."""
         return {name: parameter.numel() for name, parameter in self.named_parameters()}
 
     def scores(
@@ -145,13 +145,13 @@ class PositionEncoding(AttentionCore, StackPositions):
         key_padding_mask: Tensor | None = None,
         inputs: Tensor | None = None,
     ) -> Tensor:
-        """Compute the scores before masks and softmax; ``ssmax`` counts the keys without padding.
+        """Compute the scores before masks and softmax; ``ssmax`` and ``cope`` count visible keys.
 
         Args:
             query: projected queries of the last tokens, unscaled, ``(batch, heads, tgt_len,
                 head_dim)``.
             key: projected keys of all tokens, ``(batch, heads, src_len, head_dim)``.
-            key_padding_mask: True for padding, ``(batch, src_len)``; it is not counted.
+            key_padding_mask: True for padding, ``(batch, src_len)``; it is not visible.
             inputs: the layer's input, ``(batch, src_len, embed_dim)``, which forget gates read; by
                 default zeros, so that a gate depends on its bias alone.
 
@@ -159,7 +159,8 @@ class PositionEncoding(AttentionCore, StackPositions):
             ``(batch, heads, tgt_len, src_len)``, in float32 at least.
         """
         call = self._build_call(query, key, key, key_padding_mask, inputs)  # values are not read
-        return reference.scores(call.query, call.key, call.terms, call.mask)
+        mask = call.mask.with_direction(self.direction)  # says which keys are visible
+        return reference.scores(call.query, call.key, call.terms, mask)
 
     def attend(
         self,
@@ -186,8 +187,8 @@ class PositionEncoding(AttentionCore, StackPositions):
             inputs: as for :meth:`scores`.
         """
         draft_layer(self.spec, self.dims, kind=0, backend=backend)  # refuses what it cannot compute
-        if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
-            raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")
+        if value.shape != key.shape:
+            raise UserError(f"value {tuple(value.shape)} must be shaped as key {tuple(key.shape)}")
         call = self._build_call(query, key, value, key_padding_mask, inputs)
         mask = call.mask.with_direction(direction or self.direction)
         attended, _ = backends.attend(call._replace(mask=mask, dropout=dropout), backend)
@@ -234,20 +235,19 @@ class PositionEncoding(AttentionCore, StackPositions):
     def _build_call(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, inputs: Tensor | None
     ) -> AttentionCall:
-        """Check the arguments, of which ``mask`` is the key_padding_mask; make a backend's call."""
+        """Check the arguments (``mask``: of padding); the call's own mask has no direction yet."""
         dims = self.dims
-        batch, _, tgt_len, _ = query.shape
-        src_len = key.size(2)
-        query_shape = (batch, dims.num_heads, tgt_len, dims.head_dim)
-        key_shape = (batch, dims.num_heads, src_len, dims.head_dim)
-        if query.shape != query_shape or key.shape != key_shape or tgt_len > src_len:
+        sizes = (*query.shape[:1], dims.num_heads, dims.head_dim)  # all but the length
+        fits = all((*x.shape[:2], *x.shape[3:]) == sizes for x in (query, key))
+        if not fits or query.size(2) > key.size(2):
             raise UserError(
                 f"query {tuple(query.shape)} and key {tuple(key.shape)} must both be (batch, "
                 f"{dims.num_heads} heads, length, {dims.head_dim}), the queries of the last tokens"
             )
+        batch, _, src_len, _ = key.shape
         padding = read_mask("key_padding_mask", mask, batch, src_len, query.device)
-        positions = Positions.from_padding(padding, tgt_len)
-        self._refuse_gaps(positions, "key_padding_mask")
+        positions = Positions.from_padding(padding, query.size(2))
+        self._refuse_inner_padding(positions, "key_padding_mask")  # that distances would count
         shape = (batch, src_len, dims.embed_dim)
         inputs = query.new_zeros(shape) if inputs is None else inputs
         if inputs.shape != shape:
@@ -255,4 +255,4 @@ class PositionEncoding(AttentionCore, StackPositions):
         (state,) = compute_shared(self.shared, positions)  # layers are of one kind
         terms = self.compute_terms(state) | self.encodings.input_terms(inputs, positions)
         query, key = self.rotate_tokens(query, key, state)
-        return AttentionCall(query, key, value, terms, state.mask.with_direction(self.direction))
+        return AttentionCall(query, key, value, terms, state.mask)

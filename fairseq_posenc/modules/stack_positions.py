@@ -119,7 +119,7 @@ class StackPositions(nn.Module):
         if position_ids is not None:
             positions = self._replace_ids(positions, position_ids, past_ids)
         if key_padding_mask is not None:
-            self._refuse_gaps(positions, "key_padding_mask")
+            self._refuse_inner_padding(positions, "key_padding_mask")
         states = compute_shared(self.shared, positions)  # one for each kind of layer
         for encoding in self.input.as_list() if self.input is not None else ():
             vectors = encoding.embed(states[0].positions)  # equal for all kinds of layers
@@ -127,7 +127,7 @@ class StackPositions(nn.Module):
             embeddings = embeddings + vectors.type_as(embeddings)
         return embeddings, tuple(x._replace(stack=(self.spec, self.dims)) for x in states)
 
-    def _refuse_gaps(self, positions: Positions, mask_name: str) -> None:
+    def _refuse_inner_padding(self, positions: Positions, mask_name: str) -> None:
         """Refuse padding between tokens of a row, or of a document, if distances include it."""
         # Tables use distances of places if ids are consecutive, otherwise those of the ids.
         counts_places = self.has_window or (self.has_tables and positions.consecutive)
@@ -156,10 +156,11 @@ class StackPositions(nn.Module):
         return positions.begin_documents(find_changes(ids))
 
     def _replace_ids(self, positions: Positions, ids: Tensor, past_ids: Tensor | None) -> Positions:
-        """Replace the position of each token by a caller's ids."""
+        """Replace the position of each token by a caller's ids; a cache may have ``past_ids``."""
         batch, src_len, tgt_len = positions.batch_size, positions.src_len, positions.tgt_len
         lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)  # of new or all tokens
         ids = input_checks.read_position_ids("position_ids", ids, self.id_readers, batch, lengths)
+        # [B or 1, T or S], on several axes [B or 1, T or S, axes]; past_ids [B, S - T (, axes)]
         if past_ids is not None and ids.size(1) < src_len:
             if (n := past_ids.size(0)) != batch:
                 raise UserError(f"the cache has a batch size of {n}, and the embeddings {batch}")

@@ -161,12 +161,12 @@ def test_first_keys_are_needed_beside_the_last_ones_of_a_window():
     ours, theirs = (Mask(window=n + 3, first_keys=torch.arange(9)[None] < n) for n in (2, 5))
     last, first = ours.needed_keys()
     assert (last, first.tolist(), (theirs & ours).window) == (4, [0, 1], 5)
-    assert theirs.needed_keys(queries=5)[1].tolist() == [0, 1, 2, 3]
+    assert theirs.needed_keys(new_tokens=5)[1].tolist() == [0, 1, 2, 3]
     assert Mask(window=5, longest_segment=4).needed_keys() == (3, None)
     segments = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 1, 1]])
     other = ours._replace(segments=segments)  # the first keys were those of another segment
     assert other.needed_keys()[1].tolist() == []
-    assert other.needed_keys(queries=3)[1].tolist() == [0, 1]
+    assert other.needed_keys(new_tokens=3)[1].tolist() == [0, 1]
 
 
 def test_a_second_window_that_hides_first_keys_is_refused(monkeypatch):
