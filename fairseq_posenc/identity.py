@@ -65,7 +65,7 @@ class WeightSettings(NamedTuple):
                 raise TypeError(f"{name} is {value!r}")
         return cls(**values)
 
-    def fill_from(self, other: WeightSettings) -> WeightSettings:
+    def fill_unknown_from(self, other: WeightSettings) -> WeightSettings:
         """Fill in unknown fields from ``other``."""
         known = {name: value for name, value in self._asdict().items() if value is not None}
         return other._replace(**known)

@@ -38,7 +38,8 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
     """
     layers = split_spec(spec)
     count = max(num_layers, len(layers))  # callers refuse a spec of more layers (`check_length`)
-    # A layer without positions has the item `none`, which is left out beside others.
+    # Encodings of the whole stack are in each layer; `parse` takes equal ones as one. A layer
+    # without positions has the item `none`, which is left out beside others.
     own_layers = [own.select_layers([index]).items for index in range(count)]
     expanded = []
     for index, own_items in enumerate(own_layers):

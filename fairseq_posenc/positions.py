@@ -1,4 +1,4 @@
-"""Positions of tokens: with padding on either side, sentences in a block, and decoding.
+"""Positions of tokens: with padding on either side, in documents and sentences, in decoding.
 
 B batch, S tokens, of which the last T are the queries. By default the real tokens of a row are
 counted from 0: ``<pad> <s> a </s>`` is 0 0 1 2.
@@ -55,7 +55,7 @@ def find_changes(numbers: Tensor) -> Tensor:
 
 
 def counts_several(ids: Tensor) -> Tensor:
-    """Check whether ids ``(B or 1, T)`` count several texts in a row, as a bool ``()``."""
+    """Check whether ids ``(B or 1, T)`` count several texts in one row, as a bool ``()``."""
     steps = ids.diff(dim=1)
     counts_or_starts = (steps.eq(1) | ids[:, 1:].eq(0)).all(dim=1)
     return (counts_or_starts & (steps < 0).any(dim=1)).any()
@@ -192,7 +192,8 @@ class Positions(NamedTuple):
         # If the ids must not be read, the bounds check of a table finds ids that are too large.
         if may_sync(ids.device, decoding=self.tgt_len < ids.size(1)) and ids.numel():
             least, most = ids.aminmax()
-            grow = self._grow_by_one(ids if ids.dim() == 2 else ids[..., 0]).all()
+            # Ids on several axes have no single distance, so they are never consecutive.
+            grow = self._grow_by_one(ids).all() if ids.dim() == 2 else torch.zeros_like(least)
             least, most, consecutive = torch.stack([least, most, grow.to(ids.dtype)]).tolist()
             if least < 0:
                 raise UserError(f"{name}: {least} is below 0; positions count from 0")
@@ -204,7 +205,7 @@ class Positions(NamedTuple):
             drawn=None,
             longest=longest,
             counted=False,
-            consecutive=bool(consecutive) and ids.dim() == 2,  # of axes, only the first was checked
+            consecutive=bool(consecutive),
         )
 
     def _grow_by_one(self, ids: Tensor) -> Tensor:
@@ -301,7 +302,7 @@ class Positions(NamedTuple):
         """Number tokens from 1 in each sentence, ``(B, S)``.
 
         The first token of a row, its ``<s>``, is at 0: ``<s> a b c </s> d e </s>`` is
-        0 1 2 3 4 1 2 3. No position is higher than in the block.
+        0 1 2 3 4 1 2 3. No number is higher than the token's position in ``ids``.
 
         Source: the "real absolute positions" of Huang et al. (2021), section 5.2.
         """

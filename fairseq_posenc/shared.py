@@ -53,7 +53,7 @@ class Shared(NamedTuple):
         of the first layer frees the graph of its arguments, and all layers have these terms.
         """
         if is_reentrant_recomputation():
-            return Terms.combine(x.terms_with_scale(self.positions) for x in self.encodings)
+            return Terms.combine(x.all_terms(self.positions) for x in self.encodings)
         return self.terms
 
     def needed_keys(self) -> NeededKeys:
@@ -91,7 +91,7 @@ def compute_shared(encodings: SharedEncodings, positions: Positions) -> tuple[Sh
     """
     positions = encodings.number(positions)  # restarts them in documents, draws random ones
     named = encodings.as_dict()
-    terms = {name: x.terms_with_scale(positions) for name, x in named.items()}
+    terms = {name: x.all_terms(positions) for name, x in named.items()}
     rotations = {name: x.rotation(positions.query_ids) for name, x in named.items()}
     masks = {name: x.mask(positions) for name, x in named.items()}
     states = []

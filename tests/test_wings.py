@@ -241,13 +241,13 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27370, 27500),
+    "fairseq_posenc": (27369, 27500),
     "fairseq_posenc/encodings": (3636, 3800),
     "fairseq_posenc/backends": (3404, 3600),
     "fairseq_posenc/backends/triton": (1194, 1200),
     "fairseq_posenc/modules": (1122, 1150),
     "fairseq_posenc/analysis": (265, 300),
-    "fairseq_posenc/transformer": (898, 1100),
+    "fairseq_posenc/transformer": (897, 1100),
     "fairseq_posenc/models": (476, 520),
     "fairseq_posenc/tasks": (803, 820),
     "fairseq_posenc/checkpoints": (781, 800),
@@ -269,7 +269,7 @@ LINES = {
     "preprocess": (2582, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2976, 3600),
-    "tests": (29876, 32000),
+    "tests": (29873, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

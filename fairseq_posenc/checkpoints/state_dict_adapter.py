@@ -126,7 +126,7 @@ def _match_identities(
         changes += [f"{name}: {difference}" for difference in differences]
         # The weights keep their settings; the model fills in those that the file lacks.
         loaded = stack.identity if differences else trained
-        loaded = loaded._replace(weight_settings=theirs.fill_from(ours))
+        loaded = loaded._replace(weight_settings=theirs.fill_unknown_from(ours))
         state_dict[f"{prefix}{name}.{STATE_KEY}"] = loaded.to_tensor()
     if mismatches:
         raise UserError(

@@ -190,8 +190,8 @@ class Encoding(nn.Module):
         """List the terms of scores and values, with rows for all distances of a call."""
         return []
 
-    def terms_with_scale(self, positions: Positions) -> Terms:
-        """Combine :meth:`terms` and the scale factor, as backends take them."""
+    def all_terms(self, positions: Positions) -> Terms:
+        """List :meth:`terms` and the factor of the scores' scale, as backends take them."""
         scale = [] if self.scale_factor is None else [ScaleFactor(self.scale_factor)]
         return Terms([*self.terms(positions), *scale])
 
@@ -279,7 +279,7 @@ class Encodings(nn.ModuleDict):
 
     def terms(self, positions: Positions) -> Terms:
         """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""
-        return Terms.combine(x.terms_with_scale(positions) for x in self.as_list())
+        return Terms.combine(x.all_terms(positions) for x in self.as_list())
 
 
 class SharedEncodings(Encodings):

@@ -44,7 +44,7 @@ class Squad(NamedTuple):
 
     @property
     def answered(self) -> bool:
-        """Whether the file says of all questions what answers they have, as no test set does."""
+        """Whether the file says what answers each question has, which test sets do not say."""
         return all(question.answers is not None for question in self.questions)
 
 

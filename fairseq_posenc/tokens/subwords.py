@@ -150,8 +150,8 @@ class PieceEncoder(SymbolEncoder):
 
     def tokens(self, text: str) -> TextTokens:
         """Tokenize a text, with the characters of each token."""
-        encoded = self._pieces.model.encode(text, return_type="offset_mapping")
-        spans = list(encoded["offsets"])
+        encoded = self._pieces.model.encode(text, return_type="offset_mapping")  # two lists
+        spans = list(encoded["offsets"])  # first character of each piece, and the one after it
         # If a character becomes several pieces (½: 1, ⁄, 2), only the last has its span: copy it.
         for i in reversed(range(len(spans) - 1)):
             if spans[i][0] == spans[i][1]:

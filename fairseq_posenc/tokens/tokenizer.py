@@ -1,4 +1,4 @@
-"""Encodes text by a dictionary: the interface of tokenizers, encoders of symbols, data sets.
+"""Encodes text by a dictionary, finds the characters of tokens, and writes data sets.
 
 A splitter turns lines into *symbols*, fairseq's word for words, characters or pieces ("a bee" into
 "a", "bee"), and a dictionary has their token ids. SQuAD's answers must be parts of the original
@@ -109,17 +109,17 @@ class SymbolEncoder:
         return Encoded(tokens, sizes)
 
 
-def warn_of_unknown(text: str, unknown: int, tokens: int) -> None:
+def warn_of_unknown(name: str, unknown: int, tokens: int) -> None:
     """Print a warning if more than half of a text's tokens are ``<unk>``.
 
     Args:
-        text: name of the text.
+        name: of the text.
         unknown: number of its ``<unk>``, also in parts left out, so it may be above ``tokens``.
         tokens: number of its tokens that were written, without special symbols.
     """
     if 2 * unknown > tokens:
         message = (
-            f"warning: {text}: {unknown:,} of {max(unknown, tokens):,} tokens are <unk>; is the "
+            f"warning: {name}: {unknown:,} of {max(unknown, tokens):,} tokens are <unk>; is the "
             "dictionary that of this text and these tokens?"
         )
         print(printable_lines(message), file=sys.stderr)

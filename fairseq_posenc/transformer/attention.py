@@ -115,10 +115,10 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             # Rows of DeBERTa's table that earlier steps projected; `compute_terms` adds new ones.
             key_of_rows = self._get_full_incremental_state_key("rows")  # not reordered with beams
             rows = incremental_state.setdefault(key_of_rows, ProjectedRows())
-        earlier, later = buffer.get("prev_decay_earlier"), buffer.get("prev_decay_later")
-        past = None if earlier is None else Decay(earlier, later)  # of forget gates, S - T tokens
-        of_input = self.encodings.input_terms(query.transpose(0, 1), positions, past)
-        decay = of_input.find(Decay)  # sums of forget gates' logarithms, of all S tokens; or None
+        sums = buffer.get("prev_decay")  # of forget gates' logarithms, for the S - T earlier tokens
+        past_decay = None if sums is None else Decay(sums)  # a decoder has no sums for later keys
+        of_input = self.encodings.input_terms(query.transpose(0, 1), positions, past_decay)
+        decay = of_input.find(Decay)  # these sums for all S tokens; None without gates
         terms = self.compute_terms(shared, rows) | of_input  # all that is added to the scores
         q, k, v = self.project(query)  # [B, H, T, D] each
         q, k = self.rotate_tokens(q, k, shared)
@@ -142,8 +142,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 "prev_value": needed.value,
                 "prev_key_padding_mask": padding,  # of all tokens, also those without a key
                 "prev_places": places,
-                "prev_decay_earlier": None if decay is None else decay.earlier,  # [B, H, S, 2]
-                "prev_decay_later": None if decay is None else decay.later,
+                "prev_decay": None if decay is None else decay.earlier,  # [B, H, S, 2 parts]
             }
             self._set_input_buffer(incremental_state, buffer)
         attended, weights = attend(call, self.backend)

@@ -94,7 +94,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
     query = project(queries, attention.q_proj)  # [B, H, T, D]; `split` scales and rotates
     key = project(keys, attention.k_proj)  # [B, H, S, D]
     if isinstance(attention, PositionalAttention):
-        # Layers of one kind have the same encodings. The state is still set when hooks run.
+        # The layer's state of this forward pass, which is still set when hooks run.
         shared = state_of_kind(attention.stack, attention.kind)
         of_input = attention.encodings.input_terms(queries.transpose(0, 1), shared.positions)
         terms = attention.compute_terms(shared) | of_input

@@ -101,6 +101,7 @@ def list_settings(name: str | None) -> set[str]:
         return set()
     parser = ArgumentParser()
     ARCH_MODEL_REGISTRY[name].add_args(parser)
+    # The options of fairseq's models, without those that the parser already has.
     gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
     options = vars(parser.parse_args([]))
     known = {"_name", "decoder_input_dim", *options}  # architectures set the second

@@ -77,7 +77,7 @@ class _PositionalStack(nn.Module):
         self.init_positions = self.settings.init_positions
         spec, dims = self.settings.spec, self.settings.dims
         self.spec, self.dims = spec, dims
-        self.id_readers = assembly.find_id_readers(spec, dims)  # encodings; a caller's ids must fit
+        self.id_readers = assembly.find_id_readers(spec, dims)  # encodings that read positions
         self.eos_idx = dictionary.eos()
         at_input = assembly.build_input(spec, dims)
         self.embed_positions = None if at_input is None else InputPositions(at_input)
@@ -117,10 +117,10 @@ class _PositionalStack(nn.Module):
         return self.identity.to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Adopt the identity of loaded weights; ``checkpoints.state_dict_adapter`` checked it."""
-        loaded = Identity.from_tensor(state)
+        """Adopt the length of loaded weights, and their settings that this model does not know."""
+        loaded = Identity.from_tensor(state)  # compared before, in `checkpoints.state_dict_adapter`
         length = loaded.trained_length  # may not be this model's number of positions
-        self.weight_settings = self.weight_settings.fill_from(loaded.weight_settings)
+        self.weight_settings = self.weight_settings.fill_unknown_from(loaded.weight_settings)
         self.dims = self.dims._replace(pretrained_length=length)
         for module in self.modules():
             if isinstance(module, Encoding):
@@ -212,8 +212,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         """
         if full_context_alignment:
             raise UserError("full-context alignment is not supported: decoders see only the past")
-        decoding = incremental_state is not None
-        if incremental_state is not None:  # refuse a token whose predecessors were not decoded
+        if decoding := (incremental_state is not None):  # refuse tokens that are not the next one
             layer: Any = self.layers[0]  # only to make a key that no other module uses
             key = layer.self_attn._get_full_incremental_state_key("steps")
             steps, tokens = incremental_state.get(key, 0), prev_output_tokens.size(1)

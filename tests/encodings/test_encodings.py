@@ -470,7 +470,7 @@ def test_each_distance_has_the_row_of_its_bucket(spec, causal):
     (encoding,) = built.as_list()
     torch.nn.init.normal_(encoding.table)
     for tgt_len, src_len in [(4, 6), (1, 41), (71, 71)]:
-        terms = encoding.terms_with_scale(positions_of(tgt_len, src_len))
+        terms = encoding.all_terms(positions_of(tgt_len, src_len))
         distances = torch.arange(1 - src_len, tgt_len)
         starts, rows = encoding.bucket_rule
         index = torch.tensor(rows)[Runs(starts, 0, 0).find(distances)]
