@@ -135,7 +135,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
             raise UserError(f"the model, the task or the criterion does not fit: {FITTING_TASKS}")
         block, batch = settings.task.tokens_per_sample, settings.dataset.max_tokens
         if settings.task.sample_break_mode != "eos" and batch and block > batch:
-            raise UserError(f"--tokens-per-sample {block} is more than --max-tokens {batch}")
+            raise UserError(f"--max-tokens {batch}: give at least --tokens-per-sample, {block}")
         checks.refuse_long_blocks(settings.task, block, model.max_positions())
     checks.check_shards(getattr(settings.task, "data", None) or "", settings.dataset.train_subset)
     lock_save_dir(settings)

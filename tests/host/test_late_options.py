@@ -37,7 +37,7 @@ BEST = ["--best-checkpoint-metric"]
         ("translation", [*BEST, "bleu", "--maximize-best-checkpoint-metric"], "with --eval-bleu"),
         ("causal_lm", [*BEST, "nll_loss"], "gives no metric 'nll_loss'"),
         ("masked_lm", ["--max-positions", 12, "--tokens-per-sample", 16], "16: blocks are longer"),
-        ("causal_lm", ["--tokens-per-sample", 16, "--max-tokens", 8], "more than --max-tokens 8"),
+        ("causal_lm", ["--tokens-per-sample", 16, "--max-tokens", 8], "8: give at least --tokens"),
         ("masked_lm", ["--mask-whole-words"], "--mask-whole-words does not work"),
         ("masked_lm", ["--criterion", "cross_entropy"], "--task masked_lm --criterion masked_lm"),
         ("masked_lm", ["--criterion", "label_smoothed_cross_entropy"], "or the criterion does not"),
