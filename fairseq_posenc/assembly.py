@@ -123,6 +123,8 @@ def _draft_terms_and_limits(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms
     if token.drawn is not None:  # an encoding of the whole stack has drawn a random position
         _refuse_beside_random(spec, dims, layer, token)
     limits = list_limits(spec, dims, spec.whole_stack + layer)
+    # A window may have `first_keys`, of the first tokens, which it never hides. Two windows are
+    # combined to the smaller one, which cannot both show these keys and hide them, as the other.
     windows = [limit for limit in limits if limit.window is not None]
     if len(windows) > 1 and any(limit.first_keys is not None for limit in windows):
         raise UserError(
@@ -140,6 +142,7 @@ def list_limits(spec: Spec, dims: Dims, items: Items) -> list[Mask]:
 
 def _refuse_too_narrow_tables(spec: Spec, layer: Items, terms: Terms) -> None:
     """Refuse rows that queries or keys are multiplied by, where an encoding widens these."""
+    # "channel" multiplies both; each layer projects rows of "layer" to rows of "query" and "key".
     multiplied: tuple[RowsOf, ...] = ("query", "key", "channel", "layer")  # and CountedRows, below
     if not (terms.has(CountedRows) or any(terms.rows(of) for of in multiplied)):
         return
@@ -157,6 +160,7 @@ def _refuse_beside_random(spec: Spec, dims: Dims, layer: Items, token: Positions
         raise UserError(f"{spec}: a decoder does not know the random positions of its encoder")
     for item in (*spec.input_items, *layer):
         reason = "counts in sentences" if item.encoding.counts_in_sentences else ""
+        # Distances are of the counted positions; only ALiBi's, a Decay, are of the random ones.
         if Terms(_build_draft(item, spec, dims).terms(token)).has(ByDistance, NumbersByPair):
             reason = "uses distances between tokens"
         if reason:

@@ -1,7 +1,7 @@
 """Collects facts about encodings (docstring sections, options, numbers of parameters).
 
 ``fairseq-posenc list`` and ``describe`` and the generated pages show them. An encoding's docstring
-is a summary, followed by a section for each of ``HEADINGS``.
+is a summary, followed by a section for each of ``HEADINGS``; ``Differs``: from its source.
 """
 
 import ast

@@ -34,13 +34,13 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     for parameter in encoding.parameters():
         nn.init.normal_(parameter)  # initial values can be too small to show a mistake
     query, key, value = torch.randn(3, 1, HEADS, LENGTH, HEAD_DIM, device=device)
-    inputs = torch.randn(1, LENGTH, HEADS * HEAD_DIM, device=device)
+    embedded = torch.randn(1, LENGTH, HEADS * HEAD_DIM, device=device)  # the layer's input
     here = Positions.from_padding(torch.zeros(1, LENGTH, dtype=torch.bool, device=device))
     added = [x.embed(here) for x in encoding.input.as_list()] if encoding.input else []
-    works = all(x is not None and x.shape == inputs.shape and x.isfinite().all() for x in added)
+    works = all(x is not None and x.shape == embedded.shape and x.isfinite().all() for x in added)
     errors = {"the input": 0.0 if works else math.inf}
 
-    (shared,) = compute_shared(encoding.shared, here)  # of the only kind of layers
+    (shared,) = compute_shared(encoding.shared, here)  # one state, as the encoding is of one layer
     mask = shared.mask.with_direction(encoding.direction)
     rotated_query, rotated_key = encoding.rotate_tokens(query, key, shared)
     moved = here._replace(ids=here.ids + 5)  # below the 2 * LENGTH positions of the encoding
@@ -53,15 +53,15 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     does_nothing = rotates and (products - plain).abs().max() < LEAST_CHANGE
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 
-    # All terms, with a row for each distance; rows that layers project are split among heads, as
-    # the encoding itself does, which has no projections.
-    of_input = encoding.encodings.input_terms(inputs, here)
-    terms = (encoding.collect_terms(shared) | of_input).expanded().projected(_split)
-    tokens = rotated_query.double(), rotated_key.double(), value.double()
-    terms = terms.map(lambda x: x.double() if x.is_floating_point() else x)
-    expected, _ = reference.attend(AttentionCall(*tokens, terms, mask))
-    terms = encoding.compute_terms(shared) | of_input  # as in a model: some distances share a row
+    of_input = encoding.encodings.input_terms(embedded, here)  # of forget gates and states
+    terms = encoding.compute_terms(shared) | of_input  # as in a model
     call = AttentionCall(rotated_query, rotated_key, value, terms, mask)
+    # The expected result does without `compute_terms`, in which distances share rows, and layers
+    # project those of DeBERTa's table: each distance has a row, and these rows are split here.
+    terms = (encoding.collect_terms(shared) | of_input).expanded().projected(_split)
+    terms = terms.map(lambda x: x.double() if x.is_floating_point() else x)
+    tokens = rotated_query.double(), rotated_key.double(), value.double()
+    expected, _ = reference.attend(AttentionCall(*tokens, terms, mask))
     for name in backends:
         if not BACKENDS[name].refuses(call):  # a reason, or empty
             attended, _ = BACKENDS[name].attend(call)

@@ -96,7 +96,7 @@ def split(
     summands = [replace(x, multiplies=False) if isinstance(x, RowsByDistance) else x for x in terms]
 
     def compute(q: Tensor, k: Tensor, *names: str) -> Tensor:
-        chosen = (*names, "scale_factor", "reset", "states")
+        chosen = (*names, "scale_factor", "reset", "states")  # the last two only serve tables
         return reference.scores(q, k, Terms([x for x in summands if x.name in chosen]), mask)
 
     content = compute(query, key)  # q_i.k_j and its scale alone

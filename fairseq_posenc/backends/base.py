@@ -24,7 +24,7 @@ class AttentionCall(NamedTuple):
     query: Tensor  # `(B, H, T, D)`, unscaled; the last T of S positions
     key: Tensor  # `(B, H, S, D)`, or of fewer heads, one for each group of the queries'
     value: Tensor  # shaped as the keys
-    terms: Terms  # the position encodings' terms, added to the scores
+    terms: Terms  # what the position encodings add to the scores, or change in them
     mask: Mask = Mask()  # which keys a query may see. A query that may see none gets zeros
     dropout: float = 0.0  # probability of dropping a weight; 0 outside training
     need_weights: bool = False  # also return the weights before dropout
@@ -68,8 +68,8 @@ class AttentionCall(NamedTuple):
             return None, None
         earlier, later = decay.earlier, decay.later
         if later is None or self.mask.direction == "lr":
-            return earlier, None  # the encoding has one c for both sides, or later keys are hidden
-        # `later` has the opposite sign: c_j - c_i is added.
+            return earlier, None  # one c serves both sides, or (lr) later keys are hidden
+        # `later` has the opposite sign: c_j - c_i is added. With rl, earlier keys are hidden.
         return (-later, None) if self.mask.direction == "rl" else (earlier, -later)
 
 
@@ -87,6 +87,11 @@ class Backend(Protocol):
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         """Compute attended values ``(B, H, T, D)`` and, on request, weights ``(B, H, T, S)``."""
+
+
+def always_available() -> str:
+    """Return no reason: the ``unavailable`` of backends that run on every machine."""
+    return ""
 
 
 def check_dropout(probability: float) -> float:

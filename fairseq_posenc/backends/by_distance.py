@@ -130,7 +130,7 @@ def _compute_row_index(
 ) -> Tensor:
     """Compute what :func:`row_index` caches."""
     if runs is not None and runs.ids is not None:
-        return runs.find_pairs(first)  # of the T and S tokens of `ids`; the reset's as well
+        return runs.find_pairs(first)  # of the T and S tokens of `ids`, with a reset's two rows
     if runs is None:
         rows = tgt_len + src_len - 1
         index = torch.arange(rows, device=device)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc.backends import equation
-from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.base import AttentionCall, always_available
 from fairseq_posenc.backends.by_distance import (
     expand_numbers,
     relative_shift,
@@ -32,12 +32,8 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import NO_MASK, Mask
 from fairseq_posenc.precision import at_least_fp32, no_autocast
 
+unavailable = always_available
 CHANNELS = 8  # channels of a head whose products `_multiply_channels` holds in memory together
-
-
-def unavailable() -> str:
-    """Return "" to the planner: it is always available."""
-    return ""
 
 
 def refuses(call: AttentionCall) -> str:
@@ -105,21 +101,15 @@ def _list_biases(call: AttentionCall) -> Iterator[Tensor]:
         yield bias
     if (states := terms.find(States)) is not None and (rows := terms.rows("state")) is not None:
         yield _multiply_pairs(at_least_fp32(states.vectors), rows, terms.first, sizes, mask)
-    if (decay := _expand_decay(call)) is not None:
+    earlier, later = call.decay()  # c, `(B or 1, H, S, parts)` each, or None
+    past = sizes[1] - sizes[0]
+    if earlier is not None:
+        decay = equation.subtract_sums(earlier[:, :, past:], earlier)  # c_i - c_j
+        if later is not None:
+            is_later = torch.ones_like(decay[0, 0], dtype=torch.bool).triu(past)
+            of_later = equation.subtract_sums(later[:, :, past:], later)
+            decay = torch.where(is_later, of_later, decay)  # both are 0 on the diagonal
         yield decay.to(query.dtype)
-
-
-def _expand_decay(call: AttentionCall) -> Tensor | None:
-    """Compute the decay c_i - c_j of each pair, ``(B or 1, H, T, S)``, or None."""
-    tgt_len, src_len = call.query.size(2), call.key.size(2)
-    earlier, later = (
-        None if sums is None else equation.subtract_sums(sums[:, :, src_len - tgt_len :], sums)
-        for sums in call.decay()
-    )
-    if earlier is None or later is None:
-        return earlier
-    is_later = torch.ones_like(later[0, 0], dtype=torch.bool).triu(src_len - tgt_len)
-    return torch.where(is_later, later, earlier)  # both are 0 on the diagonal
 
 
 def _multiply_tokens(

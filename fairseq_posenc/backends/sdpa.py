@@ -13,25 +13,22 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.backends.base import AttentionCall, always_available
 from fairseq_posenc.backends.by_distance import sum_biases
 from fairseq_posenc.encodings.term import (
     CountTemperature,
     Decay,
+    NumbersByDistance,
     NumbersByPair,
     ScoreCap,
     SinkScore,
     Temperature,
 )
-from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import Mask
 from fairseq_posenc.precision import at_least_fp32, no_autocast
 from fairseq_posenc.torch_modes import is_exporting
 
-
-def unavailable() -> str:
-    """Return "" to the planner: it is always available."""
-    return ""
+unavailable = always_available
 
 
 def refuses(call: AttentionCall) -> str:
@@ -43,7 +40,7 @@ def refuses(call: AttentionCall) -> str:
         return "torch's attention has no cap of scores and no sink"
     if not terms.is_biased_dot_product:
         return "the scores are more than a dot product and a bias"
-    if terms.has(Temperature, CountTemperature) and _has_bias(terms):
+    if terms.has(Temperature, CountTemperature) and terms.has(NumbersByDistance, NumbersByPair):
         return "a temperature multiplies the bias as well"
     if decay is not None and decay.later is not None and call.mask.direction == "both":
         return "decay in two directions is not a dot product"
@@ -52,8 +49,8 @@ def refuses(call: AttentionCall) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute attended values ``(B, H, T, D)``, and no weights."""
-    # Repeats heads on a GPU, where torch's kernels copy them if there is a bias, for decay, which
-    # differs from head to head, and for formats of exported graphs that have no groups of heads.
+    # Groups of heads are left to torch, with three exceptions: its kernels for GPUs copy the heads
+    # if there is a bias, decay differs in each head, and exported graphs may have no groups.
     if call.query.device.type != "cpu" or call.terms.has(Decay) or is_exporting():
         call = call.with_all_heads()
     query, key, value, terms, mask, dropout, _ = call
@@ -66,14 +63,15 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         scale = 1.0
     if (temperature := call.temperature()) is not None:  # [B or 1, G, T]
         query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
-    is_exact = _has_bias(terms) or decay is not None  # autocast would round a bias again
+    has_bias = terms.has(NumbersByDistance, NumbersByPair)
+    is_exact = has_bias or decay is not None  # autocast would round a bias again
     if is_exact:
         dtype = _choose_bias_dtype(query, value)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     # torch's own causal mask aligns the first query with the first key: it serves square scores
     # only, and nothing else may be hidden. In graphs, comparing lengths gives a SymBool, so `bool`.
     hides_more = mask.may_hide_all or mask.has_limits  # padding or pairs; a window or segments
-    is_torch_causal = mask.direction == "lr" and not (_has_bias(terms) or hides_more)
+    is_torch_causal = mask.direction == "lr" and not (has_bias or hides_more)
     causal = is_torch_causal and bool(tgt_len == src_len)
     bias = None
     if not causal:
@@ -95,11 +93,6 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]
     # Decay made the values wider, and float32.
     return attended[..., : call.value.size(-1)].to(call.value.dtype), None
-
-
-def _has_bias(terms: Terms) -> bool:
-    """Check whether there are numbers by distance or by pair."""
-    return terms.bias is not None or terms.has(NumbersByPair)
 
 
 def _append_decay(

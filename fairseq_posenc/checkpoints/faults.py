@@ -1,4 +1,4 @@
-"""Finds one-line messages for exceptions, above all for errors in reading a checkpoint."""
+"""Finds short messages for exceptions, above all for errors in reading a checkpoint."""
 
 import pickle
 import re

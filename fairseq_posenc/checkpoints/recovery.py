@@ -124,10 +124,10 @@ def restore_if_torn(path: Path, checkpoint: DictConfig) -> None:
         )
 
 
-def check_resumption(path: Path, settings: DictConfig, is_new: bool = False) -> Resumption:
+def check_resumption(path: Path, settings: DictConfig, finetunes: bool = False) -> Resumption:
     """Log how fairseq's ``settings`` differ from a checkpoint's; refuse states that do not fit.
 
-    ``is_new``: whether a run begins with weights of ``--finetune-from-model``, and their average.
+    ``finetunes``: whether a new run takes only the weights, from ``--finetune-from-model``.
     """
     checkpoint = settings.checkpoint
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)  # as saved
@@ -139,14 +139,15 @@ def check_resumption(path: Path, settings: DictConfig, is_new: bool = False) -> 
         updates = int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
     # An old checkpoint has `args` in place of a configuration.
     before = flatten(cfg) if isinstance(cfg, dict) else {}
-    if not is_new and (changes := list_changes(before, now)):
+    if not finetunes and (changes := list_changes(before, now)):
         logger.info("%s resumes with other settings: %s", path, ", ".join(changes))
-    if settings.ema.store_ema and "ema" not in extra_state:  # fairseq fails with a KeyError
+    if settings.ema.store_ema and "ema" not in extra_state:  # fairseq would end with a KeyError
         raise UserError(
-            f"{path} has no average of its weights, and --store-ema can begin one only in a new "
-            "training run: leave it out"
+            f"{path} has no average of its weights, and --store-ema can begin one only in a "
+            "training run that starts from random weights: leave it out"
         )
-    resets_optimizer = checkpoint.reset_optimizer or is_new
+    resets_optimizer = checkpoint.reset_optimizer or finetunes
+    # fairseq would count from update 0: with a file that was named, to begin a run, that is wanted.
     if not (has_optimizer or resets_optimizer) and path == Path(checkpoint.save_dir, LAST):
         raise UserError(
             f"{path} has no state of the optimizer (--no-save-optimizer-state), and its "
@@ -175,10 +176,7 @@ def _refuse_other_schedule(path: Path, before: FlatSettings, now: FlatSettings) 
 
 
 def _refuse_other_metric(path: Path, before: FlatSettings, now: FlatSettings) -> None:
-    """Refuse to compare a metric with the best value of another metric.
-
-    With other units, no later checkpoint might ever be the best.
-    """
+    """Refuse the best value of another metric, which values of this one might never beat."""
     for name in _FURTHER["checkpoint"]:
         if name in before and before[name] != now[name]:
             raise UserError(

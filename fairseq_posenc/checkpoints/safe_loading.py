@@ -73,7 +73,7 @@ def refuse_incomplete(state: Mapping[str, object]) -> None:
 
 
 def is_torn(path: Path) -> bool:
-    """Check whether a file is empty, or no archive, as a checkpoint not written to its end.
+    """Check whether a file is empty or not an archive, like a checkpoint whose end is missing.
 
     An archive cannot be opened without its table of contents, which is at the end. A file of torch
     before 1.6 is only checked for being empty.
@@ -132,7 +132,7 @@ def forget_files(state: Mapping[str, object]) -> None:
 
     Commands of this package do not need the files: the checkpoint has what was read from them.
     """
-    for _, holder, key, value in list(_iterate_settings(state)):
+    for _, holder, key, value in _iterate_settings(state):
         if key in _OPENED and isinstance(value, str):
             holder[key] = None
 

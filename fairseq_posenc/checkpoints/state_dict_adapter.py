@@ -42,8 +42,10 @@ class IdentifiedStack(Protocol):
 class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
-    num_updates: int | None = None  # made so far, for `host`; None in a new model, until it trains
-    optimizer_source: Path | None = None  # set by `host`: whose optimizer's state is loaded, too
+    num_updates: int | None = None  # made so far; None before training, unless a file was loaded
+    # The checkpoint whose optimizer state fairseq loads after its weights; None if it loads none.
+    # `fairseq_posenc.host.preparation` sets it before fairseq loads either.
+    optimizer_source: Path | None = None
 
     def set_num_updates(self, num_updates: int) -> None:
         """Keep the number of updates, which fairseq gives at loading and before each batch."""

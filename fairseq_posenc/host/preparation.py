@@ -210,9 +210,9 @@ def _prepare_resumption(model: Any, settings: DictConfig, is_converted: bool) ->
     if ranks > 1 and not checkpoint.load_checkpoint_on_all_dp_ranks:
         raise UserError(f"{ranks} ranks read {path}: add --load-checkpoint-on-all-dp-ranks")
     restore_if_torn(path, checkpoint)  # by the newest complete one in its folder
-    is_new = path == Path(checkpoint.finetune_from_model or "")
-    resumed = check_resumption(path, settings, is_new)  # what fairseq will load of the checkpoint
-    if is_new:
+    finetunes = path == Path(checkpoint.finetune_from_model or "")
+    resumed = check_resumption(path, settings, finetunes)  # what fairseq will load
+    if finetunes:
         return
     finished = ""  # else why nothing is left to train
     if resumed.loads_optimizer:

@@ -196,7 +196,7 @@ def test_documents_out_of_order_are_refused():
 
 @pytest.mark.parametrize("tile", some_of([(32, 16)], [(32, 16), (16, 32)]))
 def test_tiles_that_are_not_square(tile, monkeypatch):
-    monkeypatch.setattr(attention, "INTERPRETED", attention.Tile(*tile, warps=1))
+    monkeypatch.setattr(attention, "INTERPRETED_TILE", attention.Tile(*tile, warps=1))
     terms = make_terms({**EVERYTHING, "product": True}, 34, 34, CLIPPED)
     assert_equals_the_equation(inputs(1, 34, 34), terms, Mask("lr"))
 
@@ -301,7 +301,7 @@ def test_dropout_is_the_same_backward_and_in_tiles_of_any_size(tile, monkeypatch
     torch.manual_seed(3)
     units = torch.eye(20, 24, device=DEVICE).expand_as(value)
     weights, _ = backend.attend(AttentionCall(query, key, units, terms, Mask("lr"), dropout=0.3))
-    monkeypatch.setattr(attention, "INTERPRETED", attention.Tile(*tile, warps=1))
+    monkeypatch.setattr(attention, "INTERPRETED_TILE", attention.Tile(*tile, warps=1))
     torch.manual_seed(3)
     ours, _ = backend.attend(AttentionCall(query, key, value, terms, Mask("lr"), dropout=0.3))
     hidden = Mask("lr").forbidden(20, 20, query.device)

@@ -80,7 +80,7 @@ def make_call(form: dict, clipped: bool, direction: str) -> AttentionCall:
 def test_a_call_costs_the_host_few_launches_and_operations(name, clipped, direction, monkeypatch):
     """An H100's host took 95 microseconds for a launch and 26 for an operation."""
     interpret(monkeypatch)
-    monkeypatch.setattr(attention, "INTERPRETED", H100)
+    monkeypatch.setattr(attention, "INTERPRETED_TILE", H100)
     launches = CountLaunches()
     for kernel in ("forward_kernel", "backward_kernel", "tokens_kernel", "tables_kernel"):
         monkeypatch.setattr(attention, kernel, launches)
@@ -103,7 +103,7 @@ def test_slabs_have_every_sequence_once_within_their_memory(monkeypatch):
     for size in (10**9, 200_000, 20_000, 1):
         monkeypatch.setattr(attention, "MAX_BYTES", size)
         seen = torch.zeros(3 * H)
-        for slab in attention.split_slabs(problem, attention.INTERPRETED, per_pair=2):
+        for slab in attention.split_slabs(problem, attention.INTERPRETED_TILE, per_pair=2):
             seen[slab.sequence : slab.sequence + slab.sequences] += 1
             assert 4 * 2 * slab.sequences * slab.queries * slab.keys <= size or slab.sequences == 1
         assert seen.eq(1).all()

@@ -12,23 +12,19 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall
+from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall, always_available
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
 from fairseq_posenc.backends.blocked.geometry import split
 from fairseq_posenc.backends.blocked.operands import lay_out
 from fairseq_posenc.encodings.term import CountedRows, Decay, NumbersByPair, Reset, ScoreCap
-from fairseq_posenc.precision import at_least_fp32, no_autocast
+from fairseq_posenc.precision import no_autocast
 from fairseq_posenc.torch_modes import has_saving_hooks
 
+unavailable = always_available
 # Bytes that a call may save for its backward pass; a call that would save more computes its blocks
 # again. With every encoding, RoBERTa-base saves 11 sentences of 512 tokens (396 MiB for a product
 # of three terms), and its 12 layers never save more than 4.7 GiB.
 SAVED_BYTES = 400 * 2**20
-
-
-def unavailable() -> str:
-    """Return "" to the planner: it is always available."""
-    return ""
 
 
 def refuses(call: AttentionCall) -> str:
@@ -38,7 +34,7 @@ def refuses(call: AttentionCall) -> str:
         return "it does not keep the attention weights"
     # Reset: other rows for pairs with the first token
     if terms.has(Reset) and call.mask.documents:
-        return "it resets a single first token of each row, but each document has one"
+        return "it resets a single first token of each sentence, but each document has one"
     if terms.has(Reset) and terms.rows("value") is not None and has_several_queries:
         return "it does not reset rows of values"
     if terms.by_ids:  # tables by differences of position ids, not of token indices
@@ -68,9 +64,10 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     # No block is saved under hooks of checkpointing or offloading: they would get all its tensors.
     saves = learns and not has_saving_hooks() and _count_saved_bytes(call) <= SAVED_BYTES
-    # Fixed biases may make weights denormal, which `flushes` turns into 0; trained ones do not.
     terms, bias = call.terms, call.terms.bias
-    is_fixed = bias is not None and not bias.table.requires_grad  # a bias by distance
+    # Denormal weights are slow, so they become 0. Fixed biases (ALiBi's), which numbers by pair may
+    # hold, and decay give them to far keys; trained biases by distance are assumed not to.
+    is_fixed = bias is not None and not bias.table.requires_grad
     hides = call.mask.has_limits or call.mask.may_hide_all or call.mask.direction != "both"
     work = Computation(
         blocks,
@@ -99,11 +96,11 @@ def _count_saved_bytes(call: AttentionCall) -> int:
     """
     terms, temperature = call.terms, call.temperature()
     numbers = 1 + int(terms.gain is not None)  # the weight; for a gain's gradient, the content
-    if terms.product:  # a product for each pair; if distances share rows, for each token and row
-        tables = [x for x in (terms.rows("query"), terms.rows("key")) if x is not None]
-        numbers += len([x for x in tables if x.runs is None])
+    if terms.product:  # a product for each pair; those for each shared row are few: not counted
+        tables = terms.rows("query"), terms.rows("key")
+        numbers += sum(x is not None and x.runs is None for x in tables)
     numbers += int(temperature is not None and temperature.requires_grad)  # the score without it
     numbers += int(terms.has(ScoreCap))  # the limited score
     numbers += int(terms.rows("value") is not None and call.dropout > 0)  # the kept weights
     pairs = math.prod(call.query.shape[:3]) * call.key.size(2)
-    return numbers * pairs * at_least_fp32(call.query[:0]).element_size()
+    return numbers * pairs * torch.promote_types(call.query.dtype, torch.float32).itemsize

@@ -77,7 +77,7 @@ class Weigh(torch.autograd.Function):
 
         Args:
             ctx: torch's context of this call.
-            scores: ``(k, h, M, W)``, or with a column more for sinks, whose weights are cut off.
+            scores: ``(k, h, M, W)``, or with one more column for a sink, whose weight is cut off.
             flushes: whether tiny weights, as ALiBi gives far keys, become 0: some processors
                 multiply denormal numbers ten times slower.
             rate: probability of dropping a weight.
@@ -98,7 +98,7 @@ class Weigh(torch.autograd.Function):
             if sums is None:
                 torch.clamp(weights, min=0, out=kept)
         sums = kept @ value if sums is None else sums
-        ctx.rate, ctx.sinks = rate, scores.size(-1) - weights.size(-1)
+        ctx.rate, ctx.has_sink = rate, scores.size(-1) > weights.size(-1)
         ctx.set_materialize_grads(False)  # None for kept weights that nothing used
         ctx.save_for_backward(weights, sums, value)
         return sums.view_as(sums), kept  # a view, since `sums` may be an argument
@@ -119,6 +119,6 @@ class Weigh(torch.autograd.Function):
         if ctx.rate:
             weights.abs_()  # in place: a block is differentiated once
         score_grad.mul_(kept).addcmul_(weights, mean, value=-1)
-        if ctx.sinks:  # all gradients of a softmax add up to 0
+        if ctx.has_sink:  # all gradients of a softmax add up to 0
             score_grad = torch.cat([score_grad, -score_grad.sum(-1, keepdim=True)], -1)
         return score_grad, None, None, None, None, None, value_grad

@@ -1,6 +1,6 @@
 """Computes blocks of a call, each as a plain function that autograd differentiates.
 
-The function is :mod:`~fairseq_posenc.backends.equation`; it adds to the scores in place. Graphs of
+The function is :mod:`~fairseq_posenc.backends.equation`, which here adds in place. Graphs of
 blocks are kept for the backward pass, or built again there. Queries are reversed: the distance of
 query i and key j is i + j + the lowest. A *reset* gives pairs of first tokens numbers of their own.
 
@@ -22,7 +22,7 @@ from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked import bands
 from fairseq_posenc.backends.blocked.dropout import Weigh
 from fairseq_posenc.backends.blocked.geometry import Block
-from fairseq_posenc.backends.blocked.operands import AXES, Operands
+from fairseq_posenc.backends.blocked.operands import Operands
 from fairseq_posenc.mask import Mask
 from fairseq_posenc.precision import no_autocast
 from fairseq_posenc.torch_modes import copy_if_kept
@@ -73,11 +73,11 @@ class Computation:
         """
         x = Operands._make(
             None if y is None else block.select(y, axes).detach().requires_grad_(y.requires_grad)
-            for y, axes in zip(call, AXES)
+            for y, axes in zip(call, call.list_axes())
         )
         with torch.set_grad_enabled(self.saves or sums is not None):
-            scores = equation.score(
-                self._multiply_tokens(x, block),
+            scores = equation.score(  # without `scale`, which the operands contain
+                self._multiply_tokens(x),
                 biases=self._list_biases(x, block),
                 temperature=x.temperature,
                 softcap=self.softcap,
@@ -96,19 +96,27 @@ class Computation:
                 attended = attended + bands.sum_rows(kept, x.value_rows)
             return x, attended
 
-    def _multiply_tokens(self, x: Operands, block: Block) -> Tensor:
+    def _multiply_tokens(self, x: Operands) -> Tensor:
         """Combine the content q_i.k_j, its gain and the products with rows: ``(k, h, M, W)``."""
-        before, after = x.before_key, x.after_key
-        if before is None or after is None:  # neither: no keys are far, beyond the ends of tables
-            return self._combine(x, block)
-        if self.product:
-            first, last = x.query, x.query
-            if x.query_rows is not None:  # (q.k) (q.Q) (k.K) is the product of (q.Q) q and (k.K) k
-                numbers = x.query @ x.query_rows[:, [0, -1]].mT  # q.Q of both ends, [k, h, M, 2]
-                first, last = (x.query * y for y in numbers.split(1, -1))
-            return torch.cat([first @ before.mT, self._combine(x, block), last @ after.mT], -1)
-        # One product for all pairs, as `torch.cat` would copy them. Rows of near keys follow.
-        more = (0, before.size(3) - x.key.size(3))  # far keys have k.K as column D: queries have 1
+        if (
+            x.before_key is None or x.after_key is None
+        ):  # no keys are far, beyond the ends of tables
+            return self._combine(x)
+        far = x.before_key, x.after_key
+        return self._multiply_far(x, *far) if self.product else self._add_far(x, *far)
+
+    def _multiply_far(self, x: Operands, before: Tensor, after: Tensor) -> Tensor:
+        """Multiply far keys, which are (k.K) k already, by (q.Q) q, for (q.k) (q.Q) (k.K)."""
+        first, last = x.query, x.query  # by (q.Q), with the first row Q and with the last one
+        if x.query_rows is not None:  # distinct ones, so their ends serve the far keys
+            numbers = x.query @ x.query_rows[:, [0, -1]].mT  # [k, h, M, 2]
+            first, last = (x.query * y for y in numbers.split(1, -1))
+        return torch.cat([first @ before.mT, self._combine(x), last @ after.mT], -1)
+
+    def _add_far(self, x: Operands, before: Tensor, after: Tensor) -> Tensor:
+        """Multiply all keys at once, as `torch.cat` would copy scores; then add near keys' rows."""
+        # Far keys are k + Q, with k.K as column D if there is a table K: queries get a 1 there.
+        more = (0, before.size(3) - x.key.size(3))
         parts = [before, F.pad(x.key, more) if more[1] else x.key, after]
         keys = torch.cat(parts, 2).mT
         address = keys.data_ptr()  # by which the hooks know it
@@ -117,14 +125,13 @@ class Computation:
             lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
         ):
             scores = copy_if_kept((F.pad(x.query, more, value=1.0) if more[1] else x.query) @ keys)
-        look_up = self._multiply_rows(x, block)
-        for numbers in look_up():  # of near pairs; beside far keys, there is no gain and no reset
+        for numbers in self._multiply_rows(x)():  # beside far keys, there is no gain and no reset
             scores.narrow(3, before.size(2), x.key.size(2)).add_(numbers)
         return scores
 
-    def _combine(self, x: Operands, block: Block) -> Tensor:
+    def _combine(self, x: Operands) -> Tensor:
         """Combine the content of near pairs, its gain and the products with their rows."""
-        look_up = self._multiply_rows(x, block)  # only once: checkpointing runs `combine` twice
+        look_up = self._multiply_rows(x)  # only once: checkpointing runs `combine` twice
 
         def combine() -> Tensor:
             qk = copy_if_kept(x.query @ x.key.mT)
@@ -137,7 +144,7 @@ class Computation:
         scores: Tensor = checkpoint(combine, use_reentrant=False, preserve_rng_state=False)
         return scores
 
-    def _multiply_rows(self, x: Operands, block: Block) -> Callable[[], Iterator[Tensor]]:
+    def _multiply_rows(self, x: Operands) -> Callable[[], Iterator[Tensor]]:
         """Multiply tokens by rows; the result looks up the products of near pairs, by table."""
         tables = []
         for tokens, rows, index, of_keys, reset in (
@@ -145,8 +152,6 @@ class Computation:
             (x.key, x.key_rows, x.key_index, True, x.key_reset),
         ):
             if rows is not None:
-                # Without an index, rows of near distances (G: whole, as `x` has the block's heads).
-                rows = rows if index is not None else block.select(rows, "GrD")
                 products = bands.multiply_rows(tokens, rows, index, of_keys)
                 dim = 2 if of_keys else 3  # one number for all queries, or for all keys
                 numbers = None if reset is None else (tokens @ reset.mT).unsqueeze(dim).unbind(-1)
@@ -160,7 +165,7 @@ class Computation:
         return look_up
 
     def _list_biases(self, x: Operands, block: Block) -> list[Tensor]:
-        """List what is added to the scaled scores."""
+        """List what is added to the scores, which are scaled already."""
         biases = [] if x.bias_rows is None else [_view_numbers(x, x.bias_rows, x.bias_reset)]
         if x.pair_bias is not None:
             biases.append(x.pair_bias)
@@ -220,7 +225,7 @@ class Blocks(torch.autograd.Function):
                 inputs = [leaf for leaf, total in zip(leaves, totals) if total is not None]
                 grads = iter(torch.autograd.grad(attended, inputs, block.select(grad, "BHTD")))
             del attended, leaves, inputs  # frees their memory for the next block
-            for total, axes in zip(totals, AXES):
+            for total, axes in zip(totals, call.list_axes()):
                 if total is not None:
                     block.select(total, axes).add_(next(grads))  # a view of the block's part
         return None, *(None if total is None else total.contiguous() for total in totals)

@@ -24,10 +24,11 @@ class Operands(NamedTuple):
     keys far before its queries, a those far after them, n the near ones, r their distances.
 
     A score begins as a sum, gain q.k + q.Q + k.K, or as a product, gain q.k q.Q k.K: q is the
-    query, k the key, and Q and K are the rows of ``query_rows`` and ``key_rows`` for the pair.
+    query, k the key, and Q and K are the rows of ``query_rows`` and ``key_rows`` for the pair. They
+    contain the scale of the scores: in a sum q and K, in a product K or, without it, Q.
     """
 
-    query: Annotated[Tensor, "BHTD"]  # scaled, if they are in a sum
+    query: Annotated[Tensor, "BHTD"]
     key: Annotated[Tensor, "BHnD"]
     value: Annotated[Tensor, "BHSD"]
     # The keys once more, for far pairs (`Block.far`), which share Q, and K: the first row of each
@@ -35,7 +36,7 @@ class Operands(NamedTuple):
     # product (k.K) k.
     before_key: Annotated[Tensor | None, "BHbD"]
     after_key: Annotated[Tensor | None, "BHaD"]
-    query_rows: Annotated[Tensor | None, "HUD"]  # fewer than distances if there is an index
+    query_rows: Annotated[Tensor | None, "HUD"]  # distinct ones; HRD without an index
     query_index: Annotated[Tensor | None, "r"]  # which of U rows each distance has
     key_rows: Annotated[Tensor | None, "HUD"]
     key_index: Annotated[Tensor | None, "r"]
@@ -62,8 +63,12 @@ class Operands(NamedTuple):
     query_seeds: Annotated[Tensor | None, "BH2T"]  # of dropout, two for each query
     key_seeds: Annotated[Tensor | None, "BHS"]
 
-
-AXES = [x.__metadata__[0] for x in Operands.__annotations__.values()]  # of each field, in order
+    def list_axes(self) -> list[str]:
+        """List the axes of each field in order: the annotated ones, but HRD without an index."""
+        axes = {name: x.__metadata__[0] for name, x in Operands.__annotations__.items()}
+        axes["query_rows"] = "HRD" if self.query_index is None else "HUD"
+        axes["key_rows"] = "HRD" if self.key_index is None else "HUD"
+        return list(axes.values())
 
 
 def lay_out(call: AttentionCall, has_far: tuple[bool, bool]) -> Operands:
@@ -71,7 +76,6 @@ def lay_out(call: AttentionCall, has_far: tuple[bool, bool]) -> Operands:
     device, terms = call.query.device, call.terms
     (batch, heads, tgt_len, head_dim), src_len = call.query.shape, call.key.size(2)
     scale = terms.scale(head_dim)
-    # In a sum, the scale is a factor of q and K; in a product, of one table.
     scaled = terms.rows("key") or (terms.rows("query") if terms.product else None)
     query = _reverse(call.query).contiguous()  # products of contiguous tensors are faster
     query = query if terms.product else query * scale

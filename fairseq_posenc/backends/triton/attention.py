@@ -24,7 +24,7 @@ from fairseq_posenc.backends.triton.kernels import backward_kernel, forward_kern
 from fairseq_posenc.backends.triton.problem import Problem, Table
 from fairseq_posenc.backends.triton.stored import tables_kernel, tokens_kernel
 
-PROGRAMS = 512  # of `tables_kernel`: enough to fill a GPU, few enough to keep their output small
+PROGRAMS = 512  # of `tables_kernel`, on copies of gradients: fill a GPU, and keep copies small
 MAX_BYTES = 2**31  # of the tiles of a slab
 MIN_SIDE = 16  # the smallest side that a matrix in `tl.dot` may have
 
@@ -44,10 +44,10 @@ class Tile(NamedTuple):
     queries: int
     keys: int
     warps: int  # of 32 threads each
-    stages: int = 1  # tiles loaded ahead; more take shared memory, of which vectors leave none
+    stages: int = 1  # tiles loaded ahead, into shared memory; tables of vectors leave room for 1
 
 
-INTERPRETED = Tile(MIN_SIDE, MIN_SIDE, warps=1)
+INTERPRETED_TILE = Tile(MIN_SIDE, MIN_SIDE, warps=1)
 
 
 def choose_tile(problem: Problem, backward: bool) -> Tile:
@@ -57,7 +57,7 @@ def choose_tile(problem: Problem, backward: bool) -> Tile:
     registers as possible are spilled (``benchmarks/instructions.py``).
     """
     if is_interpreted():
-        return INTERPRETED
+        return INTERPRETED_TILE
     arch = triton.runtime.driver.active.get_current_target().arch  # 90: H100; AMD's are names
     if not isinstance(arch, int) or arch < 90 or problem.query.dtype == torch.float32:
         return Tile(32, 32, warps=4)
@@ -90,7 +90,7 @@ class Slab(NamedTuple):
 class Tiles(NamedTuple):
     """Gradients of the parts of the scores for the pairs of a slab; None for one not needed.
 
-    All are flat: ``(sequences, queries, keys)``. They lack the factor scale / (1 - dropout rate).
+    All are flat: ``(sequences, queries, keys)``. They lack a factor, which is :attr:`Side.factor`.
     """
 
     content: Tensor  # of queries times keys
@@ -104,12 +104,12 @@ class Side(NamedTuple):
     """A table, what it is multiplied by, and the gradients of both."""
 
     table: Table | None
-    table_grad: Tensor | None  # `(chunks of the batch x H, R, D or nothing)`; None: not trained
+    table_grad: Tensor | None  # `(copies x H, R, D or nothing)` to add up; None: not trained
     tokens: Tensor | None  # queries or keys; None for a table of numbers
     token_grad: Tensor | None  # shaped as the tokens
     tiles: Tensor | None  # gradients of the table's term
-    ends: Tensor | None  # for each row of tiles, its sums before and after the table's columns
-    factor: float  # of the sums of tiles
+    ends: Tensor | None  # for each row of tiles, its sums at distances below and above the table's
+    factor: float  # of sums of tiles: 1 / (1 - dropout rate), and the scale, but not of a bias
     SIGN: tl.constexpr  # 1 if the rows of tiles are queries, -1 if they are keys
 
 
@@ -141,10 +141,10 @@ class Attention(torch.autograd.Function):
         # gradient, so that they cancel out if a query sees a single key.
         grad = grad.type_as(problem.query).contiguous()
         delta = (grad * attended).sum(-1) / problem.kept_factor  # that is 1 / (1 - dropout rate)
-        two_numbers = torch.stack((shifts, delta), -1).view(torch.int64)  # both in one load
+        statistics = torch.stack((shifts, delta), -1).view(torch.int64)  # both in one load
         tile = choose_tile(problem, backward=True)
-        block = min(tile.queries, tile.keys)
-        square = tile._replace(queries=block, keys=block)  # for the kernels of `stored`
+        block = min(tile.queries, tile.keys)  # divides both: they are powers of 2
+        square = tile._replace(queries=block, keys=block)  # in which `stored` reads the tiles
 
         grad_query = torch.empty_like(problem.query)
         # The backward kernel writes the other two; `tokens_kernel` adds the key table's term.
@@ -155,13 +155,13 @@ class Attention(torch.autograd.Function):
         trained = [table if is_needed else None for table, is_needed in needed]
         batch, heads = problem.query.shape[:2]
         table_blocks = sum(triton.cdiv(x.rows.size(1), block) for x in trained if x is not None)
-        chunks = min(batch, math.ceil(PROGRAMS / max(1, heads * table_blocks)))
-        table_grads = [x and shifts.new_zeros(chunks * heads, *x.rows.shape[1:]) for x in trained]
+        copies = min(batch, math.ceil(PROGRAMS / max(1, heads * table_blocks)))
+        table_grads = [x and shifts.new_zeros(copies * heads, *x.rows.shape[1:]) for x in trained]
 
         # In a plain sum, the gradients of the query term and of the bias equal that of the score,
         # which is stored anyway. PRODUCT: content and terms are multiplied.
         plain_sum = not problem.PRODUCT and problem.gain is None
-        of_queries, of_keys, of_gain, of_bias = zip(problem.tables, table_grads)
+        of_queries, of_keys, of_gain, of_bias = zip(problem.tables, table_grads)  # two for a side
         _, _, gain_grad, bias_grad = table_grads  # None: it is not trained
         is_stored = {"content": True, "key_term": is_added, "gain": gain_grad is not None}
         is_stored["query_term"] = problem.query_table is not None and not plain_sum
@@ -176,11 +176,11 @@ class Attention(torch.autograd.Function):
         query_term = tiles.content if tiles.query_term is None else tiles.query_term
         bias = tiles.content if tiles.bias is None else tiles.bias
         factor = problem.scale * problem.kept_factor
-        sides = [  # each begins with a table and its gradient; biases are not scaled
+        sides = [  # tables of numbers have no ends: they have all distances
             Side(*of_queries, problem.query, grad_query, query_term, query_ends, factor, by_query),
             Side(*of_keys, problem.key, grad_key, tiles.key_term, key_ends, factor, by_key),
             Side(*of_gain, None, None, tiles.gain, None, factor, by_query),
-            Side(*of_bias, None, None, bias, None, problem.kept_factor, by_query),
+            Side(*of_bias, None, None, bias, None, problem.kept_factor, by_query),  # not scaled
         ]
 
         blocks = triton.cdiv(problem.tgt_len, block)
@@ -188,14 +188,14 @@ class Attention(torch.autograd.Function):
         of_tables = tuple(side for side in sides if side.table_grad is not None)
         for slab in slabs:
             programs = slab.sequences * (slab.keys // tile.keys)
-            arguments = grad, two_numbers, slab, tiles, grad_key, grad_value
+            arguments = grad, statistics, slab, tiles, grad_key, grad_value
             launch(backward_kernel, programs, problem, tile, *arguments)
             programs = slab.sequences * blocks
             launch(tokens_kernel, programs, problem, square, slab, tiles.content, *sides[:2])
             if of_tables:
-                programs = chunks * heads * table_blocks
-                launch(tables_kernel, programs, problem, square, slab, of_tables, chunks)
-        sums = [  # over chunks, and over heads that share a table
+                programs = copies * heads * table_blocks
+                launch(tables_kernel, programs, problem, square, slab, of_tables, copies)
+        sums = [  # over copies, each of other sentences, and over heads that share a table
             None if grad is None or x is None else grad.unflatten(0, (-1, len(x.rows))).sum(0)
             for grad, x in zip(table_grads, trained)
         ]

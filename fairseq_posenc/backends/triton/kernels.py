@@ -14,8 +14,8 @@ yet: (content * gain + query_term + key_term) + bias / scale; with PRODUCT, the 
 
 Dropout drops weights P with probability p; P' is 0 there, else P. As in FlashAttention, gradients
 of scores are dS = P' dP / (1 - p) - P delta, where dP are those of the weights, and delta is the
-sum of a query's attended values times their gradients. The kernels compute (1 - p) dS, with a delta
-that was multiplied by 1 - p before. Sums get the factor kept_factor, 1 / (1 - p), most the scale.
+sum of a query's attended values times their gradients. The kernels compute (1 - p) dS: delta, with
+the shift in an int64 of ``statistics``, has a factor 1 - p. Sums get 1 / (1 - p), most the scale.
 
 - ``problem``: tensors and sizes of the call: B batch, H heads, T queries, S keys, head size D.
 - ``opt``: constants: M queries and N keys of a tile; W: D padded; FULL: no load needs a mask.
@@ -52,7 +52,7 @@ def forward_kernel(problem, opt, attended, shifts):
     batch, head = sequence // problem.heads, sequence % problem.heads
     earlier = sequence.to(tl.int64) * problem.tgt_len  # number of queries in earlier sequences
     query = problem.query + earlier * problem.width
-    key_numbers = sequence.to(tl.int64) * problem.src_len * problem.width  # in their keys
+    key_numbers = sequence.to(tl.int64) * problem.src_len * problem.width  # in earlier keys
     key, value = problem.key + key_numbers, problem.value + key_numbers
     q = load_rows(problem, opt, query, first_query, problem.tgt_len, opt.M)  # [M, W]
     m = first_query + tl.arange(0, opt.M)[:, None]  # [M, 1]
@@ -99,40 +99,40 @@ def store_tile(tiles, start, row, stride, column, tile):
 
 @triton.jit
 def store_gradients(
-    problem, opt, slab, tiles, parts, grad, sequence_in_slab, first_query, first_key
+    problem, opt, slab, tiles, parts, grad_score, sequence_in_slab, first_query, first_key
 ):
     """Store the gradients of the parts of ``tiles``; return those of the content."""
     content, gain, query_term, key_term = parts
     m, n = tl.arange(0, opt.M)[None, :], tl.arange(0, opt.N)[:, None]
     sequence_start = sequence_in_slab.to(tl.int64) * slab.queries * slab.keys
-    start = tl.cast(first_query, tl.int64) * slab.keys + first_key
+    start = sequence_start + tl.cast(first_query, tl.int64) * slab.keys + first_key
     if tiles.bias is not None:
-        store_tile(tiles.bias + sequence_start, start, m, slab.keys, n, grad)
+        store_tile(tiles.bias, start, m, slab.keys, n, grad_score)
     others = query_term * key_term if problem.PRODUCT else 1.0  # a missing term is 1
-    grad_content = (grad * others * gain).to(tiles.content.dtype.element_ty)
-    store_tile(tiles.content + sequence_start, start, m, slab.keys, n, grad_content)
+    grad_content = (grad_score * others * gain).to(tiles.content.dtype.element_ty)
+    store_tile(tiles.content, start, m, slab.keys, n, grad_content)
     if tiles.gain is not None:
-        store_tile(tiles.gain + sequence_start, start, m, slab.keys, n, grad * content * others)
+        store_tile(tiles.gain, start, m, slab.keys, n, grad_score * content * others)
     if tiles.query_term is not None:
-        tile = grad * content * gain * key_term if problem.PRODUCT else grad
-        store_tile(tiles.query_term + sequence_start, start, m, slab.keys, n, tile)
+        tile = grad_score * content * gain * key_term if problem.PRODUCT else grad_score
+        store_tile(tiles.query_term, start, m, slab.keys, n, tile)
     if tiles.key_term is not None:
-        tile = grad * content * gain * query_term if problem.PRODUCT else grad
-        start_by_key = tl.cast(first_key, tl.int64) * slab.queries + first_query
-        store_tile(tiles.key_term + sequence_start, start_by_key, n, slab.queries, m, tile)
+        tile = grad_score * content * gain * query_term if problem.PRODUCT else grad_score
+        start_by_key = sequence_start + tl.cast(first_key, tl.int64) * slab.queries + first_query
+        store_tile(tiles.key_term, start_by_key, n, slab.queries, m, tile)
     return grad_content
 
 
 @triton.jit
-def backward_kernel(problem, opt, grad, two_numbers, slab, tiles, grad_key, grad_value):
+def backward_kernel(problem, opt, grad_attended, statistics, slab, tiles, grad_key, grad_value):
     """Write the tiles, and the gradients of values and of keys without their table's term."""
     sequence_in_slab, first_key = split_program(tl.program_id(0), problem.src_len, opt.N)
     sequence = slab.sequence + sequence_in_slab
     batch, head = sequence // problem.heads, sequence % problem.heads
     earlier = sequence.to(tl.int64) * problem.tgt_len  # number of queries in earlier sequences
     query = problem.query + earlier * problem.width
-    grad_attended = grad + earlier * problem.width
-    key_numbers = sequence.to(tl.int64) * problem.src_len * problem.width  # in their keys
+    grads = grad_attended + earlier * problem.width
+    key_numbers = sequence.to(tl.int64) * problem.src_len * problem.width  # in earlier keys
     # [keys N, W] each; tiles are flipped, so that their rows are keys.
     k = load_rows(problem, opt, problem.key + key_numbers, first_key, problem.src_len, opt.N)
     v = load_rows(problem, opt, problem.value + key_numbers, first_key, problem.src_len, opt.N)
@@ -150,10 +150,10 @@ def backward_kernel(problem, opt, grad, two_numbers, slab, tiles, grad_key, grad
                 )
                 scores = apply_mask(problem, opt, scores, batch, m, n, first_query, first_key)
                 # [queries M, W], loaded late to save registers.
-                g = load_rows(problem, opt, grad_attended, first_query, problem.tgt_len, opt.M)
+                g = load_rows(problem, opt, grads, first_query, problem.tgt_len, opt.M)
                 inside = m < problem.tgt_len
-                shift, delta = load_two_numbers(opt, two_numbers + earlier + m, inside, tl.float32)
-                if not opt.FULL:  # no whole tiles: weights beyond the last query will be 0
+                shift, delta = load_two_numbers(opt, statistics + earlier + m, inside, tl.float32)
+                if not opt.FULL:  # weights beyond the last query will be 0
                     shift, delta = tl.where(inside, shift, NO_SUM), tl.where(inside, delta, 0)
                 weights = tl.exp2(scores * (problem.scale * LOG2_E) + shift)
                 kept = weights

@@ -16,7 +16,7 @@ may see: ``backward_kernel`` stores whole tiles, whose sides N divides, with zer
 - ``slab``: the ``sequences`` from ``sequence`` on; ``queries`` and ``keys``, their padded lengths.
 - ``side``: a ``table``, its ``tiles`` and ``ends``, the SIGN of these, and the ``factor`` of their
   sums; ``tokens``, the queries or keys that its rows are multiplied by (None for numbers); and
-  the gradients to write, ``table_grad`` ``(chunks, H, last + 1, D or nothing)`` and ``token_grad``.
+  the gradients to write, ``table_grad`` ``(copies, H, last + 1, D or nothing)`` and ``token_grad``.
 - ``tiles``, ``ends``: those of one sequence; a block of them has N rows and N columns. ``stride``:
   columns of a row of tiles. Sequence: index of a sentence and a head, ``batch * heads + head``.
 - ``table``: ``low``, the distance of its first row, and ``last``, the index of its last one.
@@ -64,11 +64,11 @@ def add_ends(problem, opt, side, total, tiles, stride, ends, head, row, start, e
     first_column = offset + tl.arange(0, opt.N)[:, None]  # of the table in each row, [N, 1]
     before = tl.zeros((opt.N, opt.N), tl.float32)
     after = tl.zeros((opt.N, opt.N), tl.float32)
+    stop = tl.minimum(first_column, end)
     for column in range(start, tl.minimum(end, offset + opt.N - 1), opt.N):  # left of the table
-        stop = tl.minimum(first_column, end)
         before += load_tile(opt, tiles, stride, row, column, start, stop, SKEW=0)
+    begin = tl.maximum(first_column + last + 1, start)
     for column in range(tl.maximum(offset + last + 1, start) // opt.N * opt.N, end, opt.N):
-        begin = tl.maximum(first_column + last + 1, start)
         after += load_tile(opt, tiles, stride, row, column, begin, end, SKEW=0)
     before, after = tl.sum(before, 1), tl.sum(after, 1)
     tl.store(ends + i * 2, before)
@@ -143,14 +143,14 @@ def tokens_kernel(problem, opt, slab, content, queries, keys):
 
 
 @triton.jit
-def add_to_table(problem, opt, slab, side, chunks, program):
-    """Add to the gradient of N rows of a table, for one head and one chunk of the batch.
+def add_to_table(problem, opt, slab, side, copies, program):
+    """Add to N rows of one copy of a table's gradient, for one head.
 
-    ``program`` counts this table's programs, by chunk (every ``chunks``-th sentence), head and row.
+    Copy c is the sum of the sentences c, c + copies, ...; ``program`` counts by copy, head and row.
     """
     last = side.table.last
     group, step = split_program(program, last + 1, opt.N)
-    chunk, head = group // problem.heads, group % problem.heads
+    copy, head = group // problem.heads, group % problem.heads
     offset = find_offset(side) + step  # the block's first column in row 0 of the tiles
     tokens = problem.tgt_len if side.SIGN > 0 else problem.src_len
     others = problem.src_len if side.SIGN > 0 else problem.tgt_len
@@ -161,10 +161,10 @@ def add_to_table(problem, opt, slab, side, chunks, program):
     column = step + tl.arange(0, opt.N)  # from the first of the table's columns
     by_vector = tl.zeros((opt.N, opt.W), tl.float32)
     by_number = tl.zeros((opt.N,), tl.float32)
-    # The slab's first sequence of this head and chunk; the next one lies `chunks` sentences later.
+    # The slab's first sequence of this head and copy; the next one lies `copies` sentences later.
     first = (head - slab.sequence % problem.heads + problem.heads) % problem.heads
-    first += chunk * problem.heads
-    for sequence_in_slab in range(first, slab.sequences, chunks * problem.heads):
+    first += copy * problem.heads
+    for sequence_in_slab in range(first, slab.sequences, copies * problem.heads):
         sequence = slab.sequence + sequence_in_slab
         at = tl.cast(sequence_in_slab, tl.int64) * slab.queries * slab.keys
         token = tl.cast(sequence, tl.int64) * tokens * problem.width
@@ -186,14 +186,14 @@ def add_to_table(problem, opt, slab, side, chunks, program):
                     by_vector += tl.where(column[:, None] == 0, before, 0.0)
                     by_vector += tl.where(column[:, None] == last, after, 0.0)
     index = last - column if side.SIGN < 0 else column
-    row = (group * (last + 1) + index).to(tl.int64)
+    at = (group * (last + 1) + index).to(tl.int64)  # of a row of the gradient
     inside = column <= last
     if side.tokens is None:
-        place = side.table_grad + row
+        place = side.table_grad + at
         total = by_number
     else:
         channel = tl.arange(0, opt.W)[None, :]
-        place = side.table_grad + row[:, None] * problem.width + channel
+        place = side.table_grad + at[:, None] * problem.width + channel
         inside = inside[:, None] & (channel < problem.width)
         total = by_vector
     total *= side.factor
@@ -201,12 +201,12 @@ def add_to_table(problem, opt, slab, side, chunks, program):
 
 
 @triton.jit
-def tables_kernel(problem, opt, slab, sides, chunks):
+def tables_kernel(problem, opt, slab, sides, copies):
     """Add to the gradients of all tables, each by its own programs; see :func:`add_to_table`."""
     program = tl.program_id(0)
     for index in tl.static_range(len(sides)):  # not assigned, which would make SIGN a variable
         last = sides[index].table.last
-        programs = chunks * problem.heads * tl.cdiv(last + 1, opt.N)
+        programs = copies * problem.heads * tl.cdiv(last + 1, opt.N)
         if (program >= 0) & (program < programs):
-            add_to_table(problem, opt, slab, sides[index], chunks, program)
+            add_to_table(problem, opt, slab, sides[index], copies, program)
         program -= programs
