@@ -217,15 +217,13 @@ class Stack(NamedTuple):
         """Return the weights of positions in the stack's module or an attention, by our names."""
         if (positions := getattr(owner, POSITIONS, None)) is not None:
             return dict(positions.named_parameters())
-        present: dict[str, Tensor] = dict(
-            owner.named_parameters()
-        )  # the stand-ins of `neutralize` have none
-        weights = {}
+        present = dict(owner.named_parameters())  # the stand-ins of `neutralize` have none
+        weights: dict[str, Tensor] = {}
         for name, stock_name in self.weight_names.items():
             if (weight := present.get(stock_name)) is not None:
-                if "t5" in name:
-                    weight = weight.t()  # ours is [H, buckets]
-                weights[name] = weight[self.first_row :] if "learned" in name else weight
+                first_row = self.first_row if "learned" in name else 0
+                # T5's table, [buckets, H], is [H, buckets] in ours.
+                weights[name] = weight.t() if "t5" in name else weight[first_row:]
         return weights
 
     @property

@@ -211,7 +211,7 @@ class HFStackPositions(StackPositions):
         if self.gated_kinds and getattr(arguments.cache, "offloading", False):
             raise UserError(f"{self.spec}: offloaded caches lose forget gates: take another cache")
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
-        self._refuse_inner_padding(positions, "attention_mask")  # of padding between tokens
+        self._refuse_inner_padding(positions, "attention_mask")
         states = compute_shared(self.shared, positions)  # one for each kind of layer
         if arguments.past and not hasattr(arguments.cache, UNCOUNTED):  # this model did not fill it
             needed, held = states[0].needed_keys(), arguments.past  # counted in the first layer

@@ -83,7 +83,7 @@ def refuse_long_blocks(options: Any, block: int, max_positions: int) -> None:
 
 
 def check_shards(data: str, split: str) -> None:
-    """Refuse shards of ``data``, as in ``first:second``, without the split or one dictionary.
+    """Refuse shards of ``data`` (``first:second``) without the split or the first's dictionary.
 
     fairseq opens a shard only when its epoch begins, perhaps days after the start.
     """

@@ -118,8 +118,7 @@ class StackPositions(nn.Module):
         positions = self._split_rows(positions, document_ids, has_ends=ends is not None)
         if position_ids is not None:
             positions = self._replace_ids(positions, position_ids, past_ids)
-        if key_padding_mask is not None:
-            self._refuse_inner_padding(positions, "key_padding_mask")
+        self._refuse_inner_padding(positions, "key_padding_mask")
         states = compute_shared(self.shared, positions)  # one for each kind of layer
         for encoding in self.input.as_list() if self.input is not None else ():
             vectors = encoding.embed(states[0].positions)  # equal for all kinds of layers
@@ -131,7 +130,8 @@ class StackPositions(nn.Module):
         """Refuse padding between tokens of a row, or of a document, if distances include it."""
         # Tables use distances of places if ids are consecutive, otherwise those of the ids.
         counts_places = self.has_window or (self.has_tables and positions.consecutive)
-        if not counts_places or torch.compiler.is_compiling() or reading_waits(positions.device):
+        may_read = not (torch.compiler.is_compiling() or reading_waits(positions.device))
+        if positions.padding is None or not counts_places or not may_read:
             return  # a graph cannot read values, and on a GPU each pass would wait once more
         # Tokens after padding or at index 0, which may only be the first of a row or document.
         begins = F.pad(positions.real().long(), (1, 0)).diff(dim=1).eq(1)  # [B, S]

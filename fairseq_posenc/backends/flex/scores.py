@@ -44,7 +44,9 @@ class _Numbers(NamedTuple):
         else:
             row = self.rows[distance]
         x, token = self.numbers, j if self.of_keys else i
-        return x[tuple([index_or_zero(x, dim, at) for dim, at in enumerate((b, h, token, row))])]
+        b, h = index_or_zero(x, 0, b), index_or_zero(x, 1, h)
+        token, row = index_or_zero(x, 2, token), index_or_zero(x, 3, row)
+        return x[b, h, token, row]
 
 
 def build_score_mod(
@@ -97,7 +99,6 @@ def build_score_mod(
         if tokens is None:
             return [_Numbers(table[None, :, None], rows)]
         products = (at_least_fp32(tokens) * factor) @ table.transpose(-1, -2)
-        mark_batch_dynamic(products)
         return [_Numbers(products, rows, isinstance(term, RowsByDistance) and term.of == "key")]
 
     # FlexAttention scales q.k, so products that are added to it must be scaled, but not factors.
@@ -107,14 +108,13 @@ def build_score_mod(
     (factors if terms.product else summands).extend(products)
     if (by_pair := terms.find(NumbersByPair)) is not None:  # (B or 1, G, T, S)
         summands.append(_Numbers(F.pad(at_least_fp32(by_pair.numbers), missing)))
-        mark_batch_dynamic(summands[-1].numbers)
     if (states := terms.find(States)) is not None:  # their products are not scaled
         vectors = F.pad(states.vectors, (0, 0, 0, more_queries))  # (B, H, T, W), padded
         summands += tabulate(terms.rows("state"), vectors)
     softcap, temperatures = terms.softcap, []
     if temperature is not None:
         temperatures = [_Numbers(F.pad(temperature, (0, more_queries))[..., None])]
-        mark_batch_dynamic(temperatures[0].numbers)
+    mark_batch_dynamic(*(x.numbers for x in [*factors, *summands, *temperatures]))
 
     def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         distance = (j - i - lowest).clamp(min=0).minimum(last)  # a hidden pair may have any row
