@@ -104,7 +104,7 @@ _WITHOUT_ENCODINGS = {"choose", "learning-curves", "preprocess", "user-dir", "re
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit code."""
-    return run_main(lambda: _run(argv))  # which prints a UserError as one line
+    return run_main(lambda: _run(argv))  # prints a UserError as one line
 
 
 def _run(argv: Sequence[str] | None) -> int | None:

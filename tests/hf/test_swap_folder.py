@@ -72,11 +72,12 @@ def test_a_trained_table_becomes_longer(
 def test_a_table_of_other_options_is_called_initialized(
     stock: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    set_positions(stock, "fire").save_pretrained(tmp_path / "stock")
+    set_positions(stock.model, "fire").save_pretrained(tmp_path / "stock")
     swap(tmp_path, "--position-encoding", "fire(threshold=8)")
     printed = capsys.readouterr().out
-    assert "kept bit for bit: the 39 tensors" in printed
-    assert "initialized: model.layers.0.self_attn.positions.encodings.fire." in printed
+    assert "kept bit for bit: the 38 tensors" in printed
+    assert "load it by AutoModel.from_pretrained after" in printed  # it has no head
+    assert "initialized: layers.0.self_attn.positions.encodings.fire." in printed
 
 
 def test_only_files_of_the_tokenizer_are_copied(stock: PreTrainedModel, tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_own_positions_are_the_same_model(
         (["--spec", "alibi"], "arguments: --spec alibi (see fairseq-posenc swap --help)"),
         ([], "nothing to swap: give --position-encoding or --max-positions"),
         (["--max-positions", "9", "--checkpoint", "nosuch"], "nosuch has no config.json: give"),
-        (["--max-positions", "9", "--checkpoint", "/"], "/ has no config.json: give a folder"),
+        (["--max-positions", "9", "--checkpoint", "/"], "/ has no config.json: give a"),
     ],
 )
 @pytest.mark.usefixtures("stock")

@@ -49,7 +49,7 @@ _HEADS = {
 
 
 def format_usage(trained: OpenModel, is_plain: bool, tokenizers: Sequence[str]) -> str:
-    """Format Python lines that load an exported model with transformers, and let it generate.
+    """Format Python lines that load an exported model, and write text with it if it generates.
 
     Args:
         trained: the model.
@@ -78,10 +78,11 @@ def format_serving_usage(trained: OpenModel, tokenizers: Sequence[str]) -> str:
     """Format Python lines that run a model with CTranslate2; arguments: :func:`format_usage`."""
     if not tokenizers:
         return "# This folder has no tokenizer."
-    engine, written = "Generator", "sequences"
-    start = "<s>" if trained.settings.task.get("add_bos_token") else "</s>"
-    call = f'generate_batch([["{start}", *pieces]], max_length=50, sampling_topk=10)'
-    if trained.head == "translation":
+    if trained.head == "causal_lm":
+        engine, written = "Generator", "sequences"
+        start = "<s>" if trained.settings.task.get("add_bos_token") else "</s>"
+        call = f'generate_batch([["{start}", *pieces]], max_length=50, sampling_topk=10)'
+    else:  # translation
         engine, written = "Translator", "hypotheses"
         # Neither limit counts the last </s>; to write n tokens and it, the decoder reads n + 1.
         longest = min(LONGEST_TRANSLATION, trained.stacks["decoder"].max_positions() - 1)
@@ -109,11 +110,9 @@ def write_card(
         pipeline_tag=_HEADS[trained.head][1],
         tags=["fairseq", "position-encoding"],
     )
+    positions = {side: stack.identity.describe() for side, stack in trained.stacks.items()}
     rows = [
-        (f"positions, {side}", code(stack.identity.describe()))  # trained with ... at length ...
-        for side, stack in trained.stacks.items()
-    ]
-    rows += [
+        *((f"positions, {side}", code(text)) for side, text in positions.items()),
         ("parameters", f"{sum(x.numel() for x in trained.model.parameters()):,}"),
         ("data", code(trained.data.resolve().name)),
         ("updates", f"{read_updates(trained.state):,}"),

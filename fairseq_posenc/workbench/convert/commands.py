@@ -53,9 +53,9 @@ def run_export(options: argparse.Namespace) -> None:
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc import``."""
     add = parser.add_argument
-    text = "folder of transformers: a RoBERTa, or one that fairseq-posenc export wrote"
+    text = "transformers model folder: a RoBERTa, or one that fairseq-posenc export wrote"
     add("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=text)
-    add("--out", type=Path, required=True, metavar="FILE", help="start checkpoint of fairseq")
+    add("--out", type=Path, required=True, metavar="FILE", help="fairseq checkpoint to start from")
 
 
 def run_import(options: argparse.Namespace) -> None:
@@ -73,7 +73,7 @@ def run_import(options: argparse.Namespace) -> None:
 def add_swap_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc swap``."""
     add = parser.add_argument
-    add("--checkpoint", type=Path, required=True, metavar="FOLDER", help="model of transformers")
+    add("--checkpoint", type=Path, required=True, metavar="FOLDER", help="transformers model")
     text = "new positions; own means those that the model has (default: own)"
     add("--position-encoding", metavar="SPEC", help=text)
     add_count(parser, "--max-positions", "longest input of the new model (default: the old one's)")
@@ -91,7 +91,7 @@ def run_swap(options: argparse.Namespace) -> None:
     # The folder of an adapter (PEFT) has another file; `swap_folder` refuses it with advice.
     if not (source / "config.json").is_file() and not (source / "adapter_config.json").is_file():
         raise UserError(
-            f"--checkpoint {source} has no config.json: give a folder of transformers, as hf "
+            f"--checkpoint {source} has no config.json: give a transformers model folder, as hf "
             "download prints; or use fairseq-train --finetune-from-model FILE --init-positions"
         )
     from fairseq_posenc.workbench.convert.swap import swap_folder

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -48,10 +49,11 @@ def swap_folder(
     """
     with whole_folder(out) as folder:  # renamed to `out` at the end
         torch.manual_seed(seed)
-        model = load_model(source)
+        model: Any = load_model(source)
         origin = f"source: {source}: {type(model).__name__}, positions: {read_positions(model)}"
-        old = dict(model.named_parameters())  # which `set_positions` replaces or leaves unchanged
+        old = dict(model.named_parameters())
         set_positions(model, spec, max_positions, extend)
+        # Positions are now new objects, even with equal values; other parameters are the same ones.
         new = dict(model.named_parameters())
         model.save_pretrained(folder)
         for path in folder.glob("*.safetensors"):  # transformers lets only their owner read them
@@ -60,15 +62,16 @@ def swap_folder(
             if file.is_file() and _COPIED.fullmatch(file.name):
                 shutil.copy2(file, folder / file.name)
         stock = is_stock(folder)  # whether transformers loads it without this package
-        # If it does not, the name in this file begins with `CLASS_PREFIX`.
+        # In this file alone, the name of its class then begins with `CLASS_PREFIX`.
         class_name = json.loads((folder / "config.json").read_bytes())["architectures"][0]
-    kept = [x for x in new if new[x] is old.get(x)]
-    both = [x for x in new if x in old and x not in kept]  # positions, if the source had ours
-    fit = (x for x in AUTO_CLASSES if x._model_mapping.get(type(model.config), None) is type(model))
-    loader = next(fit, type(model))  # an Auto class, if one loads such a model
+    others = [x for x in new if new[x] is old.get(x)]
+    both = [x for x in new if x in old and x not in others]  # positions, if the source had ours
+    cls = type(model).stock  # the stock class; `set_positions` gave the model one derived from it
+    fit = (x for x in AUTO_CLASSES if x._model_mapping.get(cls.config_class, None) is cls)
+    loader = next(fit, cls)  # an Auto class, if one loads such a model
     return [
         origin,
-        f"kept bit for bit: the {len(kept)} tensors that are not positions",
+        f"kept bit for bit: the {len(others)} tensors that are not positions",
         *(_describe_origin(name, old[name], new[name]) for name in both),
         *(f"only in the new model: {x} {tuple(new[x].shape)}" for x in new if x not in old),
         *(f"only in the old model: {x} {tuple(old[x].shape)}" for x in old if x not in new),

@@ -67,7 +67,7 @@ def export_to_ctranslate2(
         if quantization != "float32":
             build_specification(trained, vocabularies, quantization).save(str(folder))
         write_card(folder, trained, "ctranslate2", format_serving_usage(trained, folders), notes)
-    return [f"wrote {out}: a model of CTranslate2 in {quantization}", *notes]
+    return [f"wrote {out}: a CTranslate2 model in {quantization}", *notes]
 
 
 def _refuse_unsupported(trained: OpenModel) -> None:
@@ -89,7 +89,7 @@ def _refuse_unsupported(trained: OpenModel) -> None:
 def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder: Path) -> float:
     """Compute the largest difference of log probabilities, as a share of the largest one.
 
-    Both models, the trained one and the one in the folder, score the same random sentences.
+    The trained model, in evaluation mode, and that of the folder score the same random sentences.
     """
     end = torch.tensor([trained.model.decoder.eos_idx])
     ours, lines = [], []
@@ -187,7 +187,7 @@ def _build_attention(rope: Rope | None, terms: Terms, has_alibi: bool, dims: Dim
 
     Args:
         rope: the layer's rotation.
-        terms: the layer's terms, in tables with a row for each distance, in ascending order.
+        terms: the layer's terms; tables have a row for each distance, key minus query, from low.
         has_alibi: whether CTranslate2 computes their bias itself.
         dims: sizes of the stack.
     """

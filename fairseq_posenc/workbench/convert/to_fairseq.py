@@ -1,4 +1,4 @@
-"""Imports a folder of transformers: builds the fairseq model that computes the same.
+"""Imports a transformers model folder: builds the fairseq model that computes the same.
 
 The folder's class must be one of :mod:`stock_classes`. Its configuration becomes fairseq's options,
 and its weights get fairseq's names. Dictionaries are read if the folder has them.
@@ -47,10 +47,12 @@ def import_folder(path: Path, out: Path) -> list[str]:
     Raises:
         UserError: the folder cannot be read, or fairseq has no such model.
     """
+    # The folder of an adapter (PEFT) has another file; `load_model` refuses it with advice.
     if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
-        raise UserError(f"--from {path} has no config.json: give a folder of transformers")
-    source = load_model(path).eval()
+        raise UserError(f"--from {path} has no config.json: give a transformers model folder")
+    source = load_model(path)  # in evaluation mode
     stock, head = _find_stock_family(source, path)
+    # The other families' classes do not read this field: they have torch's default, as fairseq.
     if stock.family == "masked_lm" and (epsilon := source.config.layer_norm_eps) != EPSILON:
         raise UserError(f"{path}: layer_norm_eps is {epsilon}, and fairseq's is {EPSILON:g}")
     if not hasattr(source.config, SPEC_FIELD):  # a stock folder
@@ -73,20 +75,18 @@ def import_folder(path: Path, out: Path) -> list[str]:
         elif head == "classes":
             model.register_classification_head(HEAD, num_classes=config.num_labels)
     weights = dict(model.named_parameters(remove_duplicate=False))  # tied ones by each name
-    is_fine_tuned = head != stock.family
-    if is_fine_tuned:  # the folder lacks this head, and random values would look trained
+    notes = []
+    if head != stock.family:  # fine-tuned; random values of the missing head would look trained
+        notes.append("no head for masked tokens in the folder: zeros in the checkpoint")
         for name in [name for name in weights if name.startswith(_PRETRAINING_HEAD)]:
             weights.pop(name).zero_()  # if tied, also the token embeddings, which are copied next
     for weight, parameter in stock.pair_weights(weights, source, path):
         weight.copy_(parameter)
-    notes = []
     for name, stack in open_model.list_stacks(model).items():
         # The state dict has the identity: what the weights were trained with, such as this length.
         identity = stack.identity._replace(trained_length=read_trained_length(config))
         stack.set_extra_state(identity.to_tensor())
         notes.append(f"{name} {identity.describe()}")
-    if is_fine_tuned:
-        notes.append("no head for masked tokens in the folder: zeros in the checkpoint")
     difference = compare_with_transformers(model.eval(), head, source)
     refuse_difference(f"{path}: {stock.classes[head]} differs from fairseq's model", difference)
     checkpoints.write_start_checkpoint(settings, model.state_dict(), out)

@@ -1,8 +1,7 @@
 """Exports a trained fairseq model as a folder that transformers loads.
 
 The folder has a stock class of transformers with the positions of the checkpoint, a tokenizer, the
-settings of ``generate`` and a card. It appears under its name only after its model was loaded and
-compared with the trained one (:func:`whole_folder`).
+settings of ``generate`` and a card. It gets its name only if its model computes the same.
 """
 
 import shutil
@@ -49,11 +48,9 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
         if surplus := tokenizer.get_vocab_size() - len(dictionary):
             fault = f"lacks {surplus:,} pieces of the tokenizer, which only fairseq reads as <unk>"
-            if surplus < 0:  # later ids would not fit
-                fault = f"has pieces of the tokenizer twice ({-surplus:,})"
             remedy = "--tokens none exports the model without a tokenizer"
             raise UserError(f"{trained.data / file}: {fault}: {remedy}")
-    with whole_folder(out) as folder:
+    with whole_folder(out) as folder:  # renamed to `out` at the end
         folders = write_tokenizers(trained, tokenizers, folder)
         for file in trained.dictionaries:
             (folder / file).parent.mkdir(exist_ok=True)
@@ -64,7 +61,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
         model.save_pretrained(folder, state_dict=model.state_dict())
         for path in folder.glob("*.safetensors"):  # transformers lets only their owner read them
             path.chmod((folder / "config.json").stat().st_mode)
-        written = load_model(folder).eval()
+        written = load_model(folder)  # in evaluation mode, as the trained model is
         difference = compare_with_transformers(trained.model, trained.head, written)
         refuse_difference(f"{name} differs from the model", difference)
         notes = [] if tokenizers else ["no tokenizer"]
@@ -137,7 +134,7 @@ def _set_positions(trained: OpenModel, model: PreTrainedModel) -> None:
     specs = [stack.spec for stack in stacks]
     names = {item.name for spec in specs for item in spec.items}
     needs_ends = bool(names & {"documents", "sentence_learned"})  # of sentences
-    with warnings.catch_warnings():  # about lost positions, which are untrained
+    with warnings.catch_warnings():  # that positions are lost: the class's, which are untrained
         warnings.simplefilter("ignore")
         set_positions(
             model,

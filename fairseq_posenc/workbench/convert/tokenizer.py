@@ -113,8 +113,8 @@ def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Pa
         folder: folder of the model.
 
     Returns:
-        The folders of the tokenizers, relative to ``folder``; "" is ``folder`` itself. The target's
-        has one of its own if it is not the source's.
+        The folders of the tokenizers, relative to ``folder``; "" is ``folder`` itself. A second one
+        is the target's tokenizer's, if it differs from the source's.
     """
     written = dict(zip(("", "target"), tokenizers))  # folder -> tokenizer
     if len(tokenizers) == 2 and tokenizers[0].to_str() == tokenizers[1].to_str():
@@ -138,22 +138,22 @@ def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Pa
 
 
 def list_vocabularies(trained: OpenModel, tokenizers: list[Tokenizer]) -> list[list[str]]:
-    """List each dictionary's pieces by id, or ""; its own symbols for GPT-2's BPE are numbers."""
+    """List each dictionary's symbols by id; for GPT-2's BPE, pieces instead of their numbers."""
     dictionaries = trained.dictionaries.values()
     if not tokenizers:  # --tokens none
         return [list(dictionary.symbols) for dictionary in dictionaries]
     pairs = zip(tokenizers, dictionaries, strict=True)
-    return [[tokens.id_to_token(i) or "" for i in range(len(symbols))] for tokens, symbols in pairs]
+    return [[tokens.id_to_token(i) for i in range(len(symbols))] for tokens, symbols in pairs]
 
 
 def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:
     """Build GPT-2's byte-level BPE; the symbols of the dictionary are ids of encoder.json."""
     gpt2_ids = json.loads((folder / ENCODER_JSON).read_text(encoding="utf-8"))
     pieces = {str(gpt2_id): piece for piece, gpt2_id in gpt2_ids.items()}
-    indices = {pieces.get(symbol, symbol): index for symbol, index in dictionary.indices.items()}
+    symbols = [pieces.get(symbol, symbol) for symbol in dictionary.symbols]
     lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()[1:]  # [0]: a version
     merges = [(first, second) for first, second in map(str.split, filter(None, lines))]
-    tokenizer = _build_bpe(_extend_vocabulary(indices, gpt2_ids), merges, fuse_unk=False)
+    tokenizer = _build_bpe(_extend_vocabulary(symbols, gpt2_ids), merges, fuse_unk=False)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -173,11 +173,10 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
         "with spaces that are not ▁": not normalizer.escape_whitespaces,
         "of BPE with user-defined symbols": is_bpe and len(trainer.user_defined_symbols) > 0,
     }
-    for trait, has_it in unsupported.items():
-        if has_it:
-            raise ValueError(f"a sentencepiece model {trait} is not supported; use --tokens none")
+    if traits := [trait for trait, has_it in unsupported.items() if has_it]:
+        raise ValueError(f"a sentencepiece model {traits[0]} is not supported; use --tokens none")
     scores = {x.piece: x.score for x in proto.pieces if x.type not in (x.CONTROL, x.UNKNOWN)}
-    vocabulary = _extend_vocabulary(dictionary.indices, scores)
+    vocabulary = _extend_vocabulary(dictionary.symbols, scores)
     if is_bpe:
         # sentencepiece has scores of pieces instead of merges: it merges any two pieces into one
         # that it knows, the one with the highest score first.
@@ -207,7 +206,7 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
 
 def _build_simple(unit: str, dictionary: Dictionary) -> Tokenizer:
     """Build a tokenizer of ``words`` or ``characters``."""
-    tokenizer = Tokenizer(models.WordLevel(dict(dictionary.indices), "<unk>"))
+    tokenizer = Tokenizer(models.WordLevel(_extend_vocabulary(dictionary.symbols, ()), "<unk>"))
     if unit == "words":
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return tokenizer
@@ -220,10 +219,12 @@ def _build_simple(unit: str, dictionary: Dictionary) -> Tokenizer:
     return tokenizer
 
 
-def _extend_vocabulary(indices: dict[str, int], pieces: Iterable[str]) -> dict[str, int]:
-    """Build a vocabulary, in the order of ids: the dictionary's symbols, then pieces it lacks."""
-    symbols = dict.fromkeys([*sorted(indices, key=indices.__getitem__), *pieces])
-    return {symbol: index for index, symbol in enumerate(symbols)}
+def _extend_vocabulary(symbols: list[str], pieces: Iterable[str]) -> dict[str, int]:
+    """Number the dictionary's symbols, in its order, and then the pieces that it lacks."""
+    if surplus := len(symbols) - len(set(symbols)):  # later ids would not be the dictionary's
+        fault = f"the dictionary has pieces of the tokenizer twice ({surplus:,})"
+        raise ValueError(f"{fault}: --tokens none exports the model without a tokenizer")
+    return {symbol: index for index, symbol in enumerate(dict.fromkeys([*symbols, *pieces]))}
 
 
 def _build_bpe(

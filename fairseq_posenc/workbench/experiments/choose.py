@@ -28,7 +28,7 @@ class Advice(NamedTuple):
     encodings: int  # how many were measured; for trained models, without the one they had
     best: Figures | None = None  # for new models: the one with the best figure
     others: Figures | None = None  # for new models: those not significantly worse
-    fast: Figures | None = None  # best one with a layer at most 10 % slower than without positions
+    fast: Figures | None = None  # best one whose layer is at most 10 % slower than that of `none`
     before: Figures | None = None  # for trained models: the one they had
     better: Figures | None = None  # for trained models: those significantly better
 

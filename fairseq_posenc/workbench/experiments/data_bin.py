@@ -83,7 +83,7 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
     for name, encoded in pieces.items():
         (folder / f"{name}.pieces").write_text("\n".join(map(" ".join, encoded)) + "\n", "utf-8")
         command += [f"--{name}pref", str(folder / f"{name}.pieces")]
-    run_logged(command, folder / "preprocess.log", lock=None)  # which only long programs inherit
+    run_logged(command, folder / "preprocess.log", lock=None)  # only long programs need the lock
     return DataFacts(
         documents=len(documents),
         words=sum(map(count_words, documents)),

@@ -114,8 +114,7 @@ def read_end(training: TrainingRun) -> TrainingEnd | None:
     if not last.is_finite:  # the last update diverged; fairseq would stop only at the next one
         return TrainingEnd(curve, diverged_at=training.updates)
     with open_checkpoint(training.folder / LAST) as state:
-        parameters = state["model"].items()
-        sizes = [tensor.numel() for name, tensor in parameters if is_position_parameter(name)]
+        sizes = [x.numel() for name, x in state["model"].items() if is_position_parameter(name)]
         seconds = state["extra_state"]["previous_training_time"]
     return TrainingEnd(curve, seconds, sum(sizes))
 
@@ -123,7 +122,7 @@ def read_end(training: TrainingRun) -> TrainingEnd | None:
 def train(training: TrainingRun, environment: Environment) -> None:
     """Train a model from its last checkpoint to its last update, unless it is finished.
 
-    If it diverges, that is a result, not a failure.
+    If it diverges, that is a result, not a failure. ``environment`` selects the GPU.
 
     Raises:
         RunError: ``fairseq-train`` failed, or the log lacks the last validation.
@@ -139,10 +138,10 @@ def train(training: TrainingRun, environment: Environment) -> None:
             if saved:
                 say(f"{training.label}: continues at update {saved:,}")
             try:
-                variables = {**_ONE_THREAD, **environment}  # `environment` selects the GPU
+                variables = {**_ONE_THREAD, **environment}
                 run_logged(training.command, training.log, lock, environment=variables)
-            except RunError as error:
-                if not parse_stop_update(str(error)):  # it did not diverge
+            except RunError:
+                if not parse_stop_update(_read_end_of_log(training.log)):  # it did not diverge
                     raise
         if read_end(training) is None:
             raise RunError(f"{training.folder}: its log has no last validation; delete the folder")
@@ -157,7 +156,7 @@ def train_all(
 
     Args:
         trainings: the runs, in the order in which they begin.
-        run_tasks: ``programs.run_here`` or ``slurm.run_on_slurm``, called with tasks and ``watch``.
+        run_tasks: such as ``programs.run_here``, which calls each task with the variables of a GPU.
         on_end: called with each run that is finished, also by an earlier command.
 
     Raises:

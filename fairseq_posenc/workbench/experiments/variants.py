@@ -50,7 +50,7 @@ class Variant(NamedTuple):
 def parse_variants(text: str) -> tuple[Variant, ...]:
     """Parse a list of specs and short names, at semicolons or else at commas outside brackets.
 
-    Specs that differ between layers contain commas, as in ``none;3*rope,none``.
+    Specs that differ between layers have commas: ``none;3*rope,none`` or, alone, ``3*rope,none;``.
 
     Raises:
         UserError: an item is empty, unknown or malformed, or means the same model as another.

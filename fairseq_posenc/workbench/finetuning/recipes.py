@@ -44,14 +44,14 @@ def add_set(parser: ArgumentParser, example: str) -> None:
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
-    """Compose the configuration of a file and of its defaults, as ``fairseq-hydra-train`` does.
+    """Compose a file, its defaults and fairseq's own, as ``fairseq-hydra-train`` does.
 
-    Call fairseq's ``hydra_init(path.stem)`` first to also merge in fairseq's own defaults and to
-    refuse overrides of unknown options. This ends any earlier use of hydra in this process.
+    This ends any earlier use of hydra in this process.
 
     Raises:
-        HydraException: the file does not exist, or an override cannot be read.
+        HydraException: the file does not exist, or an override is malformed or of no known option.
     """
+    hydra_init(path.stem)  # registers fairseq's defaults, which the file is merged into
     GlobalHydra.instance().clear()  # a process has one hydra
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
@@ -70,7 +70,6 @@ def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictC
     Raises:
         UserError: hydra refuses an override or a value, or the updates cannot be counted.
     """
-    hydra_init(path.stem)  # registers fairseq's defaults, which the file is merged into
     try:
         cfg = compose_file(path, overrides)
         # Adds the task's defaults, and checks the types of its options.

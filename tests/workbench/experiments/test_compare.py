@@ -120,7 +120,7 @@ def test_a_model_is_judged_at_its_best_rate_over_all_seeds():
         for seed, end in enumerate(values)
     }
     (model,) = rank_models(ends)
-    assert (model.lr, model.by_seed) == ("0.001", {0: 50, 1: 52})
+    assert (model.lr, model.perplexities) == ("0.001", {0: 50, 1: 52})
 
 
 @pytest.mark.parametrize("validated", [[150, 90], []])  # it may diverge before the first time

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fairseq.dataclass.initialize import hydra_init
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
@@ -55,7 +54,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_a_configuration_states_the_papers_settings_for_any_number_of_gpus(name):
     expected = {**SETTINGS[name], "position_encoding": "???"}  # which the user chooses
     batch = expected.pop("batch")
-    hydra_init(name)
     for gpus in (1, 2) if name == "translation_iwslt17" else (1, 2, 8, 32):
         count = f"distributed_training.distributed_world_size={gpus}"
         config = compose_file(CONFIGS / f"{name}.yaml", [count])

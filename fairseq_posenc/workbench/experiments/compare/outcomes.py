@@ -27,14 +27,14 @@ class ModelOutcome(NamedTuple):
     ends: Mapping[int, TrainingEnd]  # by seed
 
     @property
-    def by_seed(self) -> dict[int, float]:
+    def perplexities(self) -> dict[int, float]:
         """Final perplexity by seed; NaN if the run diverged."""
         return {seed: end.perplexity for seed, end in self.ends.items()}
 
     @property
     def perplexity(self) -> Interval:
         """Perplexity of the mean loss over the seeds; NaN if one diverged."""
-        return intervals.interval_of_perplexity(self.by_seed.values())
+        return intervals.interval_of_perplexity(self.perplexities.values())
 
     @property
     def undiverged(self) -> list[TrainingEnd]:
@@ -79,7 +79,7 @@ def rank_models(ends: Mapping[Run, TrainingEnd]) -> list[ModelOutcome]:
 
 def compare_models(models: Sequence[ModelOutcome]) -> dict[Pair, intervals.PairedDifference]:
     """Compare all pairs of models that did not diverge, the better one first."""
-    samples = {model.variant.name: model.by_seed for model in models if not model.divergence}
+    samples = {model.variant.name: model.perplexities for model in models if not model.divergence}
     return intervals.compare_all(samples)
 
 

@@ -1,6 +1,6 @@
 """``fairseq-posenc lm-length``: perplexity of causal language models by context length.
 
-Models are folders of transformers. A finished score is kept in ``OUT/NAME``, in a file with its
+Models are transformers model folders. A finished score is kept in ``OUT/NAME``, in a file with its
 request, so the same command does not compute it again.
 """
 
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="+",
         metavar="NAME=FOLDER[@SPEC]",
-        help="a name for the report, and a folder of Hugging Face's transformers; with @SPEC it "
-        "gets other positions, as in 'yarn=folder@own(scaling=yarn:4)'",
+        help="a name for the report, and a model folder of Hugging Face's transformers; with @SPEC "
+        "it gets other positions, as in 'yarn=folder@own(scaling=yarn:4)'",
     )
     add("--text", type=Path, metavar="FILE", required=True, help="the text, in UTF-8")
     text = "context lengths (default: %(default)s)"
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
         model = hf_model.load(named, dtype, args.lengths[-1])  # with positions for the longest
         tokenized.append(hf_model.tokenize_text(raw, named.path, model))
         del model  # frees the memory for the next one
-        total = len(tokenized[-1]) - 1  # the first token is the one with which texts begin
+        total = len(tokenized[-1]) - 1  # without the beginning-of-text token
         _check_length(total, args)
         if not torch.equal(tokenized[-1][1:], tokenized[0][1:]):
             raise UserError(
@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> None:
                 "position_encoding": read_positions(model),
                 "trained_length": read_trained_length(model),
             }
-            for score in _score_model(named, model, text, args):
-                rows.append({**facts, **report.score_figures(score)})
+            scores = _score_model(named, model, text, args)
+            rows += [{**facts, **report.score_figures(score)} for score in scores]
             del model  # frees the memory for the next one
         record = report.build_record(rows, str(args.text), total)  # `total` holds for all models
         record.write(args.out / FIGURES)

@@ -41,8 +41,8 @@ def parse_models(texts: Sequence[str]) -> list[NamedModel]:
         folder = Path(path)
         if not (folder / "config.json").is_file():
             raise UserError(
-                f"{name}: {path} has no config.json: give a folder of transformers; export "
-                "a checkpoint of fairseq, or use fairseq-eval-lm --context-window"
+                f"{name}: {path} has no config.json: give a transformers model folder; "
+                "export a fairseq checkpoint, or use fairseq-eval-lm --context-window"
             )
         check_folder(folder)  # refuses code, links and files elsewhere, and damaged files
         models.append(NamedModel(name, folder, spec))
@@ -70,7 +70,7 @@ def tokenize_text(text: str, folder: Path, model: PreTrainedModel) -> Tensor:
     """Tokenize a text with the tokenizer of a model's folder.
 
     Returns:
-        The token with which a text begins, then the tokens of the text, ``(N + 1,)``.
+        A beginning-of-text token (bos, or else eos), then the tokens of the text, ``(N + 1,)``.
 
     Raises:
         UserError: the folder has no tokenizer that keeps words apart and is the model's.
@@ -87,7 +87,7 @@ def tokenize_text(text: str, folder: Path, model: PreTrainedModel) -> Tensor:
         )
     first_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if first_id is None:
-        raise UserError(f"{folder}: its tokenizer has no token with which a text begins")
+        raise UserError(f"{folder}: its tokenizer has no beginning-of-text token (bos, eos)")
     ids = torch.tensor([first_id, *tokens])
     check_ids(folder, ids, model)  # refuses ids for which the model has no embedding
     return ids

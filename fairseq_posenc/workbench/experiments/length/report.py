@@ -30,7 +30,7 @@ def build_record(rows: Sequence[Row], text: str, tokens: int) -> Record:
 
 
 def _read_windows(row: Row) -> dict[int, float]:
-    """Read each window's perplexity from the columns ``window_1``, ...; empty for whole texts.
+    """Read perplexities by window (``window_1``, ...); none for whole texts and refused models.
 
     ``intervals.compare`` pairs two models by window, as elsewhere by seed, and takes logarithms.
     """
@@ -78,18 +78,18 @@ def _format_cell(row: Row) -> str:
 
 
 def draw(record: Record, path: Path) -> bool:
-    """Draw perplexity over length, without intervals; return whether there was any to draw."""
+    """Draw perplexity over length; return whether there was any to draw."""
     path.unlink(missing_ok=True)  # of an earlier call
     if not any(row["perplexity"] for row in record.rows):
         return False
-    lines = {
+    lines = {  # a single value has no interval, so lines are drawn without bands
         model: [(row["length"], interval([row["perplexity"]])) for row in rows if row["perplexity"]]
         for model, rows in group_by(record.rows, itemgetter("model")).items()
     }
     lengths = sorted({row["length"] for row in record.rows})
 
-    def label(length: int, perplexity: float) -> str:
-        # A line that ends early, of a model that cannot read the longest texts, says where.
+    def label_last_point(length: int, perplexity: float) -> str:
+        """Label a line's last point; say at which length, if the model cannot read longer texts."""
         at = "" if length == lengths[-1] else f" at {length:,}"
         return f"{format_number(perplexity, 1)}{at}"
 
@@ -101,6 +101,6 @@ def draw(record: Record, path: Path) -> bool:
     for length in sorted({row["trained_length"] for row in record.rows}):
         axes.axvline(length, color="grey", linestyle=":", zorder=0)
         axes.text(length, 1.0, " trained", transform=axes.get_xaxis_transform(), va="top")
-    pictures.draw_means(axes, lines, label, log=True, marker="o", ms=3.5)
+    pictures.draw_means(axes, lines, label_last_point, log=True, marker="o", ms=3.5)
     pictures.save(figure, path)
     return True

@@ -21,10 +21,10 @@ _TOKENS_AT_A_TIME = 1024  # number whose losses are computed together, to save m
 
 
 class TextWindow(NamedTuple):
-    """Indices of a text's tokens: the model reads ``start:end``; ``scored:end`` are predicted."""
+    """A part of a text; the model reads the tokens before each one that it predicts."""
 
-    start: int
-    scored: int
+    start: int  # it reads from token `start - 1` on; -1 is the beginning-of-text token
+    scored: int  # it predicts tokens `scored` to `end - 1`
     end: int
 
 
@@ -73,7 +73,7 @@ class Score(NamedTuple):
     loss: float | None  # bits per token; None if there is no figure
     seconds: float  # time of scoring
     refusal: str  # reason why there is no figure; else empty
-    windows: list[float]  # perplexity of each window; files have them only with `--windows`
+    windows: list[float]  # perplexity of each window; files have them with `--windows` alone
 
     @property
     def perplexity(self) -> float | None:
@@ -95,8 +95,8 @@ def score_windows(
 
     Args:
         model: the model.
-        text: ``(N + 1,)``, the token with which texts begin in training, then token i of the text
-            at i + 1; so the first one is predicted like any other.
+        text: ``(N + 1,)``, a beginning-of-text token (bos), then token i of the text at i + 1; so
+            the first one is predicted like any other.
         windows: the windows of the text.
         length: maximum tokens in a window.
         stride: tokens of a window that are predicted.

@@ -1,8 +1,8 @@
 """``fairseq-posenc glue``: fine-tunes a pre-trained model on the tasks of GLUE.
 
 A protocol is a paper's set-up for GLUE (hyper-parameters, seeds and metrics); ``STATISTICS`` lists
-their names. Each task, learning rate and seed is a run; a second call with the same
-``--out`` does only the unfinished runs.
+their names. Each task, learning rate and seed is a run; a second call with the same ``--out`` does
+only the unfinished runs.
 """
 
 import argparse

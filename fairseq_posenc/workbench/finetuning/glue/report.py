@@ -136,7 +136,7 @@ def format_report(record: Record) -> str:
         table(_SPREAD_COLUMNS, [_format_spread(x) for x in tasks if x["reported"]], align="l"),
     ]
     if collapsed := [f"- `{run['folder']}`" for run in record.figures["runs"] if run["collapsed"]]:
-        text = "(they predict the same for everything, or no better than chance)"
+        text = "(they predict NaN, the same for everything, or exactly at chance)"
         parts.append(f"Collapsed runs {text}, which the figures above include:")
         parts.append("\n".join(collapsed))
     if data["unfinished"]:
