@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
         try:  # a run that fails does not stop the others
             if slurm is None:
                 programs.run_here(tasks, args.jobs or len(devices.visible_gpus()) or 1)
-            elif tasks:
+            elif tasks:  # an array of jobs needs at least one
                 from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit
 
                 run_on_slurm(tasks, out / "slurm", slurm, args.jobs)
