@@ -108,11 +108,7 @@ def _check_user_dir(by_name: Path) -> Finding:
     """Report the path for ``--user-dir``; fairseq looks up a bare name at ``by_name``."""
     if by_name.resolve() == PACKAGE:
         return Finding("--user-dir", True, f"{PACKAGE.name} (by name), or {PACKAGE}")
-    name = (
-        f"means a copy, {by_name}"
-        if by_name.exists()
-        else "works once it is installed beside fairseq"
-    )
+    name = f"means a copy, {by_name}" if by_name.exists() else "needs a checkout's `make install`"
     return Finding("--user-dir", None, f"{PACKAGE}; its name alone {name}")
 
 

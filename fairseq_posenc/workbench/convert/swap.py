@@ -62,7 +62,7 @@ def swap_folder(
             if file.is_file() and _COPIED.fullmatch(file.name):
                 shutil.copy2(file, folder / file.name)
         stock = is_stock(folder)  # whether transformers loads it without this package
-        # In this file alone, the name of its class then begins with `CLASS_PREFIX`.
+        # If not, the name of its class begins with `CLASS_PREFIX` in this file, and nowhere else.
         class_name = json.loads((folder / "config.json").read_bytes())["architectures"][0]
     others = [x for x in new if new[x] is old.get(x)]
     both = [x for x in new if x in old and x not in others]  # positions, if the source had ours

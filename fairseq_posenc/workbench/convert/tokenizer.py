@@ -142,8 +142,8 @@ def list_vocabularies(trained: OpenModel, tokenizers: list[Tokenizer]) -> list[l
     dictionaries = trained.dictionaries.values()
     if not tokenizers:  # --tokens none
         return [list(dictionary.symbols) for dictionary in dictionaries]
-    pairs = zip(tokenizers, dictionaries, strict=True)
-    return [[tokens.id_to_token(i) for i in range(len(symbols))] for tokens, symbols in pairs]
+    pairs = zip((x.get_vocab() for x in tokenizers), dictionaries, strict=True)  # symbol -> id
+    return [sorted(ids, key=ids.__getitem__)[: len(symbols)] for ids, symbols in pairs]
 
 
 def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:

@@ -144,7 +144,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         (partial(edit_config, num_hidden_layers=5), "the weights lack"),
         (lambda x: (x / "dict.txt").write_text("x 1"), "dict.txt: has 6 symbols, the model has 97"),
         (partial(save_llama, words=[]), "a LlamaForCausalLM cannot be imported, only RoBERTa"),
-        (shutil.rmtree, "{folder} has no config.json: give a folder"),
+        (shutil.rmtree, "{folder} has no config.json: give a transformers"),
     ],
 }
 
