@@ -337,7 +337,7 @@ def test_parts_of_layers_that_differ_are_those_of_their_kind(spec, layer):
     bias = torch.zeros(1, 1, 9, 9) if bias is None else bias
     bias = bias.masked_fill(hidden, -torch.inf)
     attended = scaled_dot_product_attention(query, key, value, bias, scale=parts.scale)
-    torch.testing.assert_close(attention.merge_heads(attended), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(attention.project_output(attended), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", ["rope+documents", "m4m+documents", "learned+documents"])

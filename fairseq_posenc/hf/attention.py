@@ -1,7 +1,7 @@
 """Computes attention with our positions, as a function of transformers' attention interface.
 
-transformers calls it with projected queries and keys, and with the position state that the stack
-computed (:class:`PassState`). The function is registered when this module is imported.
+A stack passes the state of a pass (:class:`PassState`) to its layers. Each selects its own part
+(:class:`LayerState`), with which transformers calls the function, beside queries and keys.
 
 If the model's own code rotates, the cache has rotated keys; if ours does, unrotated ones. Layers
 with the same encodings are of one *kind*; kinds are numbered as in ``Spec.layer_kinds``. B batch, T
@@ -22,12 +22,11 @@ from fairseq_posenc.assembly import build_layer
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.derived import Derived
-from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import Decay, ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import caches
-from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
+from fairseq_posenc.hf.settings import LAYER_STATE, OUR_ATTENTION, PASS_STATE, POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions, PassState
 from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, OWN_CODE, WITHOUT_POSITIONS
 from fairseq_posenc.modules.attention_core import AttentionCore, Kept, use_kept
@@ -118,22 +117,19 @@ class AttentionPositions(AttentionCore, nn.Module):
         of_input = self.encodings.input_terms(state.inputs, positions, past_decay)
         if cache is not None and (decay := of_input.find(Decay)) is not None:
             caches.store_decay(cache, state.gates_layer, decay)
-        query, key = self.rotate_tokens(query, key, shared)
+        if not self.is_rotated:
+            query, key = self.rotate_tokens(query, key, shared)
         mask = shared.mask.with_direction(self.direction)
         call = AttentionCall(query, key, value, terms | of_input, mask, dropout, state.need_weights)
         return use_kept(call, Kept(key, value), positions.src_len)  # cuts terms and mask to K
 
-    def rotation(self, shared: Shared, count: int) -> Rotation | None:
-        """Override what ``rotate_tokens`` rotates by: nothing if the model's own code rotates."""
-        return None if self.is_rotated else super().rotation(shared, count)
-
     def _check_cache(self, shared: Shared, keys: int) -> None:
         """Refuse a cache that lacks keys that the spec needs, or has room for later keys."""
         src_len, tgt_len = shared.positions.src_len, shared.positions.tgt_len
-        if keys == src_len:  # also for graphs of any length, which the comparisons below would fix
+        if keys == src_len:  # the comparisons below would specialize a graph to this length
             return
         needed, least = shared.needed_keys(), src_len
-        # `last` is how many of the last keys are needed, None for all; `first`, which of the first.
+        # `last`: number of last keys that are needed, None for all; `first`: indices of first ones.
         if needed.last is not None and needed.first is None:
             least = min(src_len, needed.last + tgt_len)
         if not least <= keys <= src_len:
@@ -150,7 +146,7 @@ class AttentionWithPositions(Derived):
         self, forward: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
         """Run in place of the stock ``forward``, which gets the layer's cosines and state too."""
-        state: PassState | None = named.pop(POSITION_STATE, None)
+        state: PassState | None = named.pop(PASS_STATE, None)
         if state is None:
             raise UserError(CALLED_BY_ITSELF)
         positions: Any = getattr(self, POSITIONS)  # AttentionPositions, or PEFT's wrapper of a copy
@@ -166,7 +162,7 @@ class AttentionWithPositions(Derived):
         shared = state.shared[positions.kind]
         gates_layer = state.num_layers + (getattr(self, "layer_idx", 0) or 0)  # after the model's
         layer = LayerState(shared, inputs, cache, gates_layer, state.need_weights)
-        output = forward(self, *args, **named, **{POSITION_STATE: layer})
+        output = forward(self, *args, **named, **{LAYER_STATE: layer})
         if not layer.is_used:
             raise UserError(f"{type(self).__name__} {OWN_CODE}")
         return output
@@ -189,7 +185,7 @@ def attend_with_positions(
     positions were not set is refused.
     """
     positions: AttentionFunction | None = getattr(module, POSITIONS, None)
-    state = named.pop(POSITION_STATE, None)
+    state: LayerState | None = named.pop(LAYER_STATE, None)
     if positions is None or state is None:  # no state: a layer of another model was put in
         if not hasattr(module, WITHOUT_POSITIONS):
             raise UserError(
@@ -223,10 +219,11 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
     Our attention makes its masks from the stack's positions; a causal mask with more pairs, which
     these do not know, is refused. A bidirectional mask is sdpa's: attention to an encoder needs it.
     """
-    # True or "all": Gemma's text encoders. A mask that transformers lets sdpa skip is no union.
+    # True or "all": Gemma's text encoders.
     is_causal = getattr(named["config"], "use_bidirectional_attention", None) not in (True, "all")
+    # Such masks are no unions; tested first, as compilers cannot read closures, like `_is_union`.
     may_skip = named.get("allow_is_causal_skip") or named.get("allow_is_bidirectional_skip")
-    if is_causal and not may_skip and _is_union(mask_function):  # compilers cannot read closures
+    if is_causal and not may_skip and _is_union(mask_function):
         raise UserError("tokens of images see later ones, which positions of a text do not know")
     if mask_function is not masking_utils.bidirectional_mask_function:
         return attention_mask
@@ -234,16 +231,16 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
     return make_stock_mask(mask_function=mask_function, attention_mask=attention_mask, **named)
 
 
-def _is_union(mask_function: Any) -> bool:
+def _is_union(part: Any) -> bool:
     """Check whether a mask has pairs that a causal one lacks, also inside those of packed texts.
 
-    transformers makes such functions of others, which are in their closures.
+    transformers makes such functions of others, which are in their closures, also in tuples.
     """
-    if getattr(mask_function, "__name__", "") == "or_mask":
-        return True
-    cells = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
-    parts = [part for cell in cells for part in (cell if isinstance(cell, tuple) else (cell,))]
-    return any(map(_is_union, filter(callable, parts)))
+    if isinstance(part, tuple):
+        return any(map(_is_union, part))
+    cells = getattr(part, "__closure__", None) or ()
+    is_union = getattr(part, "__name__", "") == "or_mask"
+    return is_union or any(_is_union(cell.cell_contents) for cell in cells)
 
 
 AttentionInterface.register(OUR_ATTENTION, attend_with_positions)

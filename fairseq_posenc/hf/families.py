@@ -99,7 +99,7 @@ class Family:
         projected = [projection(rows) for projection in projections]
         if len(projected) == 2:
             query, key = projected
-        # Only GPTBigCode's attention has `multi_query`: one key for all heads.
+        # GPTBigCode has this form, too, if `multi_query` (its alone: one key for all heads) is off.
         elif "query_key_value" in self.projections or not getattr(attention, "multi_query", True):
             by_head = projected[0].unflatten(-1, (dims.num_heads, 3, -1))  # [R, H, q or k or v, D]
             query, key = by_head[:, :, 0].flatten(1), by_head[:, :, 1].flatten(1)
@@ -163,7 +163,7 @@ class Stack(NamedTuple):
         """Whether the model's own attention has only rotated products and a causal mask.
 
         The window in the configuration of a decoder alone does not count, because ``set_positions``
-        replaces it by that of the new positions.
+        replaces it by that of the new positions; those that attentions have read from it remain.
         """
         parts = self.attentions if self.is_decoder_alone else [self.config, *self.attentions]
         windows = [getattr(part, "sliding_window", None) for part in parts]
@@ -217,13 +217,13 @@ class Stack(NamedTuple):
         """Return the weights of positions in the stack's module or an attention, by our names."""
         if (positions := getattr(owner, POSITIONS, None)) is not None:
             return dict(positions.named_parameters())
-        present = dict(owner.named_parameters())  # the stand-ins of `neutralize` have none
-        weights: dict[str, Tensor] = {}
-        for name, stock_name in self.weight_names.items():
-            if (weight := present.get(stock_name)) is not None:
-                first_row = self.first_row if "learned" in name else 0
-                # T5's table, [buckets, H], is [H, buckets] in ours.
-                weights[name] = weight.t() if "t5" in name else weight[first_row:]
+        present: dict[str, Tensor] = dict(owner.named_parameters())
+        weights = {ours: present[x] for ours, x in self.weight_names.items() if x in present}
+        for name, weight in weights.items():
+            if "learned" in name:
+                weights[name] = weight[self.first_row :]
+            elif "t5" in name:
+                weights[name] = weight.t()  # ours is [H, buckets]
         return weights
 
     @property

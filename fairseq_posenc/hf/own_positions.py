@@ -1,6 +1,6 @@
-"""Reads the positions that a transformers model has, as a spec: the meaning of ``own``.
+"""Reads the positions that a transformers model has, as a spec: what ``own`` in a spec means.
 
-Only the configuration is read, never the weights; positions that the library lacks are refused.
+Positions that were set are read from their modules, others from the configuration, without weights.
 """
 
 import re
@@ -43,7 +43,8 @@ def read_spec(model: Any) -> Spec:
     config = getattr(model, "config", model)
     if not isinstance(config, PretrainedConfig):
         raise UserError(f"{shortened(repr(model))} is not a model: load one by from_pretrained")
-    if config is model and (spec := getattr(config, SPEC_FIELD, None)) is not None:  # it was set
+    # Not in a model that is being built: it still has the stock positions, and will get this spec.
+    if config is model and (spec := getattr(config, SPEC_FIELD, None)) is not None:
         return parse(spec)
     config = config.get_text_config()  # that of the text model, if this is a part; else itself
     try:
@@ -53,7 +54,7 @@ def read_spec(model: Any) -> Spec:
 
 
 def count_positions(model: Any) -> int:
-    """Count the positions that a model, or its configuration, has room for."""
+    """Count the positions that a model has room for, or those that a configuration states."""
     if (positions := _find_positions(model)) is not None:
         return positions.dims.max_positions
     return int(getattr(model, LENGTH_FIELD, None) or read_trained_length(model))
@@ -130,7 +131,7 @@ def explain_unservable(model: Any) -> str | None:
     config = whole.get_text_config()
     if config is not whole and find_family(type(config)) is not None:
         return "set those of a part: model.model.language_model, or model.encoder and model.decoder"
-    if vars(config).get("kv_lora_rank"):  # it may differ by layer, and is then not read as a field
+    if vars(config).get("kv_lora_rank"):  # read as an attribute, one that differs by layer raises
         return "its latent attention (MLA) rotates a part of each head that its own code appends"
     words = re.split("[_-]", str(config.model_type))  # so that `vl` is not found in `vlad`
     if reasons := [reason for parts, reason in _REASONS if {*parts} & {*words}]:

@@ -21,7 +21,7 @@ PART = f"{POSITIONS}_record"  # name of the part of a model that adds records to
 
 
 def stock_name_pattern(config_class: Any) -> str:
-    """Write a pattern of the stock weight's name that a stack's record has in files.
+    """Write a pattern of the name under which files store a stack's record: that of a stock weight.
 
     The weight is in the first layer's attention. The first group is the stack's path: ``model.``.
     """

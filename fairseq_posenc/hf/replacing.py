@@ -39,7 +39,7 @@ def replace_positions(
     model: PreTrainedModel, settings: PositionSettings, extend: LengthRule | None
 ) -> None:
     """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`."""
-    settings.check(vars(model.config))  # refuses wrong types, and stock fields that were changed
+    settings.check(model.config)  # refuses wrong types, and stock fields that were changed
     if extend not in (None, *LENGTH_RULES):
         raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
     stacks = _find_supported_family(model).find_stacks(model)
@@ -60,7 +60,7 @@ def replace_positions(
         directions = settings.directions if stack is stacks[0] else ""  # not of a second stack
         new = _build_parts(new_spec, stack, max_positions, directions, settings.boundary_id)
         notes += _copy_weights(stack, new, old_spec, old_length, extend)
-        if not {x.name for x in new_spec.items} & {*registry.names()}:  # not windows, caps, ...
+        if not {x.name for x in new_spec.items} & {*registry.names()}:  # which lack windows, caps
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
         parts |= new
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)
@@ -94,15 +94,16 @@ def _find_supported_family(model: PreTrainedModel) -> Family:
 
 def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
     """Read the present spec of a stack, None if no spec describes it, and parse the new one."""
-    if names_own(text):
-        old_spec = own_positions.read_spec(stack.module)
-        stack.refuse_other_layers(old_spec)  # if some were removed or added
-        return old_spec, expand_own(text, old_spec, len(stack.attentions))
     try:
         old_spec = own_positions.read_spec(stack.module)
     except UserError:
+        if names_own(text):
+            raise
         return None, parse(text)
-    return old_spec, parse(text)
+    if not names_own(text):
+        return old_spec, parse(text)
+    stack.refuse_other_layers(old_spec)  # if some were removed or added
+    return old_spec, expand_own(text, old_spec, len(stack.attentions))
 
 
 def _build_parts(
@@ -188,22 +189,25 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     masks_by_type = "layer_types" in known  # then only layers of a type with windows read a size
     if masks_by_type and not known & {"sliding_window", "local_attention"}:
         return  # a hybrid: no field for a window, and types that say which layers attend
+    # Of the spec's layers, which repeat over those of the stack: all of these have attention here.
     windows = [{x.name: x.all_options for x in layer}.get("window") for layer in spec.layers]
-    # Where later tokens see the first keys, or all, the cache must have all: a size of 0.
-    sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else 0 for x in windows]
+    # How many last keys each one's cache must keep; None for all, if later tokens see the first.
+    sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else None for x in windows]
+    largest = max(filter(None, sizes), default=None)
     if masks_by_type and getattr(config, "is_heterogeneous", False):  # Gemma 4: widths by type
         sliding = [x for x, name in zip(cycle(sizes), config.layer_types) if "sliding" in name]
-        config.sliding_window = max(sliding) if min(sliding, default=0) else 2**31 - 1  # all keys
+        all_keys = 2**31 - 1
+        config.sliding_window = max((size or all_keys for size in sliding), default=all_keys)
         return
-    if any(sizes) or (getattr(config, "sliding_window", None) and not masks_by_type):
-        config.sliding_window = max(sizes) or None  # one for all layers
+    if largest or (getattr(config, "sliding_window", None) and not masks_by_type):
+        config.sliding_window = largest  # one for all layers
     if hasattr(config, "use_sliding_window"):  # Qwen forgets the size on loading, unless it is true
-        config.use_sliding_window = any(sizes)
+        config.use_sliding_window = largest is not None
     # The types of the previous positions may name windows that the new ones do not have.
-    if any(sizes) or getattr(config, "layer_types", None):
+    if largest or getattr(config, "layer_types", None):
         types = cycle("sliding_attention" if size else "full_attention" for size in sizes)
         config.layer_types = [*islice(types, config.num_hidden_layers)]
-    if any(sizes) and hasattr(stack.module, "has_sliding_layers"):
+    if largest and hasattr(stack.module, "has_sliding_layers"):
         # Only if this is true do such models make the mask that layers of this type ask for.
         stack.module.has_sliding_layers = True
 
@@ -219,12 +223,12 @@ def _copy_weights(
     Returns:
         A note for the user about each weight that is lost, not copied, or only in part.
     """
-    earlier = getattr(stack.module, POSITIONS, None)  # if None, that weights are missing is normal
+    earlier = getattr(stack.module, POSITIONS, None)  # if None, missing weights are normal
     was_causal = earlier.dims.causal if earlier else stack.is_decoder  # T5's buckets differ by it
     notes, new_spec = [], parts[stack.module].spec
     for owner, part in parts.items():
-        trained = stack.read_weights(owner)  # by the names that they have in `part`
-        trained = {name: x for name, x in trained.items() if not x.is_meta}  # else loaded later
+        # By the names that they have in `part`, without those that are loaded later.
+        trained = {name: x for name, x in stack.read_weights(owner).items() if not x.is_meta}
         names_of_part = dict(part.named_parameters()).keys()  # such as `shared.t5.table`
         lost = "removed; if it was trained, load the model again to get it back"
         notes += [f"{name}: {lost}" for name in sorted(trained.keys() - names_of_part)]

@@ -152,7 +152,7 @@ class ModelWithPositions(Derived):
 
     is_first = True  # for `add_mixin`: its `state_dict` undoes what `StackWithPositions` changes
     config: PretrainedConfig
-    is_saved = True  # whether a folder has them, for `AdapterRecords`; not after `set_positions`
+    is_saved = True  # whether a folder has these positions; read by `AdapterRecords`
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)

@@ -10,7 +10,8 @@ from fairseq_posenc.errors import UserError, shortened
 # The name of our submodule in a stack and in its attentions, which users name to PEFT.
 POSITIONS = "positions"
 OUR_ATTENTION = "fairseq_posenc"  # name of our attention function in transformers
-POSITION_STATE = "position_state"  # argument of layers and attention: the state of a pass
+PASS_STATE = "position_state"  # argument of layers: the `PassState` of their stack
+LAYER_STATE = "layer_position_state"  # argument of our attention function: a layer's `LayerState`
 SPEC_FIELD = "position_encoding"  # of configurations whose positions were set
 SPEC_FIELDS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
 LENGTH_FIELD = "position_encoding_max_positions"
@@ -29,11 +30,14 @@ class PositionSettings(NamedTuple):
     decoder_spec: str | None = None  # None: the encoder's
     directions: str = ""  # of an encoder's first layers: `lr,rl` (up to the token; from it on)
     boundary_id: int | None = None  # of the token that ends a sentence; None: not known
-    replaced: dict[str, Any] | None = None  # stock fields when the spec was set; None: unknown
+    stock_fields: dict[str, Any] | None = None  # values when the spec was set; None: unknown
 
-    def check(self, fields: dict[str, Any]) -> None:
-        """Refuse values of other types, such as True for a number, and changed stock ``fields``."""
-        _refuse_change(_FIELDS["replaced"], fields, self.replaced or {})  # named if no dictionary
+    def check(self, config: PretrainedConfig) -> None:
+        """Refuse values of other types, such as True for a number, and changed stock fields."""
+        if not isinstance(self.stock_fields, dict | None):
+            raise UserError(f"config.json: {_FIELDS['stock_fields']} is no dictionary: restore it")
+        for name, value in (self.stock_fields or {}).items():
+            _refuse_change(name, vars(config).get(name), value)
         for name in ("spec", "decoder_spec", "directions"):
             text = getattr(self, name)
             if not isinstance(text, str) and not (text is None and name == "decoder_spec"):
@@ -54,8 +58,8 @@ class PositionSettings(NamedTuple):
         """Write them to a configuration, without those that have their defaults."""
         # Qwen's classes drop the size of windows on loading, if none are used.
         dropped = "" if getattr(config, "use_sliding_window", True) else "sliding_window"
-        replaced = {x: y for x, y in vars(config).items() if x in _STOCK_FIELDS and x != dropped}
-        for name, value in self._replace(replaced=copy.deepcopy(replaced))._asdict().items():
+        stock = {x: y for x, y in vars(config).items() if x in _STOCK_FIELDS and x != dropped}
+        for name, value in self._replace(stock_fields=copy.deepcopy(stock))._asdict().items():
             if value not in (None, ""):
                 setattr(config, _FIELDS[name], value)
             elif hasattr(config, _FIELDS[name]):
@@ -63,13 +67,13 @@ class PositionSettings(NamedTuple):
 
 
 def _refuse_change(name: str, now: Any, then: Any) -> None:
-    """Refuse a field that is not as when the spec was set, at any depth: it has no effect."""
+    """Refuse a change, since the spec was set, of a stock field or its entry: it has no effect."""
     if isinstance(now, dict) and isinstance(then, dict):
         for key, value in then.items():  # a later version of transformers may add keys
             _refuse_change(key, now.get(key), value)
         return
     has_fewer_layers = name in _LAYER_FIELDS and now and then and len(now) < len(then)
-    if now != then and not has_fewer_layers:  # then entries belong to other layers
+    if now != then and not has_fewer_layers:  # whose entries belong to other layers
         raise UserError(f"{name} was {then!r}: restore it; only set_positions changes positions")
 
 
@@ -79,5 +83,5 @@ _FIELDS = {  # fields of a configuration, by those of `PositionSettings`
     "decoder_spec": SPEC_FIELDS[1],
     "directions": "attention_directions",
     "boundary_id": f"{SPEC_FIELD}_boundary_id",
-    "replaced": f"{SPEC_FIELD}_replaced",
+    "stock_fields": f"{SPEC_FIELD}_replaced",
 }

@@ -2,8 +2,8 @@
 
 A stack is *native* if the model's own attention can compute all positions: they are only rotations,
 for which it gets our cosines and sines, and vectors that are added to the stack's input. Attention
-and its caches are then the model's. In all other stacks, our attention function gets the position
-state as an argument.
+and its caches are then the model's. In all other stacks, our attention function computes them from
+the state of the pass (:class:`PassState`), which the stack passes to its layers.
 
 Layers with the same encodings are of one *kind*, numbered as in ``Spec.layer_kinds``.
 Shapes: B batch, T new tokens, S all tokens, those in the cache first.
@@ -29,7 +29,7 @@ from fairseq_posenc.hf.caches import CACHE_ADVICE, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_trained_length
 from fairseq_posenc.hf.record import exchange_names
-from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
+from fairseq_posenc.hf.settings import OUR_ATTENTION, PASS_STATE, POSITIONS
 from fairseq_posenc.hf.stack_arguments import StackArguments
 from fairseq_posenc.hf.stand_ins import begin_pass
 from fairseq_posenc.identity import Identity, WeightSettings, format_directions, parse_directions
@@ -79,7 +79,6 @@ class HFStackPositions(StackPositions):
         self.directions = format_directions(first)
         others = "lr" if stack.causal else "both"  # lr: up to the query
         self.layer_directions = first + [others] * (count - len(first))
-        self.is_decoder = stack.is_decoder  # its own attention was built for causal masks
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         # Each kind's rotation, without values; with gradients, else trained ones would seem fixed.
         with torch.device("meta"), torch.enable_grad():
@@ -109,7 +108,7 @@ class HFStackPositions(StackPositions):
         if not self.is_native:  # else no backend of ours is used
             assembly.draft_terms(spec, self.dims, self.backend)  # refuses terms that it lacks
         self.gated_kinds = {kind for kind, terms in enumerate(terms_by_kind) if terms.has(Decay)}
-        has_rows = any(terms.rows("layer") for terms in terms_by_kind)  # which each layer projects
+        has_rows = any(terms.rows("layer") is not None for terms in terms_by_kind)  # as in DeBERTa
         self._refuse_layers_that_differ(stack, model_rotates, has_rows)
 
     def _has_cosines(self, rotation: Rotation | None, width: int) -> bool:
@@ -185,7 +184,7 @@ class HFStackPositions(StackPositions):
         stack = Stack(self.family, module)
         arguments = StackArguments(named, self, stack)
         inputs = arguments.inputs
-        if "logits_to_keep" in named:  # Gemma 4's layers without keys would leave out tokens
+        if "logits_to_keep" in named:  # Gemma 4's last layers would compute only these tokens
             named["logits_to_keep"] = None
         self._check_attention(stack, arguments)
         if not arguments.past:  # the number of tokens in the cache: not in each step of decoding
@@ -236,8 +235,7 @@ class HFStackPositions(StackPositions):
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
         attention = stack.config._attn_implementation
-        uses_ours = attention == OUR_ATTENTION
-        if uses_ours == self.is_native:  # native positions need the model's attention, others ours
+        if (attention == OUR_ATTENTION) == self.is_native:  # native: the model's, otherwise ours
             right = self.stock_attention if self.is_native else OUR_ATTENTION
             raise UserError(
                 f"the attention of this model was set to {attention!r}, which leaves its positions "
@@ -260,9 +258,8 @@ class HFStackPositions(StackPositions):
         if torch.jit.is_tracing():
             raise UserError("torch.jit.trace fixes the sizes of an input: use torch.export.export")
         causal = self.dims.causal
-        is_causal = self.is_decoder and getattr(stack.config, "is_causal", True)
         # Some attention functions of transformers obey the argument.
-        if is_causal != causal or arguments.named.get("is_causal") not in (None, causal):
+        if stack.causal != causal or arguments.named.get("is_causal") not in (None, causal):
             raise UserError(
                 f"is_causal was {causal} when the positions were set: change it in the "
                 "configuration, and set them again"
@@ -291,10 +288,10 @@ class HFStackPositions(StackPositions):
         embeddings = stack.module.get_input_embeddings()(inputs) if is_looked_up else inputs
         scale = getattr(stack.module, self.family.scale, 1.0)
         check_embeddings("inputs_embeds", embeddings, self.dims.embed_dim)
-        if is_looked_up or self.is_decoder:
+        if is_looked_up or stack.is_decoder:
             embeddings = embeddings * scale
         embeddings = embeddings + vectors.type_as(embeddings)
-        return embeddings / scale if self.is_decoder else embeddings
+        return embeddings / scale if stack.is_decoder else embeddings
 
     def _make_cosines(self, module: Any, rotations: list[Any]) -> dict[int, Cosines]:
         """Convert the rotations by kind of layer to cosines, where the model's code rotates."""
@@ -330,11 +327,10 @@ class StackWithPositions(Derived):
         named, state = positions.prepare(self, args, named)
         cosines = state.cosines.get(0) if len(positions.spec.layer_kinds) == 1 else None
         with begin_pass(cosines or (None, None)):  # which the stand-ins of removed parts read
-            output = forward(self, **named, **{POSITION_STATE: state})
+            output = forward(self, **named, **{PASS_STATE: state})
         results = output if isinstance(output, tuple) else output.values()
         # The mark keeps later passes from counting on from ids that a caller gave.
-        cache = find_self_cache([*named.values(), *results])
-        if cache is not None:
+        if (cache := find_self_cache([*named.values(), *results])) is not None:
             setattr(cache, UNCOUNTED, state.is_uncounted)
         return output
 

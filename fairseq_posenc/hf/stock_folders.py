@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Cache, PreTrainedModel
 
+from fairseq_posenc.analysis.split import with_attributes
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import write_rope
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
@@ -130,12 +131,8 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> No
         if model.can_generate() or not (has_head and are_equal):
             raise NoStockModelError(f"{name} cannot compute what is compared") from None
         return _compare(model.base_model, stock.base_model, stack)
-    modes = {part: part.training for part in model.modules()}  # frozen parts may have another
-    try:
-        ours = _compute_outputs(model.eval(), inputs)
-    finally:
-        for part, is_training in modes.items():
-            part.training = is_training
+    with with_attributes((part, "training", False) for part in model.modules()):  # else dropout
+        ours = _compute_outputs(model, inputs)
     difference = float((ours - theirs).abs().max() / theirs.abs().max())
     # `eps` is the distance of 1 from the next number; 8 of them leave room in types of 16 bits.
     if not difference < max(_LARGEST_DIFFERENCE, 8 * torch.finfo(model.dtype).eps):  # or NaN
@@ -145,8 +142,8 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> No
 def _draw_inputs(model: PreTrainedModel, stack: Stack) -> dict[str, Tensor]:
     """Draw random tokens, 7 beyond the widest window (or 8): an unpadded row, then padded ones."""
     positions = getattr(stack.module, POSITIONS)
-    windows = [dict(item.options).get("size", 0) for item in positions.spec.items]  # 0: no window
-    length = min(max(8, *windows) + 7, _LONGEST_INPUT, positions.dims.max_positions)
+    windows = [x.all_options["size"] for x in positions.spec.items if x.name == "window"]
+    length = min(max([8, *windows]) + 7, _LONGEST_INPUT, positions.dims.max_positions)
     padding = model.config.pad_token_id or 0
     symbols = model.get_input_embeddings().weight.size(0)
     tokens = torch.randint(1, symbols, (1, length), generator=torch.Generator().manual_seed(1))
@@ -223,7 +220,7 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
         both_sides = (size or 0) * (2 if dims.causal else 1)  # a causal spec's size counts one side
         stated |= {"sliding_window": size, "local_attention": both_sides}
     if any(rope.get("rope_type") == "dynamic" for rope in ropes):
-        stated["max_position_embeddings"] = dims.trained_length  # others have a key for it
+        stated["max_position_embeddings"] = dims.trained_length  # other types have a key for it
     is_same, our_prefixes = isinstance(config, config_class), (SPEC_FIELD, "auto_map")
     content = {  # the model's own values, of which `stated` then replaces some
         name: value
@@ -263,7 +260,8 @@ def _list_options(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[str,
         if rope := layer.get("rope"):
             written = layer["rope_parameters"] = write_rope(rope, dims, share)
             del rope["base"], rope["scaling"]  # which are in what was written
-            rope["length"] = written.pop("max_position_embeddings", None)  # a field, for `dynamic`
+            # `dynamic` writes its length, too, which in configurations is a field of its own.
+            rope["max_position_embeddings"] = written.pop("max_position_embeddings", None)
         if temperature := layer.get("ministral3"):
             length = temperature["length"] = temperature["length"] or dims.trained_length
             if rope:

@@ -55,7 +55,7 @@ def use_gpu_for_bf16(options: Any) -> None:
 
 
 def refuse_wrong_checkpoints(checkpoint: Any, *sections: Any) -> None:
-    """Refuse to keep the worst checkpoint or none, and metrics that no other section computes."""
+    """Refuse to keep the worst checkpoint or no last one, and metrics that no section computes."""
     if checkpoint.write_checkpoints_asynchronously:
         raise UserError("--write-checkpoints-asynchronously: no checkpoint_last.pt to resume from")
     metric = checkpoint.best_checkpoint_metric

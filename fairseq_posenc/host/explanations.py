@@ -115,7 +115,7 @@ def _explain(error: BaseException) -> str | None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError) or not error.filename:
         return None
     path = Path(error.filename)
-    if not path.parent.is_dir():  # a file, or nothing
+    if not path.parent.is_dir():  # it is a file, or does not exist
         advice = "run fairseq-posenc preprocess, or " if path.match("dict*.txt") else ""
         return f"there is no folder {path.parent}: {advice}correct its name"
     if not path.match("dict*.txt"):

@@ -64,7 +64,7 @@ class CheckedModel(PositionCheckpoints):
 
 
 def prepare_model(model: CheckedModel, task: Any, **stacks: Any) -> None:
-    """Check a model's data, log its ``stacks``, and wrap its task's methods that begin a use."""
+    """Check a model's data, log its ``stacks``, wrap what begins its training or evaluation."""
     checks.check_data_bins(task)
     for name, stack in stacks.items():
         logger.info("%s position encoding: %s", name, stack.describe())

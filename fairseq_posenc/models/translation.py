@@ -52,7 +52,7 @@ class PositionalTransformer(CheckedModel, TransformerModel):
     ) -> PositionalDecoder:
         """Build a decoder with position encodings."""
         config = options.configure_stack(args, "decoder")
-        if config.adaptive_softmax_cutoff:  # no output matrix to share; fairseq would load one
+        if config.adaptive_softmax_cutoff:  # no output matrix: loading would add a shared one
             config.share_decoder_input_output_embed = False
         return PositionalDecoder(config, tgt_dict, embed_tokens, config.no_cross_attention)
 

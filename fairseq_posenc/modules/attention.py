@@ -24,7 +24,7 @@ from fairseq_posenc.shared import Shared
 
 
 class _LayerAttention(StackLayer):
-    """Base of both classes, with the projections of a layer; see :class:`SelfAttention`."""
+    """Base of both classes: projections, which ``project`` and ``project_output`` apply."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class _LayerAttention(StackLayer):
         num_key_value_heads: int | None,
         source_dim: int | None = None,
     ) -> None:
-        super().__init__(positions, layer)
+        super().__init__(positions, layer)  # sets `spec`, `dims`, `head_dim` and `kind`
         self.dropout = check_dropout(dropout)
         dims = self.dims
         kv_heads = dims.num_heads if num_key_value_heads is None else num_key_value_heads
@@ -129,7 +129,7 @@ class SelfAttention(_LayerAttention):
             raise UserError("the cache is of a layer with other encodings: give each its own")
         # A cache keeps a table's rows by distance as this layer projected them, and gets new ones.
         terms = self.compute_terms(state, None if cache is None else cache.projected) | of_input
-        query, key, value = self.project(x)  # [B, H, T, D] each, or fewer heads of keys and values
+        query, key, value = self.project(x)  # [B, H, T, D]; keys and values may have fewer heads
         query, key = self.rotate_tokens(query, key, state)
         mask = state.mask.with_direction(self.direction)
         dropout = self.dropout if self.training else 0.0
@@ -144,7 +144,7 @@ class SelfAttention(_LayerAttention):
                 # A later step joins its ids to these; a row for each beam, for `Cache.reorder`.
                 cache.ids = positions.ids.expand(x.size(0), *positions.ids.shape[1:])
         attended, weights = attend(call, self.backend)
-        return self.merge_heads(attended), weights
+        return self.project_output(attended), weights
 
 
 class CrossAttention(_LayerAttention):
@@ -242,14 +242,14 @@ class CrossAttention(_LayerAttention):
         mask = Mask(key_padding=None if source_padding_mask is None else padding)
         call = AttentionCall(query, kept.key, kept.value, Terms([]), mask, dropout, need_weights)
         attended, weights = attend(call)
-        return self.merge_heads(attended), weights
+        return self.project_output(attended), weights
 
 
 def _rotate_source(state: Shared, padding: Tensor, ids: Tensor | None) -> Rotation:
     """Compute the rotation of a source's keys, counted without padding, or at a caller's ids."""
     positions = Positions.from_padding(padding, tgt_len=0)  # of keys alone, without queries
     if ids is not None:
-        readers = {x.name: x for x in state.encodings if x.axes}  # that read ids
+        readers = {x.name: x for x in state.encodings if x.axes}  # 0 axes: it reads no ids
         name, (batch, src_len) = "source_position_ids", padding.shape
         ids = input_checks.read_position_ids(name, ids, readers, batch, (src_len,))
         positions = positions.replace_ids(ids, name)

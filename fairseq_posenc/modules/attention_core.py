@@ -145,7 +145,7 @@ class AttentionCore:
     """Mixin with the steps of attention in a layer.
 
     Self-attention calls ``compute_terms``, ``project`` and ``rotate_tokens``, passes a call to a
-    backend, and calls ``merge_heads`` on the result.
+    backend, and calls ``project_output`` on the result.
 
     Attributes:
         batch_first: whether inputs and outputs are ``(B, T, C)``, else ``(T, B, C)``.
@@ -218,7 +218,7 @@ class AttentionCore:
         heads = x.unflatten(-1, (-1, self.head_dim))
         return heads.permute((0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3))  # [B, H, T, D]
 
-    def merge_heads(self, attended: Tensor) -> Tensor:
+    def project_output(self, attended: Tensor) -> Tensor:
         """Merge the heads of ``(B, H, T, D)``, and project them to the layer's output."""
         merged = attended.permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(2)
         return cast("Tensor", self.out_proj(merged))  # [B, T, C] or [T, B, C]

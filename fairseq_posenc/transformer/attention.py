@@ -149,4 +149,4 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         if weights is not None:
             # [B, H, T, S] -> [H, B, T, S] or [B, T, S], as fairseq's class returns them
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
-        return self.merge_heads(attended), weights
+        return self.project_output(attended), weights

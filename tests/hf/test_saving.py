@@ -216,7 +216,7 @@ UNFIT: dict[str, tuple[Any, str]] = {  # a change of settings or weights, and wh
     "no length": ({ROOM: "64"}, "max_positions must be a whole number of at least 1, not '64'"),
     "rotations": ({"rope_parameters": {"rope_theta": 9}}, "rope_theta was 10000.0: restore"),
     "windows": ({"layer_types": ["sliding_attention"] * 4}, r"layer_types was \['full.*: restore"),
-    "no rotations": ({f"{SPEC}_replaced": [1]}, r"_replaced was \[1\]: restore"),
+    "a list": ({f"{SPEC}_replaced": [1]}, r"_replaced is no dictionary: restore"),
     "an unknown encoding": ({SPEC: "owl"}, "unknown position encoding 'owl'"),
     "an unknown model": ({TYPE: "lama"}, "config.json: transformers has no type 'lama'"),
     "a longer table": ({ROOM: 99}, "the weights have other shapes of .*table.weight"),
@@ -241,8 +241,7 @@ def test_a_folder_that_does_not_fit_is_refused_in_a_line(problem: str, tmp_path:
 
 def test_a_model_without_some_of_its_layers_is_loaded(tmp_path: Path) -> None:
     model, inputs = make_model("gemma3", "alibi"), make_inputs(MODELS["gemma3"])
-    config = model.config
-    config.num_hidden_layers, config.layer_types = 2, config.layer_types[::2][:2]
+    model.config.update({"num_hidden_layers": 2, "layer_types": model.config.layer_types[::2][:2]})
     model.model.layers = model.model.layers[::2][:2]
     for index, layer in enumerate(model.model.layers):
         layer.self_attn.layer_idx = index

@@ -124,21 +124,22 @@ def test_else_a_line_says_what_it_cannot_state(kind, spec, words, tmp_path, capl
     assert f"only this package loads the saved model: {words}" in line
 
 
-def test_a_stock_model_that_computes_something_else_is_not_saved(monkeypatch):
+@pytest.mark.parametrize(("base", "size"), [(501.0, 512), (500.0, 500)])
+def test_a_stock_model_that_computes_something_else_is_not_saved(base, size, monkeypatch):
     """As if ``write_configuration`` had a fault that reading back does not show."""
-    model = set_positions(MODELS["llama"].build(), "own(base=500)")
+    model = MODELS["mistral"].build(max_position_embeddings=600)
+    set_positions(model, "rope(layout=half,base=500)+window")  # whose size is 512 by default
 
-    def write(*args):
+    def write(*args, original=stock_folders.write_configuration):
         config = original(*args)
-        config.rope_parameters["rope_theta"] = 501.0
+        config.rope_parameters["rope_theta"], config.sliding_window = base, size
         return config
 
-    original = stock_folders.write_configuration
     monkeypatch.setattr(stock_folders, "write_configuration", write)
-    with pytest.raises(NoStockModelError, match="LlamaForCausalLM differ by"):
+    with pytest.raises(NoStockModelError, match="MistralForCausalLM differ by"):
         find_stock_model(model)
-    model.config._attn_implementation = "fairseq_posenc"
-    with pytest.raises(UserError, match="was set to 'fairseq_posenc'"):  # an error of the model
+    model.config._attn_implementation = "sdpa"
+    with pytest.raises(UserError, match="was set to 'sdpa'"):  # an error of the model
         find_stock_model(model)
 
 

@@ -336,7 +336,7 @@ def test_a_cache_keeps_the_keys_that_are_visible_by_definition(spec, limits, kep
             seen[alone] = visible(chunk, "lr", 30 - left)[alone]
         expected = reference.attend(call._replace(mask=Mask(pairs=~seen)))[0]
         found = torch.cat(steps, 1)[b : b + 1, left:]
-        torch.testing.assert_close(found, layer.merge_heads(expected), rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(found, layer.project_output(expected), rtol=1e-11, atol=1e-11)
     assert cache.kept.key.size(2) == cache.kept.value.size(2) <= kept
 
 

@@ -13,7 +13,7 @@ from fairseq_posenc.encodings.term import ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import AttentionPositions, attend_with_positions, plain_queries
-from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITION_STATE, POSITIONS
+from fairseq_posenc.hf.settings import LAYER_STATE, OUR_ATTENTION, POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions
 
 
@@ -45,7 +45,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
                 call = AttentionCall(queries, key, value, Terms([ScaleFactor(factor)]))
             else:
                 stack, cross = "decoder" if positions.dims.causal else "encoder", False
-                state = named[POSITION_STATE]  # a LayerState; `shared` is of all layers like this
+                state = named[LAYER_STATE]  # a LayerState; `shared` is of all layers like this
                 # The call has rotated queries and keys; `split` rotates the plain ones itself.
                 call = positions.prepare_call(module, queries, key, value, state, factor)
                 rotation = positions.rotation(state.shared, query.size(2))  # of all T, or None
