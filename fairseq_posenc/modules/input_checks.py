@@ -34,7 +34,7 @@ def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: 
     past = positions.src_len - positions.tgt_len
     kept, tokens = (None, 0) if cache is None else (cache.kept, cache.tokens)
     if kept is not None and not tokens:  # a CrossAttention stored keys, and counts no tokens
-        raise UserError("the cache is not of a SelfAttention")
+        raise UserError("the cache is not of a SelfAttention: give each layer its own")
     if tokens != past:
         raise UserError(
             f"{tokens} tokens are in the cache and {positions.tgt_len} are new, but their "

@@ -60,10 +60,10 @@ def read_squad(path: Path) -> Squad:
     content = _read_json(path)
     questions = list(_read_questions(content, str(path)))
     if not questions:
-        raise UserError(f"{path}: holds no question")
+        raise UserError(f"{path}: holds no question; name a SQuAD file with questions")
     most_common, count = Counter(question.id for question in questions).most_common(1)[0]
     if count > 1:
-        raise UserError(f"{path}: two questions have the id {most_common}")
+        raise UserError(f"{path}: two questions have the id {most_common}; give each its own")
     version = str(content.get("version")).lstrip("v")  # `v2.0` in the published files
     if version not in (V1, V2):  # a file that does not name it
         version = V2 if any(question.answers == () for question in questions) else V1

@@ -63,7 +63,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
     ) -> None:
         has_xformers = kwargs.get("xformers_att_config") is not None  # {}: with its defaults
         if has_xformers or kwargs.get("add_bias_kv") or kwargs.get("add_zero_attn"):
-            raise UserError("position encodings do not work with xformers or added key biases")
+            raise UserError("positions do not work with xformers or added key biases: remove these")
         super().__init__(embed_dim, num_heads, self_attention=True, **kwargs)
         self.encodings = encodings
         self.direction = direction

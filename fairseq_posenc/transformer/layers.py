@@ -99,7 +99,7 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
             if cfg.quant_noise.pq > 0:
                 raise UserError(
                     "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
-                    "projections would not rotate"
+                    "projections would not rotate; leave out one of the two"
                 )
             rotate_projections(attention, (spec, dims), spec.layer_kind(self.index))
         return cast("nn.Module", attention)

@@ -161,7 +161,7 @@ def configure_stack(args: Any, side: Literal["encoder", "decoder"]) -> Transform
         if not causal and len(first_directions) > stack.layers:
             raise UserError(
                 f"--attention-directions names {len(first_directions)} layers, but the encoder has "
-                f"{stack.layers}"
+                f"{stack.layers}: leave out the others"
             )
     by_layer = {} if causal else dict(enumerate(first_directions))
     others = "lr" if causal else "both"

@@ -51,7 +51,7 @@ class InputPositions(nn.Module):
         A call outside a stack's forward pass, which numbers the tokens, is refused.
         """
         if (states := current_context()) is None:
-            raise UserError("embed_positions was called outside its stack, which counts the tokens")
+            raise UserError("embed_positions was called outside its stack: call the stack itself")
         vectors = self.encodings.as_list()[0].embed(states[0].positions)  # equal in all states
         assert vectors is not None, "an input encoding adds vectors"
         return vectors.type_as(self.like)
@@ -211,7 +211,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             UserError: ``full_context_alignment`` is True; our decoders are always ``lr``.
         """
         if full_context_alignment:
-            raise UserError("full-context alignment is not supported: decoders see only the past")
+            raise UserError("leave out full_context_alignment: decoders here see only the past")
         if decoding := (incremental_state is not None):  # refuse tokens that are not the next one
             layer: Any = self.layers[0]  # only to make a key that no other module uses
             key = layer.self_attn._get_full_incremental_state_key("steps")
