@@ -26,26 +26,17 @@ class Size(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One comparison.
+    """One comparison."""
 
-    Attributes:
-        spec: our encoding.
-        against: whose code.
-        theirs: builds their code; ``options`` are its further arguments.
-        sizes: what is compared.
-        inputs: names of inputs ``(1, length, width)``.
-        causal: a model that looks back.
-        tolerance: absolute and relative, in float64; 1e-5 or 1e-6 where one of the two computes
-            a part in float32: angles, slopes, a scale.
-    """
-
-    spec: str
-    against: str
-    theirs: Callable[..., Theirs]
-    sizes: tuple[Size, ...]
-    inputs: tuple[str, ...] = ("x",)
-    options: Mapping[str, Any] = MappingProxyType({})
-    causal: bool = False
+    spec: str  # our encoding
+    against: str  # whose code
+    theirs: Callable[..., Theirs]  # builds their code
+    sizes: tuple[Size, ...]  # what is compared
+    inputs: tuple[str, ...] = ("x",)  # names of inputs (1, length, width)
+    options: Mapping[str, Any] = MappingProxyType({})  # further arguments of `theirs`
+    causal: bool = False  # a model that looks back
+    # Absolute and relative, in float64; 1e-5 or 1e-6 where one of the two computes a part in
+    # float32: angles, slopes, a scale.
     tolerance: float = 1e-12
 
 

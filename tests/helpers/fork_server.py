@@ -109,12 +109,9 @@ class Program(NamedTuple):
 
 
 def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork for each program, and tell how it ended.
+    """Fork for each program, and tell how it ended; in its process, return its request and files.
 
     A client that has gone was killed: so is its program then.
-
-    Returns:
-        In a program's process only: the request, and the files sent.
     """
     programs: list[Program] = []
     while True:

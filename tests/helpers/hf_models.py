@@ -43,19 +43,12 @@ _BART = {
 
 
 class TinyModel(NamedTuple):
-    """A kind of tiny model.
+    """A kind of tiny model."""
 
-    Attributes:
-        model: its class in transformers.
-        config: the class of its configuration.
-        settings: of the configuration.
-        positions: the spec of what it has.
-    """
-
-    model: str
-    config: str
-    settings: dict[str, Any]
-    positions: str
+    model: str  # its class in transformers
+    config: str  # the class of its configuration
+    settings: dict[str, Any]  # of the configuration
+    positions: str  # the spec of what it has
 
     def build(self, seed: int = 1, **settings: Any) -> PreTrainedModel:
         """Build it with weights that are large enough for positions to matter."""

@@ -27,31 +27,18 @@ TOKENS = [[0, 7, 8, EOS, 9, 9, EOS, 7], [PAD, PAD, 0, 7, EOS, 9, EOS, 8]]
 
 
 class Case(NamedTuple):
-    """An encoding with options that are easily got wrong.
+    """An encoding with options that are easily got wrong."""
 
-    Attributes:
-        spec: a single encoding.
-        note: what to look at.
-        heads: number of heads.
-        width: of a head.
-        tgt_len: queries, those of the last tokens.
-        src_len: keys.
-        max_positions: of the model, the length it was trained at.
-        causal: a model that looks back.
-        left: padding on the left of the second sentence; there is one sentence without any.
-        direction: what a query sees, where the attended values are compared.
-    """
-
-    spec: str
-    note: str = ""
+    spec: str  # a single encoding
+    note: str = ""  # what to look at
     heads: int = 2
-    width: int = 8
-    tgt_len: int = 5
-    src_len: int = 5
-    max_positions: int = 8
-    causal: bool = False
-    left: int = 0
-    direction: str = ""
+    width: int = 8  # of a head
+    tgt_len: int = 5  # queries, those of the last tokens
+    src_len: int = 5  # keys
+    max_positions: int = 8  # of the model, the length it was trained at
+    causal: bool = False  # a model that looks back
+    left: int = 0  # padding on the left of a second sentence; 0 for one sentence without any
+    direction: str = ""  # what a query sees, where the attended values are compared
 
     @property
     def item(self) -> specs.Item:

@@ -1,8 +1,7 @@
 """Models carried to transformers or CTranslate2 compute there what they compute in fairseq.
 
-The commands compare scores and refuse a difference, so most rows only have to pass: a weight,
-option, tie, vector, bias or limit that a class or the engine reads otherwise is refused. What the
-commands do not see is compared here: what they write into folders, searches, continuations, texts.
+The commands compare scores and refuse a difference. Here what they wrote is compared without their
+code, which could miss one, and so is what they do not see: fields, searches, continuations, texts.
 """
 
 import importlib
@@ -69,7 +68,7 @@ CASES: list[Any] = [
     ("MarianMTModel", "t5", {**ALL_TIED, "max_target_positions": 60}),
     ("MarianMTModel", "rope+m4(reset=true)", {"target_lang": "fr"}),  # of more symbols
     ("MarianMTModel", "rope", {"position_encoding_decoder": "m4m+alibi", "decoder_layers": 3}),
-    ("M2M100ForConditionalGeneration", "rope", ALL_TIED | SINUSOIDS_IN_DECODER),
+    ("M2M100ForConditionalGeneration", "learned+rope", ALL_TIED | SINUSOIDS_IN_DECODER),
     ("M2M100ForConditionalGeneration", SINUSOIDS, {"activation_fn": "gelu_fast"}),
     ("BartForConditionalGeneration", "none", {}),
     ("BartForConditionalGeneration", "shaw", {"share_decoder_input_output_embed": True}),
@@ -83,6 +82,8 @@ CASES: list[Any] = [
     ("Translator", "shaw_values+rope", {"encoder_embed_dim": 48, "no_scale_embedding": True}),
     ("Translator", "alibi(mode=asymmetric)", {"position_encoding_decoder": "alibi"}),
     ("Translator", "alibi", {"position_encoding_decoder": "rope(scaling=yarn:4:length=9)"}),
+    # Sentences have more tokens than positions: beyond a distance of 6 the same bias is added.
+    ("Translator", "t5(num_buckets=8,max_distance=6)", {"max_source_positions": 8}),
     ("Generator", "learned", {}),
     ("Generator", "none,rope(scaling=linear:4)", {"add_bos_token": True}),
     ("Generator", "lerope(layout=half,scaling=yarn:4:length=9),shaw+shaw_values", UNTIED),
@@ -125,7 +126,8 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
     ],
     "--to ctranslate2": [
         *PARTS,
-        ("causal_lm", "t5", {}, "t5 is not one of"),
+        *(("causal_lm", name, {}, f"{name} is not one of") for name in ("t5", "xpos")),
+        *(("translation", name, {}, f"{name} is not one of") for name in ("m4", "kerple")),
         ("causal_lm", "alibi,none", {}, "perhaps of alibi"),
         ("translation", "rope+window(size=4)", {}, "window is not one of alibi, learned, "),
         ("translation", "shaw(per_head=true)", {}, "perhaps of shaw"),
@@ -181,22 +183,61 @@ def find_changes(trained: Checkpoint, imported: Path) -> set[str]:
     return {name for name in changed if after[name].any() or "lm_head" not in name}
 
 
+@torch.no_grad()
+def compare(trained: Checkpoint, theirs: Any, is_squad: bool) -> None:
+    """Compare scores of two sentences, one of them padded; the targets are the sources."""
+    tokens = torch.tensor([[*range(4, 23), 2], [*range(9, 15), 2] + [1] * 13])
+    real = tokens.ne(1)
+    inputs = {"input_ids": tokens, "attention_mask": real.long()}
+    if theirs.config.is_encoder_decoder:
+        inputs |= {f"decoder_{name}": value for name, value in inputs.items()}
+        ours = trained.model(tokens, real.sum(1), tokens)
+    else:
+        ours = trained.model(tokens, **({"span_scores": True} if is_squad else {}))
+    for name, expected in zip(["start_logits", "end_logits"] if is_squad else ["logits"], ours):
+        bound = 1e-5 * float(expected[real].abs().max())
+        torch.testing.assert_close(theirs(**inputs)[name][real], expected[real], atol=bound, rtol=0)
+
+
+@torch.no_grad()
+def compare_in_engine(trained: Checkpoint, target: str, first: int) -> None:
+    """Compare log probabilities of a sentence, and what a causal LM writes after its beginning."""
+    folder = export_to(trained, "--to", "ctranslate2")
+    engine = getattr(importlib.import_module("ctranslate2"), target)(str(folder))
+    words, sentence = exchanged.WORDS[:20], [*range(4, 24), 2]
+    start = trained.task.target_dictionary[first]
+    given = [torch.tensor([[first, *sentence[:-1]]])]
+    if target == "Translator":
+        given = [torch.tensor([sentence]), torch.tensor([21]), *given]
+        (found,) = engine.score_batch([words], [words])
+    else:
+        (found,) = engine.score_batch([[start, *words, "</s>"]])
+    scores = trained.model(*given)[0][0].log_softmax(-1)[range(21), sentence]
+    torch.testing.assert_close(torch.tensor(found.log_probs), scores, atol=1e-4, rtol=0)
+    if target == "Generator":  # token by token with a cache there; here in one pass
+        how = {"max_length": 9, "include_prompt_in_result": False}
+        (written,) = engine.generate_batch([[start, *words[:9]]], **how)[0].sequences_ids
+        best = trained.model(torch.tensor([[first, *sentence[:9], *written]]))[0][0].argmax(-1)
+        assert [*written, 2][:9] == best[9:][:9].tolist()
+
+
 @pytest.mark.parametrize(("target", "spec", "more"), CASES)
 def test_scores_are_those_of_fairseq_and_all_weights_come_back(target, spec, more):
     trained = make(target, spec, **more)
+    first = 0 if "add_bos_token" in more else 2  # token of a text
     if target in ENGINES:
-        export_to(trained, "--to", "ctranslate2")
+        compare_in_engine(trained, target, first)
         return
     folder = export_to(trained)
     model = load(folder)
     assert type(model).__name__ == target
+    compare(trained, model, target == SPANS)
     own = spec == CLASSES[target][2] and "attention_directions" not in more
     for name in ("config.json", "README.md"):  # the second imports it
         assert own == ("fairseq_posenc" not in (folder / name).read_text())
     longest = max(x.dims.max_positions for x in comparison.list_stacks(trained.model).values())
     assert read_trained_length(model) == (longest if own else 20)
     assert own or model.config.position_encoding_max_positions == longest
-    first = 0 if "add_bos_token" in more else 2  # token of a text
     assert target != "BioGptForCausalLM" or model.config.bos_token_id == first
     ties = not more.keys() & (UNTIED | UNTIED_ROBERTA).keys()
     if model.config.is_encoder_decoder:  # two tied tables of three become copies
@@ -214,19 +255,6 @@ def test_scores_are_those_of_fairseq_and_all_weights_come_back(target, spec, mor
     again = carry("export", "--checkpoint", imported, "--data", data, "--tokens", "words")
     for name in ("config.json", "model.safetensors"):
         assert (folder / name).read_bytes() == (again / name).read_bytes()
-
-
-@torch.no_grad()
-def test_sentences_longer_than_the_model_has_positions_are_scored_as_in_fairseq():
-    """Beyond a distance of 6, they have the same bias."""
-    trained = make("Translator", "t5(num_buckets=8,max_distance=6)", max_source_positions=8)
-    folder = export_to(trained, "--to", "ctranslate2")
-    engine = importlib.import_module("ctranslate2").Translator(str(folder))
-    (found,) = engine.score_batch([exchanged.WORDS[:20]], [exchanged.WORDS[:5]])
-    source, target = [*range(4, 24), 2], [*range(4, 9), 2]
-    inputs = [torch.tensor([source]), torch.tensor([21]), torch.tensor([[2, *target[:-1]]])]
-    scores = trained.model(*inputs)[0][0].log_softmax(-1)[range(6), target]
-    torch.testing.assert_close(torch.tensor(found.log_probs), scores, atol=1e-5, rtol=0)
 
 
 TRANSLATED = [("MarianMTModel", "m4+rope"), ("M2M100ForConditionalGeneration", "t5")]

@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import ModelCard
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, pipeline
 
 from binarize import formats
 from fairseq_posenc.workbench.convert.tokenizer import build_tokenizer, find_tokenization
@@ -108,6 +108,9 @@ def test_a_tokenizer_loads_with_its_special_symbols():
     assert tokenizer("ba <mask> 1 é 日本")["input_ids"] == expected
     assert tokenizer.decode(expected, skip_special_tokens=True) == "ba 1 é 日本"
     assert '_up_tokenization_spaces": false' in (out / "tokenizer_config.json").read_text()
+    scores = trained.model(torch.tensor([expected]))[0][0, len(before) + 1]
+    filled = pipeline("fill-mask", str(out))("ba <mask> 1 é 日本")
+    assert [answer["token"] for answer in filled] == scores.topk(5).indices.tolist()
 
 
 @pytest.mark.parametrize(
