@@ -38,8 +38,7 @@ def read_text(path: Path) -> str:
     content = read_bytes(path, f"--text {path}")
     if not content.strip():
         raise UserError(f"--text {path}: the file is empty; name a file with text in it")
-    refused = {b"\0": "a NUL byte, so this is not a text file"}
-    return decode_text(content, f"--text {path}", refused)
+    return decode_text(content, f"--text {path}", {b"\0": "a NUL byte, so this is not a text file"})
 
 
 def split_into_documents(text: str) -> list[Document]:
@@ -73,7 +72,8 @@ def hold_out(documents: list[Document]) -> tuple[list[Document], list[Document]]
     """Shuffle documents from a fixed seed; return the training and the validation documents."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
     least_words = VALIDATION_SHARE * sum(map(count_words, documents))
-    count = words = 0  # of the documents that are held out
+    count = 0  # of documents that are held out
+    words = 0  # in these documents
     while words < least_words and count < len(shuffled) - 1:  # at least one is for training
         words += count_words(shuffled[count])
         count += 1

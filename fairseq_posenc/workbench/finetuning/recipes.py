@@ -39,7 +39,8 @@ _ON_CPU = re.compile(r"\+*common\.cpu=(true|yes|y|on|[1-9]\d*)", re.I)  # as ome
 
 def add_set(parser: ArgumentParser, example: str) -> None:
     """Add ``--set``, with overrides of a recipe, to a command's options."""
-    add, text = parser.add_argument, f"override a setting of fairseq, as in {example}; repeatable"
+    add = parser.add_argument
+    text = f"override a setting of fairseq, as in {example}; repeatable"
     add("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=text)
 
 

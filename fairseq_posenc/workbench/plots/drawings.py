@@ -38,7 +38,7 @@ def new_page(count: int, title: str, columns: int, height: float) -> tuple[Any, 
         UserError: there are more panels than can be read.
     """
     if count > _MAX_PANELS:
-        raise UserError(f"{count} panels are too many for a picture: choose layers or heads")
+        raise UserError(f"{count} panels are too many for a picture: choose with --layer or --head")
     columns = min(columns, count)
     size = WIDTH, math.ceil(count / columns) * height + 0.6  # the margin is for the title
     figure, panels = pictures.new_panels(count, columns, size, dpi=100)

@@ -124,7 +124,7 @@ class TestTables:
 
     def test_too_many_are_refused(self):
         subject = build_subject("shaw(per_head=true)", 49 * 2, num_heads=49, max_positions=5)
-        with pytest.raises(UserError, match=r"49 panels are too many.*layers or heads"):
+        with pytest.raises(UserError, match=r"49 panels are too many.*with --layer or --head"):
             drawings.draw_tables(subject)
 
     @pytest.mark.parametrize("family", STOCK)

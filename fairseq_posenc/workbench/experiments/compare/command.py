@@ -65,8 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     options.add_out(parser, computed="demo; compare-NAME for --text NAME.txt")
     add("--text", type=Path, help="UTF-8 text file (default: Python's own documentation)")
-    family_help = "kind of models (default: %(default)s)"
-    add("--family", choices=list(_MODELS), default=MASKED, help=family_help)
+    add("--family", choices=_MODELS, default=MASKED, help="kind of models (default: %(default)s)")
     add(
         "--encodings",
         default=variants.DEFAULT_ENCODINGS,
@@ -77,13 +76,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--updates", "training updates of each model", 250)
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     options.add_seeds(parser, "1,2,3")
-    rates = "learning rates, as in 0.001,0.003: a model is trained with all and judged at its best"
-    add(
-        "--lrs",
-        type=options.positive_numbers,
-        default="0.003",
-        help=f"{rates} (default: %(default)s)",
-    )
+    text = "learning rates, as in 0.001,0.003: each model counts at its best (default: %(default)s)"
+    add("--lrs", type=options.positive_numbers, default="0.003", help=text)
     jobs = "models to train at a time (default: one per GPU, or per core; with --on slurm no limit)"
     options.add_count(parser, "--jobs", jobs)
     options.add_on(parser, "partition=gpu time=1:00:00")  # an example, for the help
@@ -164,10 +158,16 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
                 "causal LM attends from left to right only"
             )
         parse(model.position_encoding).check_length(parsed.layers)  # refuses a spec of more layers
-    names = ("text", "family", "seeds", "updates", "vocab_size")  # of options and fields
-    chosen = {name: getattr(args, name) for name in names}
-    lrs = tuple(map(str, args.lrs))
-    return ComparePlan(**chosen, variants=models, lrs=lrs, options=passed)
+    return ComparePlan(
+        text=args.text,
+        family=args.family,
+        variants=models,
+        seeds=args.seeds,
+        lrs=tuple(map(str, args.lrs)),
+        updates=args.updates,
+        vocab_size=args.vocab_size,
+        options=passed,
+    )
 
 
 def build_training(plan: ComparePlan, run: Run, out: Path, user_dir: Path) -> trainings.TrainingRun:

@@ -140,9 +140,9 @@ def _predict(args: argparse.Namespace) -> None:
     squad = read_squad(args.questions)
     predictor = Predictor.load(args.checkpoint, args.data, dtype)
     with folders.lock_folder(args.out):
+        predictions = predictor.predict(squad.questions, args.max_tokens)
         for name in ("answers.json", "null_odds.json", "score.json"):  # of an earlier call
             (args.out / name).unlink(missing_ok=True)
-        predictions = predictor.predict(squad.questions, args.max_tokens)
         answers = {x.id: x.answer for x in predictions}
         odds = {x.id: x.null_odds for x in predictions} if squad.version == V2 else None
         preferred = {x.id: "" if odds and x.null_odds > 0.0 else x.answer for x in predictions}

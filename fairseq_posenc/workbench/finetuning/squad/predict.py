@@ -114,9 +114,8 @@ class Predictor(NamedTuple):
         if state["cfg"].task._name != "squad" or not has_head:
             raise UserError(f"--checkpoint {path}: was not fine-tuned on SQuAD; use squad train")
         opened = open_model(path, data, state=state)
-        dictionary, limits = opened.task.dictionary, opened.task.data_bin.limits  # of window sizes
-        tokenizer = load_tokenizer(opened.data, dictionary)
-        window_maker = WindowMaker(tokenizer, dictionary, limits)
+        tokenizer = load_tokenizer(opened.data, opened.task.dictionary)
+        window_maker = WindowMaker(tokenizer, opened.task.dictionary, opened.task.data_bin.limits)
         return cls(place(opened.model, dtype), window_maker, str(opened.positions["encoder"]))
 
     def predict(self, questions: Sequence[Question], max_tokens: int) -> list[Prediction]:
