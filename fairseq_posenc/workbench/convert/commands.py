@@ -91,8 +91,8 @@ def run_swap(options: argparse.Namespace) -> None:
     # The folder of an adapter (PEFT) has another file; `swap_folder` refuses it with advice.
     if not (source / "config.json").is_file() and not (source / "adapter_config.json").is_file():
         raise UserError(
-            f"--checkpoint {source} has no config.json: give a transformers model folder, as hf "
-            "download prints; or use fairseq-train --finetune-from-model FILE --init-positions"
+            f"--checkpoint {source} has no config.json: give a transformers model folder, such as "
+            "`hf download` prints, or use fairseq-train --finetune-from-model FILE --init-positions"
         )
     from fairseq_posenc.workbench.convert.swap import swap_folder
 
