@@ -123,8 +123,8 @@ def _draft_terms_and_limits(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms
     if token.drawn is not None:  # an encoding of the whole stack has drawn a random position
         _refuse_beside_random(spec, dims, layer, token)
     limits = list_limits(spec, dims, spec.whole_stack + layer)
-    # A window may have `first_keys`, of the first tokens, which it never hides. Two windows are
-    # combined to the smaller one, which cannot both show these keys and hide them, as the other.
+    # A window never hides its `first_keys`, those of the first tokens. Combined with another one,
+    # to a window of the smaller size, it would also show those that only the other one hides.
     windows = [limit for limit in limits if limit.window is not None]
     if len(windows) > 1 and any(limit.first_keys is not None for limit in windows):
         raise UserError(

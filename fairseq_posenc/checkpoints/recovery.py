@@ -127,7 +127,7 @@ def restore_if_torn(path: Path, checkpoint: DictConfig) -> None:
 def check_resumption(path: Path, settings: DictConfig, finetunes: bool = False) -> Resumption:
     """Log how fairseq's ``settings`` differ from a checkpoint's; refuse states that do not fit.
 
-    ``finetunes``: whether a new run takes only the weights, from ``--finetune-from-model``.
+    ``finetunes``: whether a new run takes only weights (with --store-ema also their average).
     """
     checkpoint = settings.checkpoint
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)  # as saved
@@ -147,7 +147,7 @@ def check_resumption(path: Path, settings: DictConfig, finetunes: bool = False) 
             "training run that starts from random weights: leave it out"
         )
     resets_optimizer = checkpoint.reset_optimizer or finetunes
-    # fairseq would count from update 0: with a file that was named, to begin a run, that is wanted.
+    # fairseq would then count from update 0, which is wanted where a named file begins a new run.
     if not (has_optimizer or resets_optimizer) and path == Path(checkpoint.save_dir, LAST):
         raise UserError(
             f"{path} has no state of the optimizer (--no-save-optimizer-state), and its "

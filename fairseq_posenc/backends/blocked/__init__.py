@@ -96,7 +96,7 @@ def _count_saved_bytes(call: AttentionCall) -> int:
     """
     terms, temperature = call.terms, call.temperature()
     numbers = 1 + int(terms.gain is not None)  # the weight; for a gain's gradient, the content
-    if terms.product:  # a product for each pair; those for each shared row are few: not counted
+    if terms.product:  # a product for each pair; not counted: fewer, if distances share rows
         tables = terms.rows("query"), terms.rows("key")
         numbers += sum(x is not None and x.runs is None for x in tables)
     numbers += int(temperature is not None and temperature.requires_grad)  # the score without it

@@ -98,24 +98,23 @@ class Computation:
 
     def _multiply_tokens(self, x: Operands) -> Tensor:
         """Combine the content q_i.k_j, its gain and the products with rows: ``(k, h, M, W)``."""
-        if (
-            x.before_key is None or x.after_key is None
-        ):  # no keys are far, beyond the ends of tables
+        if x.before_key is None or x.after_key is None:  # no keys are far (beyond tables' ends)
             return self._combine(x)
         far = x.before_key, x.after_key
         return self._multiply_far(x, *far) if self.product else self._add_far(x, *far)
 
     def _multiply_far(self, x: Operands, before: Tensor, after: Tensor) -> Tensor:
         """Multiply far keys, which are (k.K) k already, by (q.Q) q, for (q.k) (q.Q) (k.K)."""
-        first, last = x.query, x.query  # by (q.Q), with the first row Q and with the last one
-        if x.query_rows is not None:  # distinct ones, so their ends serve the far keys
-            numbers = x.query @ x.query_rows[:, [0, -1]].mT  # [k, h, M, 2]
+        first, last = x.query, x.query  # for keys far before, which have the first row Q, and after
+        if x.query_rows is not None:  # beside far keys, they are distinct ones, indexed by distance
+            numbers = x.query @ x.query_rows[:, [0, -1]].mT  # q.Q of both, [k, h, M, 2]
             first, last = (x.query * y for y in numbers.split(1, -1))
         return torch.cat([first @ before.mT, self._combine(x), last @ after.mT], -1)
 
     def _add_far(self, x: Operands, before: Tensor, after: Tensor) -> Tensor:
-        """Multiply all keys at once, as `torch.cat` would copy scores; then add near keys' rows."""
-        # Far keys are k + Q, with k.K as column D if there is a table K: queries get a 1 there.
+        """Multiply all keys at once, as `torch.cat` would copy scores; add rows of near keys."""
+        # Far keys are k + Q already, with k.K as column D if there is a table K: it is added where
+        # queries get a 1 there. Near keys get a 0.
         more = (0, before.size(3) - x.key.size(3))
         parts = [before, F.pad(x.key, more) if more[1] else x.key, after]
         keys = torch.cat(parts, 2).mT

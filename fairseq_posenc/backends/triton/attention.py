@@ -108,7 +108,7 @@ class Side(NamedTuple):
     tokens: Tensor | None  # queries or keys; None for a table of numbers
     token_grad: Tensor | None  # shaped as the tokens
     tiles: Tensor | None  # gradients of the table's term
-    ends: Tensor | None  # for each row of tiles, its sums at distances below and above the table's
+    ends: Tensor | None  # two sums of each row of tiles, where a clipped table's end rows repeat
     factor: float  # of sums of tiles: 1 / (1 - dropout rate), and the scale, but not of a bias
     SIGN: tl.constexpr  # 1 if the rows of tiles are queries, -1 if they are keys
 
@@ -161,7 +161,7 @@ class Attention(torch.autograd.Function):
         # In a plain sum, the gradients of the query term and of the bias equal that of the score,
         # which is stored anyway. PRODUCT: content and terms are multiplied.
         plain_sum = not problem.PRODUCT and problem.gain is None
-        of_queries, of_keys, of_gain, of_bias = zip(problem.tables, table_grads)  # two for a side
+        of_queries, of_keys, of_gain, of_bias = zip(problem.tables, table_grads)  # pairs
         _, _, gain_grad, bias_grad = table_grads  # None: it is not trained
         is_stored = {"content": True, "key_term": is_added, "gain": gain_grad is not None}
         is_stored["query_term"] = problem.query_table is not None and not plain_sum
@@ -176,7 +176,7 @@ class Attention(torch.autograd.Function):
         query_term = tiles.content if tiles.query_term is None else tiles.query_term
         bias = tiles.content if tiles.bias is None else tiles.bias
         factor = problem.scale * problem.kept_factor
-        sides = [  # tables of numbers have no ends: they have all distances
+        sides = [  # tables of numbers need no ends: they have a row for each distance
             Side(*of_queries, problem.query, grad_query, query_term, query_ends, factor, by_query),
             Side(*of_keys, problem.key, grad_key, tiles.key_term, key_ends, factor, by_key),
             Side(*of_gain, None, None, tiles.gain, None, factor, by_query),
