@@ -221,7 +221,7 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
     """
     # True or "all": Gemma's text encoders.
     is_causal = getattr(named["config"], "use_bidirectional_attention", None) not in (True, "all")
-    # Such masks are no unions; tested first, as compilers cannot read closures, like `_is_union`.
+    # Masks that are no unions. Read first: compilers cannot read closures, as `_is_union` does.
     may_skip = named.get("allow_is_causal_skip") or named.get("allow_is_bidirectional_skip")
     if is_causal and not may_skip and _is_union(mask_function):
         raise UserError("tokens of images see later ones, which positions of a text do not know")

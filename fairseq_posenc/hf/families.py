@@ -99,7 +99,7 @@ class Family:
         projected = [projection(rows) for projection in projections]
         if len(projected) == 2:
             query, key = projected
-        # GPTBigCode has this form, too, if `multi_query` (its alone: one key for all heads) is off.
+        # GPTBigCode alone has `multi_query`, one key for all heads; without it, it has this form.
         elif "query_key_value" in self.projections or not getattr(attention, "multi_query", True):
             by_head = projected[0].unflatten(-1, (dims.num_heads, 3, -1))  # [R, H, q or k or v, D]
             query, key = by_head[:, :, 0].flatten(1), by_head[:, :, 1].flatten(1)

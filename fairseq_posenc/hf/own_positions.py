@@ -1,6 +1,6 @@
 """Reads the positions that a transformers model has, as a spec: what ``own`` in a spec means.
 
-Positions that were set are read from their modules, others from the configuration, without weights.
+Positions that were set in a model are read from its modules, all others from its configuration.
 """
 
 import re
@@ -57,7 +57,7 @@ def count_positions(model: Any) -> int:
     """Count the positions that a model has room for, or those that a configuration states."""
     if (positions := _find_positions(model)) is not None:
         return positions.dims.max_positions
-    return int(getattr(model, LENGTH_FIELD, None) or read_trained_length(model))
+    return int(getattr(model, LENGTH_FIELD, None) or read_trained_length(model))  # models lack it
 
 
 def _find_positions(model: Any) -> StackPositions | None:

@@ -189,7 +189,7 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     masks_by_type = "layer_types" in known  # then only layers of a type with windows read a size
     if masks_by_type and not known & {"sliding_window", "local_attention"}:
         return  # a hybrid: no field for a window, and types that say which layers attend
-    # Of the spec's layers, which repeat over those of the stack: all of these have attention here.
+    # Of each layer of the spec; they repeat over the stack, whose layers all have attention here.
     windows = [{x.name: x.all_options for x in layer}.get("window") for layer in spec.layers]
     # How many last keys each one's cache must keep; None for all, if later tokens see the first.
     sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else None for x in windows]

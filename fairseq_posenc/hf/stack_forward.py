@@ -108,8 +108,8 @@ class HFStackPositions(StackPositions):
         if not self.is_native:  # else no backend of ours is used
             assembly.draft_terms(spec, self.dims, self.backend)  # refuses terms that it lacks
         self.gated_kinds = {kind for kind, terms in enumerate(terms_by_kind) if terms.has(Decay)}
-        has_rows = any(terms.rows("layer") is not None for terms in terms_by_kind)  # as in DeBERTa
-        self._refuse_layers_that_differ(stack, model_rotates, has_rows)
+        projects = any(terms.rows("layer") is not None for terms in terms_by_kind)  # table rows
+        self._refuse_layers_that_differ(stack, model_rotates, projects)
 
     def _has_cosines(self, rotation: Rotation | None, width: int) -> bool:
         """Check whether the model's own code can apply a rotation, by cosines of this ``width``.
@@ -120,7 +120,7 @@ class HFStackPositions(StackPositions):
             return False
         return rotation.has_cosines(self.family.cosines, width)
 
-    def _refuse_layers_that_differ(self, stack: Stack, model_rotates: bool, has_rows: bool) -> None:
+    def _refuse_layers_that_differ(self, stack: Stack, model_rotates: bool, projects: bool) -> None:
         """Refuse positions that not all layers can have, as in Gemma 4, whose layers differ."""
         spec = self.spec
         keys: dict[str, int] = {}  # by type of layer, the kind of the last one with keys of its own
@@ -128,7 +128,7 @@ class HFStackPositions(StackPositions):
             layer_type, kind = getattr(attention, "layer_type", ""), spec.layer_kind(index)
             if not getattr(attention, "is_kv_shared_layer", False):
                 keys[layer_type] = kind
-            elif keys.get(layer_type) != kind or has_rows:
+            elif keys.get(layer_type) != kind or projects:
                 raise UserError(
                     f"{spec}: layer {index} of this model has no keys of its own: it must have the "
                     "positions of the layer whose keys it reads, and can project no rows of a table"
@@ -184,7 +184,7 @@ class HFStackPositions(StackPositions):
         stack = Stack(self.family, module)
         arguments = StackArguments(named, self, stack)
         inputs = arguments.inputs
-        if "logits_to_keep" in named:  # Gemma 4's last layers would compute only these tokens
+        if "logits_to_keep" in named:  # else Gemma 4's last layers get fewer tokens than positions
             named["logits_to_keep"] = None
         self._check_attention(stack, arguments)
         if not arguments.past:  # the number of tokens in the cache: not in each step of decoding
