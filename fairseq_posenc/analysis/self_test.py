@@ -58,10 +58,10 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     call = AttentionCall(rotated_query, rotated_key, value, terms, mask)
     # The expected result does without `compute_terms`, in which distances share rows, and layers
     # project those of DeBERTa's table: each distance has a row, and these rows are split here.
-    terms = (encoding.collect_terms(shared) | of_input).expanded().projected(_split)
-    terms = terms.map(lambda x: x.double() if x.is_floating_point() else x)
+    exact = (encoding.collect_terms(shared) | of_input).expanded().projected(_split)
+    exact = exact.map(lambda x: x.double() if x.is_floating_point() else x)
     tokens = rotated_query.double(), rotated_key.double(), value.double()
-    expected, _ = reference.attend(AttentionCall(*tokens, terms, mask))
+    expected, _ = reference.attend(AttentionCall(*tokens, exact, mask))
     for name in backends:
         if not BACKENDS[name].refuses(call):  # a reason, or empty
             attended, _ = BACKENDS[name].attend(call)
