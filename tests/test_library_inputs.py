@@ -385,7 +385,7 @@ def test_caches_of_other_layers_are_refused():
 
 
 def test_arguments_of_a_single_layer_are_looked_at():
-    encoding, query = PositionEncoding("t5", 16, 2), torch.randn(1, 2, 5, 8)
+    encoding, query = PositionEncoding("shaw_values", 16, 2), torch.randn(1, 2, 5, 8)
     for direction in ("LR", "up"):
         refuse("unknown direction", encoding.attend, query, query, query, direction=direction)
     for value in (query[:, :, :3], query.tile(2, 1), query[:, :1], query[0], query[..., 1:]):

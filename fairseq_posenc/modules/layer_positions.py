@@ -187,12 +187,12 @@ class PositionEncoding(AttentionCore, StackPositions):
             inputs: as for :meth:`scores`.
         """
         draft_layer(self.spec, self.dims, kind=0, backend=backend)  # refuses what it cannot compute
-        if value.shape != key.shape:
-            raise UserError(f"value {tuple(value.shape)} must be shaped as key {tuple(key.shape)}")
         call = self._build_call(query, key, value, key_padding_mask, inputs)
+        width = value.shape[-1:] if call.terms.rows("value") is None else key.shape[-1:]
+        if value.shape != (*key.shape[:3], *width):  # other widths only where no rows are added
+            raise UserError(f"value {tuple(value.shape)} must be shaped as key {tuple(key.shape)}")
         mask = call.mask.with_direction(direction or self.direction)
-        attended, _ = backends.attend(call._replace(mask=mask, dropout=dropout), backend)
-        return attended
+        return backends.attend(call._replace(mask=mask, dropout=dropout), backend)[0]
 
     @torch.no_grad()
     def distance_curve(self, reach: int, samples: int = 64, seed: int = 0) -> Tensor:
