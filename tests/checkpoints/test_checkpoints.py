@@ -106,10 +106,7 @@ def test_a_stock_learned_table_is_refused_by_a_model_with_other_positions():
 
 @pytest.mark.parametrize(
     ("damaged", "message"),
-    [
-        ([1.0], "must be a table, not list"),
-        (torch.ones(32), r"must be a table, not \(32,\)"),
-    ],
+    [([1.0], "must be a table, not list"), (torch.ones(32), r"must be a table, not \(32,\)")],
     ids=["list", "vector"],
 )
 def test_learned_positions_that_are_not_a_table_are_refused(damaged, message):

@@ -176,7 +176,7 @@ def _read_log(name: str, log: Path) -> Curve:
         raise UserError(f"{name}: there is no log file {log}")
     if (curve := read_curve_file(log)).validations:
         return curve
-    advice = "fairseq-train prints one per epoch, except as --log-format none or in a --log-file"
+    advice = "fairseq-train prints one per epoch, not with --log-format none or to a --log-file"
     raise UserError(f"{name}: {log} has no validation; {advice}")
 
 

@@ -153,7 +153,7 @@ def split_paths(text: str) -> list[str]:
     """
     parts = text.split(",")
     heads = [",".join(parts[:end]) for end in range(1, len(parts) + 1)]  # possible first paths
-    first = next(filter(os.path.exists, reversed(heads)), heads[0])  # too long: absent
+    first = next(filter(os.path.exists, reversed(heads)), heads[0])  # too long a name is no file
     others = split_paths(text[len(first) + 1 :]) if first != text else []
     if Path(first).resolve() in map(Path.resolve, map(Path, others)):
         raise UserError(f"{first}: occurs twice; name the file of another seed")

@@ -201,24 +201,27 @@ def compare(trained: Checkpoint, theirs: Any, is_squad: bool) -> None:
 
 @torch.no_grad()
 def compare_in_engine(trained: Checkpoint, target: str, first: int) -> None:
-    """Compare log probabilities of a sentence, and what a causal LM writes after its beginning."""
+    """Compare log probabilities of a sentence; and a translation, or how a text goes on."""
     folder = export_to(trained, "--to", "ctranslate2")
     engine = getattr(importlib.import_module("ctranslate2"), target)(str(folder))
     words, sentence = exchanged.WORDS[:20], [*range(4, 24), 2]
-    start = trained.task.target_dictionary[first]
-    given = [torch.tensor([[first, *sentence[:-1]]])]
+    symbols = trained.task.target_dictionary
     if target == "Translator":
-        given = [torch.tensor([sentence]), torch.tensor([21]), *given]
+        given, begun = [torch.tensor([sentence]), torch.tensor([21])], [first]
         (found,) = engine.score_batch([words], [words])
+        how = {"beam_size": 1, "min_decoding_length": 0, "max_decoding_length": 9}
+        (written,) = engine.translate_batch([words], **how)[0].hypotheses
     else:
-        (found,) = engine.score_batch([[start, *words, "</s>"]])
-    scores = trained.model(*given)[0][0].log_softmax(-1)[range(21), sentence]
-    torch.testing.assert_close(torch.tensor(found.log_probs), scores, atol=1e-4, rtol=0)
-    if target == "Generator":  # token by token with a cache there; here in one pass
+        given, begun = [], [first, *sentence[:9]]
+        (found,) = engine.score_batch([[symbols[first], *words, "</s>"]])
         how = {"max_length": 9, "include_prompt_in_result": False}
-        (written,) = engine.generate_batch([[start, *words[:9]]], **how)[0].sequences_ids
-        best = trained.model(torch.tensor([[first, *sentence[:9], *written]]))[0][0].argmax(-1)
-        assert [*written, 2][:9] == best[9:][:9].tolist()
+        (written,) = engine.generate_batch([[*map(symbols.__getitem__, begun)]], **how)[0].sequences
+    scores = trained.model(*given, torch.tensor([[first, *sentence[:-1]]]))[0][0].log_softmax(-1)
+    expected = scores[range(21), sentence]
+    torch.testing.assert_close(torch.tensor(found.log_probs), expected, atol=1e-4, rtol=0)
+    ids = [symbols.index(symbol) for symbol in written]
+    best = trained.model(*given, torch.tensor([[*begun, *ids]]))[0][0].argmax(-1)  # in one pass
+    assert [*ids, 2][:9] == best[len(begun) - 1 :][:9].tolist()
 
 
 @pytest.mark.parametrize(("target", "spec", "more"), CASES)

@@ -72,7 +72,7 @@ def test_bad_input_is_one_line(tmp_path, capsys):
     for words, says in (
         (["nothing"], "write NAME=LOG"),
         (["a=missing.log"], "there is no log file missing.log"),
-        ([f"a={empty}"], "prints one per epoch, except as --log-format none"),
+        ([f"a={empty}"], "prints one per epoch, not with --log-format none"),
         ([f"a={full}"] * 2, "'a': each value needs its own name"),
         ([f"a={full}", "--updates", "16k"], "ascending, as in 0:16000, not '16k'"),
         ([f"a={full}", "--updates", "100:50"], "ascending, as in 0:16000, not '100:50'"),
