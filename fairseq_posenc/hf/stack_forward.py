@@ -77,13 +77,12 @@ class HFStackPositions(StackPositions):
         if len(first) > count:
             raise UserError(f"directions names {len(first)} layers, but the encoder has {count}")
         self.directions = format_directions(first)
-        others = "lr" if stack.causal else "both"  # lr: up to the query
-        self.layer_directions = first + [others] * (count - len(first))
+        self.layer_directions = first + ["lr" if causal else "both"] * (count - len(first))
+        self.is_decoder = stack.is_decoder  # kept, as it takes time in each step of decoding
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         # Each kind's rotation, without values; with gradients, else trained ones would seem fixed.
         with torch.device("meta"), torch.enable_grad():
-            any_id = torch.zeros(1, 1, dtype=torch.long)
-            rotations = assembly.build_shared(spec, self.dims).rotations(any_id)
+            rotations = assembly.build_shared(spec, self.dims).rotations(torch.zeros(1, 1).long())
         # For each layer: the width of the cosines that its code takes; whether it rotates by ours.
         self.cosine_widths = [stack.find_cosine_width(x) for x in stack.attentions]
         kinds = [spec.layer_kind(index) for index in range(count)]
@@ -258,8 +257,9 @@ class HFStackPositions(StackPositions):
         if torch.jit.is_tracing():
             raise UserError("torch.jit.trace fixes the sizes of an input: use torch.export.export")
         causal = self.dims.causal
+        is_causal = self.is_decoder and getattr(stack.config, "is_causal", True)
         # Some attention functions of transformers obey the argument.
-        if stack.causal != causal or arguments.named.get("is_causal") not in (None, causal):
+        if is_causal != causal or arguments.named.get("is_causal") not in (None, causal):
             raise UserError(
                 f"is_causal was {causal} when the positions were set: change it in the "
                 "configuration, and set them again"
@@ -288,10 +288,10 @@ class HFStackPositions(StackPositions):
         embeddings = stack.module.get_input_embeddings()(inputs) if is_looked_up else inputs
         scale = getattr(stack.module, self.family.scale, 1.0)
         check_embeddings("inputs_embeds", embeddings, self.dims.embed_dim)
-        if is_looked_up or stack.is_decoder:
+        if is_looked_up or self.is_decoder:
             embeddings = embeddings * scale
         embeddings = embeddings + vectors.type_as(embeddings)
-        return embeddings / scale if stack.is_decoder else embeddings
+        return embeddings / scale if self.is_decoder else embeddings
 
     def _make_cosines(self, module: Any, rotations: list[Any]) -> dict[int, Cosines]:
         """Convert the rotations by kind of layer to cosines, where the model's code rotates."""
