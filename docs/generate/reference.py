@@ -106,7 +106,7 @@ def _format_signature(node: ast.FunctionDef, name: str, *, is_method: bool) -> I
     written = _COMMA.split(ast.unparse(node.args).replace("'", '"'))
     arguments = [_DEFAULT.sub(r"\1 = ", argument) for argument in written][skipped:]
     returns = "" if node.returns is None or node.name == "__init__" else ast.unparse(node.returns)
-    end = f") -> {returns}" if returns else ")"
+    end = ") -> " + returns.strip("'") if returns else ")"  # quoted in the body of its own class
     if len(line := f"{name}({', '.join(arguments)}{end}") > _WIDTH:
         line = "\n".join([f"{name}(", *(f"    {argument}," for argument in arguments), end])
     yield f"```py\n{line}\n```"
