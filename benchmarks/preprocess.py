@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.workbench.results.markdown import table
-from fairseq_posenc.workbench.running.devices import cores
+from fairseq_posenc.workbench.running.devices import count_cores
 from fairseq_posenc.workbench.running.options import positive_int
 
 PROGRAM = (Path(sys.executable).with_name("fairseq-posenc"), "preprocess", "plain_text")
@@ -102,12 +102,12 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="text file, also .gz")
     parser.add_argument("--bpe", type=Path, required=True, help="encoder.json vocab.bpe dict.txt")
     parser.add_argument("--megabytes", type=int, default=100)
-    parser.add_argument("--workers", type=positive_int, default=cores())
+    parser.add_argument("--workers", type=positive_int, default=count_cores())
     args = parser.parse_args()
     packages = ", ".join(f"{name} {version(name)}" for name in ("fairseq-fixed", "regex"))
     processor = subprocess.getoutput("lscpu | sed -n 's/^Model name: *//p'")
     machine = (
-        f"{processor}, {cores()} cores, load {os.getloadavg()[0]:.1f} before the run; "
+        f"{processor}, {count_cores()} cores, load {os.getloadavg()[0]:.1f} before the run; "
         f"Python {sys.version.split()[0]}, {packages}"
     )
     with tempfile.TemporaryDirectory() as temporary:

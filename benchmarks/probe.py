@@ -31,7 +31,7 @@ from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import variants
 from fairseq_posenc.workbench.experiments.trainings import TrainingRun, train_all, train_command
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import cores, visible_gpus
+from fairseq_posenc.workbench.running.devices import count_cores, list_gpus
 from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.programs import Environment, run_here, run_logged
 from probing.tasks import TASKS, Example, Task
@@ -141,7 +141,7 @@ def main() -> int:
             if not is_made(args.out / "data" / name, shared):
                 with whole_folder(args.out / "data" / name, shared) as new:
                     write_data(TASKS[name], args.family, args.trained, args.lengths, new)
-        jobs = len(visible_gpus()) or cores()
+        jobs = len(list_gpus()) or count_cores()
         train_all([*trainings], partial(run_here, jobs=jobs), lambda training, end: None)
         splits = ",".join(f"length-{length}" for length in args.lengths)
         tests = {

@@ -16,7 +16,7 @@ import torch
 
 import fairseq_posenc
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.devices import cores
+from fairseq_posenc.workbench.running.devices import count_cores
 from measuring import page
 
 DTYPES = ("float32", "bfloat16", "float16")  # names in torch
@@ -100,7 +100,7 @@ def machine(device: torch.device) -> str:
         processor = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
     else:
         name = subprocess.getoutput("lscpu | sed -n 's/^Model name: *//p'")
-        processor = f"{name}, {cores()} cores, {torch.get_num_threads()} thread(s) used"
+        processor = f"{name}, {count_cores()} cores, {torch.get_num_threads()} thread(s) used"
     return (
         f"{processor}; torch {torch.__version__}, Python {sys.version.split()[0]}, "
         f"fairseq-posenc {fairseq_posenc.__version__}"

@@ -27,7 +27,7 @@ ACTIVATIONS = {
     "relu_squared": "relu2",
     "swish": "silu",
 }
-# Parameters of the classes that fairseq lacks -> the parameter of the class that they repeat.
+# A class's parameters that fairseq lacks -> the class's parameter that each of them repeats.
 COPIES = {
     "lm_head.bias": "lm_head.decoder.bias",
     "model.shared.weight": "model.encoder.embed_tokens.weight",
@@ -37,15 +37,14 @@ COPIES = {
 class StockFamily(NamedTuple):
     """Classes of transformers that differ only in heads, and their names for fairseq's parts."""
 
-    family: str  # fairseq's: `masked_lm`, `causal_lm` or `translation`
+    family: str  # kind of fairseq's model: `masked_lm`, `causal_lm` or `translation`
     classes: Mapping[str, str]  # for each head of a fairseq model, the class that has it
     fixed_options: Mapping[str, bool | str]  # options of fairseq -> their only values in the class
     # fairseq's name of a part -> its name in the class; `*` is the number of a layer. The first
     # name that fits is used, and parts of a part keep their names.
     parts: Mapping[str, str]
     config_fields: Mapping[str, str]  # option of fairseq -> field of config.json with its value
-    # Spec of the positions that the class itself computes as fairseq does; empty where it has
-    # others, or counts padding as tokens.
+    # Spec of the class's own positions; empty if fairseq computes others, as beside padding.
     own_positions: str = ""
 
     def pair_weights(
@@ -55,7 +54,8 @@ class StockFamily(NamedTuple):
 
         Args:
             weights: fairseq's weights by name.
-            model: of one of the classes, with our positions; its own need names in ``parts``.
+            model: of one of the classes, after ``hf.set_positions``. If it keeps its own positions,
+                ``parts`` must also name their table, if there is one.
             path: the model that is converted, for messages.
 
         Raises:

@@ -52,7 +52,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
         raise UserError(f"--from {path} has no config.json: give a transformers model folder")
     source = load_model(path)  # in evaluation mode
     stock, head = _find_stock_family(source, path)
-    # The other families' classes do not read this field: they have torch's default, as fairseq.
+    # Other families' classes do not read this field: they have torch's default, as fairseq does.
     if stock.family == "masked_lm" and (epsilon := source.config.layer_norm_eps) != EPSILON:
         raise UserError(f"{path}: layer_norm_eps is {epsilon}, and fairseq's is {EPSILON:g}")
     if not hasattr(source.config, SPEC_FIELD):  # a stock folder
@@ -74,7 +74,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
             model.register_span_head()
         elif head == "classes":
             model.register_classification_head(HEAD, num_classes=config.num_labels)
-    weights = dict(model.named_parameters(remove_duplicate=False))  # tied ones by each name
+    weights = dict(model.named_parameters(remove_duplicate=False))  # tied ones by all names
     notes = []
     if head != stock.family:  # fine-tuned; random values of the missing head would look trained
         notes.append("no head for masked tokens in the folder: zeros in the checkpoint")
@@ -173,7 +173,7 @@ def _fold_token_types(model: PreTrainedModel, stock: StockFamily) -> None:
 
     Every token has type 0, and fairseq has no types. The model computes the same as before.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))  # tied ones by each name
+    parameters = dict(model.named_parameters(remove_duplicate=False))  # tied ones by all names
     types = next((x for name, x in parameters.items() if name.endswith(TOKEN_TYPES)), None)
     if types is not None and types[0].any():
         tables = ("embed_positions.encodings.learned.table", "embed_tokens")

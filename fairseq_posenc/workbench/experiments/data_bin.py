@@ -49,8 +49,8 @@ def make_data(text: Path | None, vocab_size: int, folder: Path) -> DataFacts:
     request = data_request(text, vocab_size)
     if not is_made(folder, request):
         with whole_folder(folder, request) as unfinished:  # renamed to `folder` at the end
-            facts = _fill(unfinished, corpus.read_documents(text), vocab_size)
-            (unfinished / _FACTS).write_text(json.dumps(facts._asdict(), indent=1) + "\n", "utf-8")
+            made = _fill(unfinished, corpus.read_documents(text), vocab_size)
+            (unfinished / _FACTS).write_text(json.dumps(made._asdict(), indent=1) + "\n", "utf-8")
     facts = DataFacts(**json.loads((folder / _FACTS).read_text("utf-8")))
     say(
         f"text: {facts.words:,} words in {facts.documents:,} documents, of which "
@@ -83,7 +83,8 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
     for name, encoded in pieces.items():
         (folder / f"{name}.pieces").write_text("\n".join(map(" ".join, encoded)) + "\n", "utf-8")
         command += [f"--{name}pref", str(folder / f"{name}.pieces")]
-    run_logged(command, folder / "preprocess.log", lock=None)  # only long programs need the lock
+    # Short, so it need not keep the folder locked if this process is killed.
+    run_logged(command, folder / "preprocess.log", lock=None)
     return DataFacts(
         documents=len(documents),
         words=sum(map(count_words, documents)),

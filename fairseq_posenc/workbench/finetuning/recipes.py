@@ -116,9 +116,9 @@ def build_settings(
     Args:
         pretrained: the model, whose options define the new one's.
         values: options of this run by name; ``checkpoint.save_dir`` gets hydra's logs as well.
-        overrides: the user's, which win; one for which the command has an option is refused.
+        overrides: they win, the last of a name; one of a setting that has an option is refused.
     """
-    overridden = {word.lstrip("+~").partition("=")[0] for word in overrides}  # the options' names
+    overridden = [word.lstrip("+~").partition("=")[0] for word in overrides]  # settings' names
     options = {
         f"++model.{name}": value  # hydra adds or changes an option with `++`
         for name, value in pretrained.model_options.items()  # all that define its shape
@@ -131,8 +131,9 @@ def build_settings(
         # fairseq starts from this checkpoint unless the folder has checkpoint_last.pt.
         "checkpoint.finetune_from_model": pretrained.path.resolve(),
     }
-    for name in _OPTIONS.keys() & overridden & settings.keys():
-        raise UserError(f"--set {name}: a run has this setting from {_OPTIONS[name]}; give that")
+    for name in overridden:  # in the user's order
+        if name in settings and (option := _OPTIONS.get(name)):
+            raise UserError(f"--set {name}: a run has this setting from {option}; give that")
     formatted = [*(format_override(*pair) for pair in settings.items()), *overrides]
     return {name: value for name, _, value in (x.partition("=") for x in formatted)}  # last wins
 

@@ -193,10 +193,10 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
         for head, name in titles.items():
             yield PlottedTable(name, bias[head], queries, "query's position", "key's position")
     by_distance = [term for term in terms if isinstance(term, term_types.ByDistance)]
-    # Terms that share a table, as m4's do, differ only in their names.
+    # Terms that share a table, as those of the encoding m4, differ only in their names.
     for sharing in group_by(by_distance, lambda term: id(term.table)).values():
-        term, both = sharing[0], " and ".join(term.name for term in sharing)
-        title = f"{both.replace('_', ' ')}, {layer_name}"
+        term, label = sharing[0], " and ".join(term.name for term in sharing)
+        title = f"{label.replace('_', ' ')}, {layer_name}"
         titles = _title_heads(title, subject.shown_heads, term.per_head)
         # [H or 1, R], or of vectors [H or 1, R, D], without the last two rows of a reset (as in
         # TUPE), which are for pairs with the first token at any distance.
@@ -310,8 +310,8 @@ def draw_decay(subject: Subject, reach: int = 256) -> Any:
         UserError: no layer has rope.
     """
     curves = []  # one for each spec of a layer
-    layers = [subject.by_layer[index] for index in subject.shown_layers]
-    for spec, shared in {str(layer.spec): layer.shared for layer in layers}.items():  # has rope
+    layers = [subject.by_layer[index] for index in subject.shown_layers]  # rope is in `shared`
+    for spec, shared in {str(layer.spec): layer.shared for layer in layers}.items():
         rotation = shared.rotation(make_positions(reach + 1).ids)  # of positions 0 to reach
         if isinstance(rotation, PairRotation) and rotation.decay is None:  # xpos has a decay
             phases = rotation.phases[0].to(torch.complex128)  # [1 for all heads, R, d/2]
@@ -331,7 +331,7 @@ def draw_curves(
     x: str = DISTANCE,
     y: str = "",
 ) -> Any:
-    """Draw panels of curves, a line for each index in ``heads``; ``x`` and ``y`` label the axes."""
+    """Draw a panel for each of ``curves``; ``heads`` (indices), ``x`` and ``y`` only label them."""
     figure, panels = new_page(len(curves), title, columns=3, height=height)
     most_lines: list[Any] = []  # the lines of a panel that has the most
     for axes, curve in zip(panels, curves):

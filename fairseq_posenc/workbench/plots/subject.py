@@ -69,16 +69,16 @@ class Subject:
         return vectors[0]  # without the batch of one
 
     def compute_terms(self, layer: int) -> tuple[Tensor, Terms]:
-        """Compute all distances in ``max_positions`` tokens, ``(R,)``, ascending; a layer's terms.
+        """Compute distances ``(R,)`` in ``max_positions`` tokens, ascending, and a layer's terms.
 
         Tables in the terms are ``(H or 1, R, ...)``: each distance has its own row, even if some
         are equal. A reset (rows for pairs with the first token, as in TUPE) adds two rows at the
         end, which belong to no distance.
         """
-        encoding = self.by_layer[layer]
+        position_encoding = self.by_layer[layer]
         positions = make_positions(self.dims.max_positions)
-        (shared,) = compute_shared(encoding.shared, positions)  # one kind of layer, this one
-        terms = shared.terms | encoding.encodings.terms(positions)  # combined with its own
+        (shared,) = compute_shared(position_encoding.shared, positions)  # of the only kind of layer
+        terms = shared.terms | position_encoding.encodings.terms(positions)  # with the layer's own
         return positions.distances(), terms.expanded()
 
 
@@ -93,11 +93,11 @@ def build_subject(
     parsed = parse(spec)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
         torch.manual_seed(1)
-        encodings = [
+        by_layer = [
             PositionEncoding(str(layer), embed_dim, num_heads, max_positions, causal).eval()
             for layer in (parsed.select_layers([i]) for i in range(len(parsed.layers)))
         ]
-    return Subject(encodings, [*range(len(encodings))], [*range(num_heads)], projections=[])
+    return Subject(by_layer, [*range(len(by_layer))], [*range(num_heads)], projections=[])
 
 
 def collect_subjects(model: nn.Module) -> dict[str, Subject]:
@@ -117,18 +117,18 @@ def _build_trained_subject(stack: Any) -> Subject:
     """Build each layer's encodings from the trained modules: the shared ones, and its own."""
     dims = stack.dims
     sizes = dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
-    encodings, projections = [], []
+    by_layer, projections = [], []
     for index in range(len(stack.layers)):  # iterating over the list would apply LayerDrop
         attention = stack.layers[index].self_attn
-        encoding = PositionEncoding(str(stack.spec.select_layers([index])), *sizes)
+        layer = PositionEncoding(str(stack.spec.select_layers([index])), *sizes)
         # Only its methods are needed: its new modules are all replaced by the trained ones.
-        encoding.dims = dims
+        layer.dims = dims
         at_input = stack.embed_positions  # None if nothing is added at the input
-        encoding.input = None if at_input is None else at_input.encodings
-        encoding.shared = stack.encodings.select(attention.kind)  # of layers with its encodings
-        encoding.encodings = attention.encodings  # those only of this layer
-        encodings.append(encoding.eval())
+        layer.input = None if at_input is None else at_input.encodings
+        layer.shared = stack.encodings.select(attention.kind)  # of layers with its encodings
+        layer.encodings = attention.encodings  # those only of this layer
+        by_layer.append(layer.eval())
         weights = (x.weight.detach() for x in (attention.q_proj, attention.k_proj))
         query, key = (weight.unflatten(0, (dims.num_heads, -1)) for weight in weights)
         projections.append((query, key))
-    return Subject(encodings, [*range(len(encodings))], [*range(dims.num_heads)], projections)
+    return Subject(by_layer, [*range(len(by_layer))], [*range(dims.num_heads)], projections)

@@ -60,8 +60,8 @@ def interval(values: Iterable[float], least_deviation: float = 0.0) -> Interval:
 
 def interval_of_perplexity(values: Iterable[float]) -> Interval:
     """Compute the perplexity of the mean loss, with the interval of that perplexity."""
-    # exp(710) would raise; infinite bounds stay infinite.
     losses = interval(map(math.log, values))
+    # exp(710) would raise; infinite bounds stay infinite.
     return Interval(*(x if math.isinf(x) else math.exp(min(x, 700.0)) for x in losses))
 
 

@@ -29,15 +29,15 @@ def place(model: Any, dtype: torch.dtype) -> Any:
     return model.to(device=choose_device(), dtype=dtype).eval()
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Count the processor cores that this process may use; the machine may have more."""
     if hasattr(os, "sched_getaffinity"):  # which macOS lacks
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def visible_gpus() -> list[str]:
-    """List the GPUs that this process may use, by their names in ``CUDA_VISIBLE_DEVICES``."""
-    count = torch.cuda.device_count()  # CUDA ignores all names from the first wrong one on
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+def list_gpus() -> list[str]:
+    """List this process's GPUs: names in ``CUDA_VISIBLE_DEVICES``, or numbers if it is unset."""
+    count = torch.cuda.device_count()
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")  # from a wrong one on, CUDA ignores them
     return names.split(",")[:count] if names else [str(number) for number in range(count)]

@@ -25,7 +25,7 @@ class Entry(NamedTuple):
     loss: float  # in bits: mean since the previous line (training), or over the validation text
     perplexity: float  # of the tokens, without label smoothing; NaN if the loss is not finite
     accuracy: float | None  # of the tokens, in percent; None if the criterion does not report it
-    speed: float  # tokens per second
+    speed: float  # tokens per second; 0 if the line does not say
     figures: Mapping[str, str] = {}  # all figures by name, as text, without the prefix `valid_`
 
     @property
@@ -38,7 +38,7 @@ class Curve(NamedTuple):
     """The figures in the log of one training run."""
 
     validations: list[Entry]  # in the order of updates
-    speed: float  # tokens per second in training: the median over the lines
+    speed: float  # tokens per second in training, the median over the lines; 0 without such lines
     training: Sequence[Entry] = ()  # in the order of updates; empty if the log has no such lines
 
     @property

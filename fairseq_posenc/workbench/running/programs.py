@@ -3,7 +3,7 @@
 A task does nothing if its result exists (:mod:`fairseq_posenc.folders` has an example), so the same
 command continues where it stopped::
 
-    run_here({task: partial(fine_tune, task) for task in tasks}, jobs=len(visible_gpus()) or 1)
+    run_here({task: partial(fine_tune, task) for task in tasks}, jobs=len(list_gpus()) or 1)
 """
 
 import os
@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from fairseq_posenc.errors import RunError, UserError, how_to_install
-from fairseq_posenc.workbench.running.devices import visible_gpus
+from fairseq_posenc.workbench.running.devices import list_gpus
 from fairseq_posenc.workbench.running.progress import say
 
 Environment = Mapping[str, str]  # variables for a task's programs: which GPU is theirs
@@ -147,7 +147,7 @@ def run_here(
     Raises:
         RunError: tasks failed.
     """
-    gpus = visible_gpus()
+    gpus = list_gpus()
     free: SimpleQueue[Environment] = SimpleQueue()  # one for each task that may run at a time
     for slot in range(jobs):
         free.put({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})

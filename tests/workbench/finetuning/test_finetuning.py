@@ -48,7 +48,6 @@ RATE = ["--learning-rates", "3e-3"]
 QUICK = changed("dataset.num_workers=0", "lr_scheduler.warmup_updates=2", "common.log_interval=5")
 LONG = [*QUICK, *changed("optimization.max_epoch=8")]  # of 3 updates
 
-
 FACTS = [
     ("Zoë Müller", "Århus", "1912", "naïve physics"),
     ("Łukasz Żak", "Gdańsk", "1877", "the cello"),
@@ -234,9 +233,10 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
     message = refused(capsys, *given, "--learning-rates", "1e-5,-1e-5")
     assert "--learning-rates: 1e-5,-1e-5: write numbers above 0, as in 0.001,0.003 (" in message
     # All runs would have this seed, or rate, whatever their names; this metric is not reported.
-    for setting in ("common.seed=7", "++optimization.lr=[1]", "checkpoint.save_dir=x", METRIC):
-        said = refused(capsys, *given, *changed(setting))
-        assert said.startswith(f"--set {setting.strip('+').partition('=')[0]}: ")
+    seed, place = "common.seed=7", "checkpoint.save_dir=x"
+    for settings in ([seed, place], [place, seed], ["++optimization.lr=[1]"], [METRIC]):
+        said = refused(capsys, *given, *changed(*settings))  # the first one is named
+        assert said.startswith(f"--set {settings[0].strip('+').partition('=')[0]}: ")
     # Data of another dictionary are refused.
     shutil.copytree(data() / "glue" / "CoLA", tmp_path / "CoLA")
     (tmp_path / "CoLA" / "input0" / "dict.txt").write_text("other 1\n")

@@ -17,7 +17,7 @@ SLEEP = [sys.executable, "-c", "import time; print('begun', flush=True); time.sl
 
 @pytest.mark.parametrize(("jobs", "used"), [(2, {"0", "1"}), (1, {"0"}), (4, {"0", "1"})])
 def test_workers_have_one_gpu_each(monkeypatch, jobs, used):
-    monkeypatch.setattr(programs, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(programs, "list_gpus", lambda: ["0", "1"])
     barrier = threading.Barrier(jobs)
     seen = []
 

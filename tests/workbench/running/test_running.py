@@ -17,7 +17,7 @@ from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints
 from fairseq_posenc.workbench.running import options, programs, progress
-from fairseq_posenc.workbench.running.devices import choose_device, choose_dtype, cores, place
+from fairseq_posenc.workbench.running.devices import choose_device, choose_dtype, count_cores, place
 from tests.helpers.waiting import is_running, wait_until
 
 
@@ -187,7 +187,7 @@ class TestDevices:
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, [min(before)])
         try:
-            assert cores() == 1
+            assert count_cores() == 1
         finally:
             os.sched_setaffinity(0, before)
 

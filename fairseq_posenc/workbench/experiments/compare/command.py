@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.experiments.compare.report import ComparePlan
 from fairseq_posenc.workbench.experiments.data_bin import BINARY, data_request, make_data
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import cores, visible_gpus
+from fairseq_posenc.workbench.running.devices import count_cores, list_gpus
 from fairseq_posenc.workbench.running.programs import run_here
 from fairseq_posenc.workbench.running.progress import say
 
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
             report.write_page(plan, facts, ends, page)
 
         say(f"{len(runs)} training runs of {plan.updates:,} updates; results: {out}/")
-        run_tasks = partial(run_here, jobs=args.jobs or len(visible_gpus()) or cores())
+        run_tasks = partial(run_here, jobs=args.jobs or len(list_gpus()) or count_cores())
         if slurm is not None:
             from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit
 

@@ -17,11 +17,10 @@ from fairseq_posenc.hf.own_positions import read_positions, read_trained_length
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.experiments.length import hf_model, report, scoring
-from fairseq_posenc.workbench.experiments.length.hf_model import NamedModel
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
+from fairseq_posenc.workbench.results.markdown import format_number
 from fairseq_posenc.workbench.results.record import Row
-from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import choose_dtype
+from fairseq_posenc.workbench.running import devices, options
 from fairseq_posenc.workbench.running.progress import bar, say
 
 FIGURES, PICTURE = "lm-length.json", "lm-length.png"
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         UserError: wrong input.
     """
-    dtype = choose_dtype(args.fp16, args.bf16)
+    dtype = devices.choose_dtype(args.fp16, args.bf16)
     models = hf_model.parse_models(args.models)
     raw = read_text(args.text)
     rows: list[Row] = []
@@ -98,7 +97,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _score_model(
-    named: NamedModel, model: PreTrainedModel, text: Tensor, args: argparse.Namespace
+    named: hf_model.NamedModel, model: PreTrainedModel, text: Tensor, args: argparse.Namespace
 ) -> list[scoring.Score]:
     """Compute the scores of a model by length; read those that are finished from their files."""
     scores = []
@@ -129,7 +128,7 @@ def _score_model(
                 score = scoring.score_windows(
                     model, text, windows, length, stride, args.max_tokens, shown.update
                 )
-            outcome = score.refusal or f"perplexity {score.perplexity:,.2f}"  # "": not refused
+            outcome = score.refusal or f"perplexity {format_number(score.perplexity, 2)}"
             say(f"{label}: {outcome} ({score.seconds:.0f} s)")
             # The windows of a whole text are not a sample, nor are those read before a refusal.
             sample = score.windows if args.windows and not score.refusal else []

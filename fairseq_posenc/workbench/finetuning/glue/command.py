@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
     text = "peak learning rates, as in 1e-5,2e-5 (default: the paper's)"
     add("--learning-rates", type=options.positive_numbers, metavar="LR,LR", default=(), help=text)
-    options.add_seeds(parser, computed="the paper's; one for m4m")
+    options.add_seeds(parser, computed="the paper's; one with --protocol m4m")
     options.add_out(parser, computed="glue-MODEL-PROTOCOL")
     options.add_count(parser, "--jobs", "runs at a time (default: one per GPU)")
     options.add_on(parser, "partition=gpu gpus=1 time=2:00:00")
@@ -69,20 +69,19 @@ def run(args: argparse.Namespace) -> None:
         return
     with folders.lock_folder(out):
         facts = {"protocol": args.protocol, "checkpoint": str(pretrained.path)}
-        modified = pretrained.path.stat().st_mtime_ns
-        # Refuses a folder whose results were made with other values of these.
-        folders.claim(out, {**facts, "version of the checkpoint": modified})
+        facts["version of the checkpoint"] = pretrained.path.stat().st_mtime_ns
+        folders.claim(out, facts)  # refuses a folder whose results were made with other values
         for glue_run in planned:
             runs.claim(glue_run, out)  # the same for each run: its settings, in its own folder
-        tasks = {x.label: partial(fine_tune, x, out) for x in planned if not x.is_finished(out)}
-        say(f"{len(planned)} runs, {len(tasks)} of them not finished yet; results: {out}")
+        pending = {x.label: partial(fine_tune, x, out) for x in planned if not x.is_finished(out)}
+        say(f"{len(planned)} runs, {len(pending)} of them not finished yet; results: {out}")
         try:  # a run that fails does not stop the others
             if slurm is None:
-                programs.run_here(tasks, args.jobs or len(devices.visible_gpus()) or 1)
-            elif tasks:  # an array of jobs needs at least one
+                programs.run_here(pending, args.jobs or len(devices.list_gpus()) or 1)
+            elif pending:  # an array of jobs needs at least one
                 from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit
 
-                run_on_slurm(tasks, out / "slurm", slurm, args.jobs)
+                run_on_slurm(pending, out / "slurm", slurm, args.jobs)
         finally:  # the report covers the runs that succeeded, and lists the others
             record = report.write_results(runs.list_runs(out), out, pretrained, args.protocol)
     print(report.format_report(record))

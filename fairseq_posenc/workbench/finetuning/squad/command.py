@@ -1,7 +1,7 @@
 """``fairseq-posenc squad``: fine-tunes on SQuAD, predicts answers, and scores them.
 
 In SQuAD 1.1 every question has an answer; in 2.0 some have none. The odds of no answer are a
-model's score of no answer minus the score of its best answer: above 0 it prefers no answer.
+model's score of no answer minus that of its best one (``null_odds``): above 0 it prefers none.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running import devices, options
 from fairseq_posenc.workbench.running.progress import say
 
-# In M4M's paper, these encodings diverged at the learning rate of the others.
+# Encodings that diverged at the learning rate of the others in m4m's paper (arXiv:2109.12788).
 _DIVERGED = {"raffel", "tupe"}
 _COUNTS = ("optimization.max_update", "lr_scheduler.warmup_updates")
 
@@ -114,7 +114,7 @@ def compose_training(
         pretrained: the model to start from.
         data_bin: the data; ``train_windows`` is the number of its training examples.
         out: folder of the results.
-        changes: the user's hydra overrides.
+        changes: hydra's overrides of the recipe; the user's come last, so they win.
 
     Raises:
         UserError: an override cannot be read, or sizes do not fit.
