@@ -6,7 +6,7 @@ distance), and each layer a :class:`SelfAttention`:
 >>> import torch
 >>> positions = StackPositions("learned+m4m", embed_dim=768, num_heads=12, max_positions=512)
 >>> layers = [SelfAttention(positions, dropout=0.1) for _ in range(12)]
->>> x, shared = positions(torch.randn(2, 64, 768))  # once per pass; what all layers need
+>>> x, shared = positions(torch.randn(2, 64, 768))  # once per pass; `shared` is for all layers
 >>> x = x + layers[0](x, shared)[0]
 >>> x.shape
 torch.Size([2, 64, 768])
@@ -17,7 +17,8 @@ A decoder also has :class:`CrossAttention`; a :class:`Cache` keeps keys and valu
 
 >>> positions = StackPositions("rope", embed_dim=64, num_heads=4, causal=True)
 >>> layer, cross, cache = SelfAttention(positions), CrossAttention(positions), Cache()
->>> source, tokens = torch.randn(2, 7, 64), torch.randn(2, 5, 64)  # an encoder's output
+>>> source = torch.randn(2, 7, 64)  # an encoder's output
+>>> tokens = torch.randn(2, 5, 64)
 >>> for i in range(5):
 ...     x, shared = positions(tokens[:, [i]], past=i)
 ...     step, _ = cross(layer(x, shared, cache)[0], source, shared)
@@ -33,7 +34,7 @@ To inspect or test an encoding, :class:`PositionEncoding` builds it for an input
 >>> query, key = torch.randn(2, 1, 12, 64, 64)
 >>> encoding.scores(query, key).shape  # (batch, heads, tgt_len, src_len)
 torch.Size([1, 12, 64, 64])
->>> encoding.distance_curve(64).shape  # of distances -64 to 64, for each head
+>>> encoding.distance_curve(64).shape  # mean scores at distances -64 to 64, for each head
 torch.Size([12, 129])
 """
 

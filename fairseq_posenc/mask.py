@@ -123,7 +123,7 @@ class Mask(NamedTuple):
         return self._replace(direction=direction)
 
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
-        """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""
+        """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None for no mask."""
         deps = (*self.cache_deps, tgt_len, src_len, device)
         return self.cached("forbidden", deps, lambda: self._combine_parts(tgt_len, src_len, device))
 
@@ -216,7 +216,7 @@ class Mask(NamedTuple):
         """Compute a value once for a forward pass, and again for other objects in ``deps``.
 
         The cache holds the latest value of each name, with references to what it depends on: while
-        they live, no new tensor can get their identity.
+        they live, no new tensor can get their ``id``.
 
         Args:
             name: name of the value.
@@ -227,7 +227,7 @@ class Mask(NamedTuple):
         learns = torch.is_grad_enabled()
         records = learns and any(isinstance(x, Tensor) and x.requires_grad for x in deps)
         # A compiler finds common subexpressions itself. Activation checkpointing expects a layer to
-        # save the same tensors when it runs again, so it computes what has a gradient itself.
+        # save the same tensors when it runs again: each layer computes what has a gradient itself.
         if torch.compiler.is_compiling() or self.cache is None or (records and has_saving_hooks()):
             return compute()
         # With gradients enabled, a value that was computed without a graph does not serve.

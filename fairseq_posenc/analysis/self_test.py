@@ -26,7 +26,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
 
     The products of rotated queries and keys depend on distances alone: the error of a rotation is
     how they change if all positions shift by 5, or infinity if the rotation does nothing. That of
-    the input is infinity if the vectors to add to it are missing (None) or have faults, else 0.
+    the input is infinity if vectors to add to it are missing, misshapen or not finite, else 0.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
@@ -35,16 +35,16 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
         nn.init.normal_(parameter)  # initial values can be too small to show a mistake
     query, key, value = torch.randn(3, 1, HEADS, LENGTH, HEAD_DIM, device=device)
     embedded = torch.randn(1, LENGTH, HEADS * HEAD_DIM, device=device)  # the layer's input
-    here = Positions.from_padding(torch.zeros(1, LENGTH, dtype=torch.bool, device=device))
-    added = [x.embed(here) for x in encoding.input.as_list()] if encoding.input else []
+    counted = Positions.from_padding(torch.zeros(1, LENGTH, dtype=torch.bool, device=device))
+    (shared,) = compute_shared(encoding.shared, counted)  # one state, as the encoding is of a layer
+    added = [x.embed(shared.positions) for x in encoding.input.as_list()] if encoding.input else []
     works = all(x is not None and x.shape == embedded.shape and x.isfinite().all() for x in added)
     errors = {"the input": 0.0 if works else math.inf}
 
-    (shared,) = compute_shared(encoding.shared, here)  # one state, as the encoding is of one layer
     mask = shared.mask.with_direction(encoding.direction)
     rotated_query, rotated_key = encoding.rotate_tokens(query, key, shared)
-    moved = here._replace(ids=here.ids + 5)  # below the 2 * LENGTH positions of the encoding
-    later = shared._replace(positions=moved, rotation=encoding.shared.rotation(moved.ids))
+    moved = shared.positions._replace(drawn=shared.positions.query_ids + 5)  # read instead of ids
+    later = shared._replace(positions=moved, rotation=encoding.shared.rotation(moved.query_ids))
     later_query, later_key = encoding.rotate_tokens(query, key, later)
     plain = query.double() @ key.double().mT
     products = rotated_query.double() @ rotated_key.double().mT
@@ -53,11 +53,11 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     does_nothing = rotates and (products - plain).abs().max() < LEAST_CHANGE
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 
-    of_input = encoding.encodings.input_terms(embedded, here)  # of forget gates and states
+    of_input = encoding.encodings.input_terms(embedded, shared.positions)  # forget gates, states
     terms = encoding.compute_terms(shared) | of_input  # as in a model
     call = AttentionCall(rotated_query, rotated_key, value, terms, mask)
-    # The expected result does without `compute_terms`, in which distances share rows, and layers
-    # project those of DeBERTa's table: each distance has a row, and these rows are split here.
+    # The expected result has a row for each distance; in `compute_terms`, distances share rows. A
+    # layer would project rows of DeBERTa's table; `encoding` has no projections and splits them.
     exact = (encoding.collect_terms(shared) | of_input).expanded().projected(_split)
     exact = exact.map(lambda x: x.double() if x.is_floating_point() else x)
     tokens = rotated_query.double(), rotated_key.double(), value.double()

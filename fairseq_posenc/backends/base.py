@@ -63,8 +63,7 @@ class AttentionCall(NamedTuple):
         rest, of each encoding with decay. The second is None if the first serves all visible pairs;
         both are None without decay.
         """
-        decay = self.terms.find(Decay)
-        if decay is None:
+        if (decay := self.terms.find(Decay)) is None:
             return None, None
         earlier, later = decay.earlier, decay.later
         if later is None or self.mask.direction == "lr":

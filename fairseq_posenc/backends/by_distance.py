@@ -131,12 +131,9 @@ def _compute_row_index(
     """Compute what :func:`row_index` caches."""
     if runs is not None and runs.ids is not None:
         return runs.find_pairs(first)  # of the T and S tokens of `ids`, with a reset's two rows
-    if runs is None:
-        rows = tgt_len + src_len - 1
-        index = torch.arange(rows, device=device)
-    else:
-        rows = runs.num_rows
-        index = runs.find(torch.arange(1 - src_len, tgt_len, device=device))
+    distances = torch.arange(1 - src_len, tgt_len, device=device)
+    index = distances + (src_len - 1) if runs is None else runs.find(distances)
+    rows = distances.size(0) if runs is None else runs.num_rows
     pairs = expand_by_distance(index[None], tgt_len, src_len)
     if first is not None:
         pairs = insert_reset(pairs, rows, rows + 1, first)  # the indices of the reset's two rows

@@ -113,6 +113,4 @@ def softmax(
         column = sink.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, column], -1)  # [B, H, M, W + 1]
     weights = scores.softmax(-1)[..., :keys]
-    if hidden is None or not may_hide_all:
-        return weights
-    return weights.masked_fill(hidden, 0.0)
+    return weights if hidden is None or not may_hide_all else weights.masked_fill(hidden, 0.0)

@@ -25,28 +25,30 @@ class ProjectedRows:
         self.starts: tuple[int, ...] = ()  # of all rows but the lowest, ascending
         self.tables: tuple[Tensor, Tensor] | None = None  # as queries and as keys, `(H, R, D)`
 
-    def project(self, terms: Terms, positions: Positions, project: ProjectRows) -> Terms:
-        """Project a step's rows by distance; keep them for later steps if no gradients are made.
+    def project(self, terms: Terms, positions: Positions, project_rows: ProjectRows) -> Terms:
+        """Project a step's rows by distance; keep them for later steps, without gradients.
 
-        ``project`` projects rows with the layer's own weights, as queries and as keys.
+        ``project_rows`` projects them with the layer's own weights, as queries and as keys.
         """
         term = terms.rows("layer")  # the table that all layers share; each layer projects its rows
         # A compiled graph serves all lengths, and would not if it read where rows start.
         if term is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
-            return terms.projected(project)
+            return terms.projected(project_rows)
         rows, runs = term.table[0], term.runs  # `(R, C)`, and which distances share one
         distances = range(2 - positions.src_len, positions.tgt_len)  # all but the lowest one
         starts = tuple(distances if runs is None else runs.starts)  # None: a row for each distance
-        if not starts or term.ids is not None:  # one row: no start; ids: all rows are needed
-            return terms.projected(project)
+        # One row has no start. With position ids, distances may be any, so a step has all rows.
+        if not starts or term.ids is not None:
+            return terms.projected(project_rows)
         new = bisect_left(starts, self.starts[0]) if self.starts else 0  # rows below the kept ones
         known = starts[:new] + self.starts
         first = bisect_left(known, starts[0])  # index of the step's lowest row among them
         # A step of more queries has later starts, too: then all of its rows are projected.
         if self.tables is None or known[first : first + len(starts)] != starts:
-            known, first, self.tables = starts, 0, project(rows)
+            known, first, self.tables = starts, 0, project_rows(rows)
         elif new:
-            as_queries, as_keys = (torch.cat(x, 1) for x in zip(project(rows[:new]), self.tables))
+            lower = project_rows(rows[:new])
+            as_queries, as_keys = (torch.cat(x, 1) for x in zip(lower, self.tables))
             self.tables = as_queries, as_keys
         self.starts = known
         as_queries, as_keys = (x.narrow(1, first, len(starts) + 1) for x in self.tables)  # R rows

@@ -7,7 +7,6 @@ as a program. What fairseq evaluates must be a literal (:mod:`~fairseq_posenc.ho
 """
 
 import ast
-import re
 import zipfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sized
@@ -35,8 +34,6 @@ _HOLDERS = (dict, list, tuple, Namespace)
 _MAX_DEPTH = 32  # of mappings in mappings, which may contain each other
 _MAX_SETTINGS = 10_000  # a shared mapping counts wherever it is: omegaconf would copy it there
 _MAX_EVALUATED = 10_000  # characters of a text that fairseq evaluates, and items of its value
-# `# coding: utf-7` in the first lines makes Python decode the same bytes to another program.
-_CODING = re.compile(r"#.*coding")
 _PICKLE = b"\x80"  # first byte of a checkpoint of torch before 1.6, which is not an archive
 
 
@@ -143,7 +140,7 @@ def is_literal(text: str) -> bool:
     Besides the literals of ``ast.literal_eval``, sums and repetitions of lists are allowed, which
     fairseq's architectures have: ``[(512, 3)] * 4 + [(256, 1)]``. So is an empty text.
     """
-    if len(text) > _MAX_EVALUATED or _CODING.search(text):
+    if len(text) > _MAX_EVALUATED:
         return False
     try:
         return _count_parts(ast.parse(text.strip() or "None", mode="eval").body) <= _MAX_EVALUATED
@@ -184,7 +181,7 @@ def _iterate_settings(state: Mapping[str, object]) -> Iterator[tuple[str, Any, A
             raise UserError(f"it has more than {_MAX_SETTINGS:,} settings")
         if depth > _MAX_DEPTH:
             raise UserError(f"its settings {shortened(place)} are nested deeper than {_MAX_DEPTH}")
-        for key, value in list(holder.items()):
+        for key, value in holder.items():  # callers may replace values
             yield place, holder, key, value
             to_visit.append((f"{place}.{key}".lstrip("."), value, depth + 1))
 

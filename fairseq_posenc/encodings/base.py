@@ -229,7 +229,7 @@ class Encodings(nn.ModuleDict):
     """
 
     def as_dict(self) -> dict[str, Encoding]:
-        """Return the encodings by name, in the order of their spec, typed as encodings."""
+        """Return the encodings by name, in the order of their spec."""
         return cast("dict[str, Encoding]", dict(self.items()))
 
     def as_list(self) -> list[Encoding]:

@@ -1,6 +1,6 @@
 """Relative positions: trained rows for distances, in every layer (Shaw, Raffel, Huang).
 
-n positions, H heads, G tables (H, or 1), R rows in a call, D = d head size; m layers.
+n positions, H heads, G tables (H, or by default 1), R rows in a call, D = d head size; m layers.
 """
 
 from typing import Any, ClassVar

@@ -50,16 +50,16 @@ class Rope(Encoding):
         ``llama3`` Llama 3.1; ``longrope`` Ding et al. (2024), arXiv:2402.13753; ``proportional``
         Barbero et al. (2024), arXiv:2410.06205.
     Differs:
-        the length n of ``dynamic`` and ``longrope`` is the model's number of positions, whatever
-        the input, so that decoding equals the full pass. ``fraction`` rotates only the first part
-        of each head; ``cross_attention`` also rotates, in a translation model's decoder, queries by
-        their target position and the source's keys by theirs. On several ``axes``, a pair turns by
-        the position on its axis. By default the axes have equal parts, each with all frequencies
-        (Qwen2-VL's encoder, SAM 2, DINOv3). With ``sections``, the number of pairs of each axis,
-        the axes share one range of frequencies (M-RoPE of Qwen2-VL, arXiv:2409.12191); with
-        ``pairs=interleaved`` they take turns in it (Qwen3-VL). With ``pairs=alternating`` they take
-        turns, too, and the pairs of an axis are neighbours (Pixtral, arXiv:2410.07073). Text has
-        equal positions on all axes.
+        the length n of ``dynamic`` and ``longrope`` is the model's number of positions, so that
+        decoding equals the full pass (in transformers' models, the batch's longest row).
+        ``fraction`` rotates only the first part of each head; ``cross_attention`` also rotates, in
+        a translation model's decoder, queries by their target position and the source's keys by
+        theirs. On several ``axes``, a pair turns by the position on its axis. By default the axes
+        have equal parts, each with all frequencies (Qwen2-VL's encoder, SAM 2, DINOv3). With
+        ``sections``, the number of pairs of each axis, the axes share one range of frequencies
+        (M-RoPE of Qwen2-VL, arXiv:2409.12191); with ``pairs=interleaved`` they take turns in it
+        (Qwen3-VL). With ``pairs=alternating`` they take turns, too, and the pairs of an axis are
+        neighbours (Pixtral, arXiv:2410.07073). Text has equal positions on all axes.
     """
 
     acts_on = "rotation"

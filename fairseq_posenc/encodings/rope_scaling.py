@@ -39,10 +39,10 @@ def plain_frequencies(base: float, width: int) -> Tensor:
 class Scaling(ABC):
     """Base class of the kinds of scaling; their first setting is the factor F.
 
-    The trained length L is the setting ``length``, by default that of the model. The length n of
-    the input, on which ``dynamic`` and ``longrope`` depend, is the number of positions that the
-    model has room for, so that neither padding nor other sentences of a batch change a sentence,
-    and decoding equals the full pass.
+    The trained length L is the setting ``length``, by default that of the model. ``dynamic`` and
+    ``longrope`` also depend on n, ``dims.max_positions``: in the library and in fairseq the model's
+    number of positions, so that neither padding nor other sentences change a sentence, and decoding
+    equals the full pass; in transformers, as there, the batch's largest position plus 1.
     """
 
     kind: ClassVar[str]
@@ -168,7 +168,7 @@ class Ntk(Scaling):
 
 @dataclass(frozen=True)
 class Dynamic(Ntk):
-    """As ``ntk``, with a factor that grows with the length of the input: F n/L - (F - 1)."""
+    """As ``ntk``, with a factor that grows with the length n: F n/L - (F - 1)."""
 
     kind = "dynamic"
     length: int | None = _named_in_hf("max_position_embeddings", default=None)
@@ -262,7 +262,7 @@ class Llama3(Scaling):
 class LongRope(Scaling):
     """Each pair's frequency is divided by a number of its own (Ding et al., 2024).
 
-    The numbers are ``long`` in a model with room for more than the trained length, else ``short``.
+    The numbers are ``long`` if the length n is above the trained length L, else ``short``.
     The gain is ``attention_factor``, or else sqrt(1 + ln F / ln L).
     """
 
@@ -324,7 +324,7 @@ _FORM = (
     f"write none or KIND:F, with a factor F of at least 1, at most {_MAX_FACTOR:,}, and one of "
     f"these kinds: {', '.join(KINDS)}"
 )
-# With F = 1; `dynamic` and `longrope` change longer inputs even then.
+# With F = 1; `dynamic` and `longrope` change frequencies even then.
 _CHANGING_NOTHING = (Linear(1.0), Ntk(1.0), Yarn(1.0), Llama3(1.0), Proportional(1.0))
 
 

@@ -20,8 +20,8 @@ from fairseq_posenc.positions import Positions
 from fairseq_posenc.precision import make_constant
 
 
-class ByPosition(Encoding, ABC):
-    """A factor of all scores of a query, by its position; without parameters."""
+class ScoreFactor(Encoding, ABC):
+    """A factor of all scores of a query, which may depend on its position; not trained."""
 
     acts_on = "softmax"
     takes_real_ids = True  # positions may be numbers such as 0.5
@@ -38,7 +38,7 @@ class ByPosition(Encoding, ABC):
 
 
 @register("llama4")
-class Llama4(ByPosition):
+class Llama4(ScoreFactor):
     """All scores of a query are multiplied by a factor that grows in steps of a fixed length.
 
     Equation:
@@ -65,7 +65,7 @@ class Llama4(ByPosition):
 
 
 @register("ministral3")
-class Ministral3(ByPosition):
+class Ministral3(ScoreFactor):
     """All scores of a query are multiplied by a factor that grows with multiples of a length.
 
     Equation:
@@ -93,7 +93,7 @@ class Ministral3(ByPosition):
 
 
 @register("logn")
-class Logn(ByPosition):
+class Logn(ScoreFactor):
     """All scores of a query grow with the logarithm of its position beyond the trained length.
 
     Equation:
@@ -128,7 +128,7 @@ class Logn(ByPosition):
 
 
 @register("drope")
-class Drope(ByPosition):
+class Drope(ScoreFactor):
     """All scores are multiplied by a factor that grows with the logarithm of the length.
 
     Equation:

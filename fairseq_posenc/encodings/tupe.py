@@ -1,7 +1,7 @@
 """Dot products of positions (TUPE): in the form of the M4M paper, and in that of TUPE's authors.
 
-B batch, T queries, S keys, H = h heads, G tables (H, or 1 for all heads), D = d head size, C model
-size; n positions, m layers; K is the option ``max_distance``.
+B batch, T queries, S keys, H = h heads, G tables (H, or by default 1 for all heads), D = d head
+size, C model size; n positions, m layers; K is the option ``max_distance``.
 """
 
 from typing import Any
@@ -51,7 +51,7 @@ class Tupe(DistanceEncoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Add products of positions, scaled here, ``(B or 1, 1, T, S)``, and those by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
-        ids = positions.compact_ids(self.dims.max_positions)  # [B or 1, S], all below this limit
+        ids = positions.compact_ids(self.dims.max_positions)  # [1, S] if one row serves all
         vectors = at_least_fp32(self.positions[ids])  # [B or 1, S, D]
         if self.has_reset:  # numbers of the table by distance replace the first token's products
             vectors = vectors.masked_fill(positions.is_first()[..., None], 0.0)
@@ -117,7 +117,7 @@ class TupeShared(Encoding):
         with no_autocast(self.positions.device):
             queries, keys = self._project(1 + limit)
         scale = self.dims.scale(self.scale_factor)
-        rows = 1 + positions.compact_ids(self.dims.max_positions)  # row 0 is of a reset
+        rows = positions.compact_ids(self.dims.max_positions) + 1  # row 0 is of a reset
         at_queries = queries[:, positions.queries(rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
         index, runs = self.bucket_rule.select(positions)  # R buckets, and the distances of each

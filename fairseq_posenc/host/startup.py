@@ -78,7 +78,7 @@ def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
     if not str(caller.f_globals.get("__name__")).startswith("fairseq."):
         return
     if event == "compile":
-        source = arguments[0]  # `eval` passes UTF-8; `is_literal` refuses other encodings
+        source = arguments[0]  # `eval` encodes a str as UTF-8; no setting is of bytes
         text = source.decode("utf-8", "replace") if type(source) is bytes else source
         if type(text) is not str or not safe_loading.is_literal(text):
             raise UserError(

@@ -4,7 +4,7 @@ fairseq configures these models by a dataclass, and fairseq-hydra-train ignores 
 functions for them. So each architecture is a model class with its own defaults, and
 ``--arch transformer_lm_rope`` and ``model._name=transformer_lm_rope`` mean the same.
 
-It lacks ``from __future__ import annotations``: fairseq makes options from the fields' types.
+No ``from __future__ import annotations`` here: fairseq makes options from the fields' types.
 """
 
 import copy
@@ -112,7 +112,7 @@ class PositionalLM(CheckedModel, TransformerLanguageModel):
         # samples with it, and fairseq-eval-lm takes this option from its own command line.
         adds_bos = getattr(read_task_options(task), "add_bos_token", args.add_bos_token)
         decoder.record(add_bos_token="on" if adds_bos else "off")
-        prepare_model(model, task, decoder=decoder)  # checks data now, a command's options later
+        prepare_model(model, task, decoder=decoder)  # checks the data, and sets up later checks
         return model
 
     def forward(

@@ -1,4 +1,4 @@
-"""Checks what callers pass to the library's modules, with errors of one line.
+"""Checks what callers pass to the library's modules, with one-line errors.
 
 B batch, T new tokens, S all tokens.
 """

@@ -219,7 +219,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         return scores[:, :, reach].mean(0)  # of the middle query, which has all distances
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """Split vectors ``(B, T, C)``, which nothing projects, into heads, ``(B, H, T, D)``."""
+        """Override a layer's split: nothing projects these vectors, so their width must fit."""
         if x.size(-1) != self.dims.all_heads_dim:
             raise UserError(
                 f"vectors of width {x.size(-1)} do not fit {self.dims.num_heads} heads of width "

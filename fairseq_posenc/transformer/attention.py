@@ -118,7 +118,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         sums = buffer.get("prev_decay")  # of forget gates' logarithms, for the S - T earlier tokens
         past_decay = None if sums is None else Decay(sums)  # a decoder has no sums for later keys
         of_input = self.encodings.input_terms(query.transpose(0, 1), positions, past_decay)
-        decay = of_input.find(Decay)  # these sums for all S tokens; None without gates
+        decay = of_input.find(Decay)  # for all S tokens, a rounded sum and its rest; None: no gates
         terms = self.compute_terms(shared, rows) | of_input  # all that is added to the scores
         q, k, v = self.project(query)  # [B, H, T, D] each
         q, k = self.rotate_tokens(q, k, shared)
@@ -142,7 +142,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 "prev_value": needed.value,
                 "prev_key_padding_mask": padding,  # of all tokens, also those without a key
                 "prev_places": places,
-                "prev_decay": None if decay is None else decay.earlier,  # [B, H, S, 2 parts]
+                "prev_decay": None if decay is None else decay.earlier,  # [B, H, S, 2]
             }
             self._set_input_buffer(incremental_state, buffer)
         attended, weights = attend(call, self.backend)

@@ -1,6 +1,6 @@
 """Defines, parses and logs the options that this package adds to fairseq's models.
 
-Without ``from __future__ import annotations``: fairseq makes options from the fields' types.
+No ``from __future__ import annotations`` here: fairseq makes options from the fields' types.
 """
 
 import sys

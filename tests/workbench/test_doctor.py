@@ -69,7 +69,7 @@ def test_triton_of_another_distribution_and_a_fairseq_that_is_a_folder_or_broken
 def test_every_encoding_is_compared_on_some_backend():
     backends = [name for name, why in available().items() if not why and name != "flex"]
     encoders = registry.names(encoder=True)
-    for name in registry.names():
+    for name in (*registry.names(), "rope+randomized"):
         found = self_test.measure_errors(name, backends, causal=name not in encoders)
         assert set(found) & set(backends)
         assert max(found.values()) < doctor.TOLERANCE

@@ -1,10 +1,12 @@
 """Computes blocks of a call, each as a plain function that autograd differentiates.
 
-The function is :mod:`~fairseq_posenc.backends.equation`, which here adds in place. Graphs of
+Each computes the equation of :mod:`~fairseq_posenc.backends.equation`, and adds in place. Graphs of
 blocks are kept for the backward pass, or built again there. Queries are reversed: the distance of
 query i and key j is i + j + the lowest. A *reset* gives pairs of first tokens numbers of their own.
+Keys are *far* if all their pairs have the first, or the last, row of each table; others are near.
 
-Shapes: k sentences and h heads of a block, M queries, W keys, D head size.
+Shapes: k sentences and h heads of a block, M queries, W keys, D head size. A table has ``*_rows``,
+an ``*_index``, which row each distance has (None: its own), and ``*_reset``, two rows of a reset.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +29,7 @@ from fairseq_posenc.mask import Mask
 from fairseq_posenc.precision import no_autocast
 from fairseq_posenc.torch_modes import copy_if_kept
 
-HIDDEN = -1e38  # the score of a hidden pair, below any other, and finite: all keys may be hidden
+HIDDEN = -1e38  # score of a hidden pair, in float32 or more; finite, as a query may see no key
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Computation:
     def _multiply_far(self, x: Operands, before: Tensor, after: Tensor) -> Tensor:
         """Multiply far keys, which are (k.K) k already, by (q.Q) q, for (q.k) (q.Q) (k.K)."""
         first, last = x.query, x.query  # for keys far before, which have the first row Q, and after
-        if x.query_rows is not None:  # beside far keys, they are distinct ones, indexed by distance
+        if x.query_rows is not None:  # distinct ones: the first and the last are of the far keys
             numbers = x.query @ x.query_rows[:, [0, -1]].mT  # q.Q of both, [k, h, M, 2]
             first, last = (x.query * y for y in numbers.split(1, -1))
         return torch.cat([first @ before.mT, self._combine(x), last @ after.mT], -1)
@@ -123,7 +125,8 @@ class Computation:
             lambda saved: None if saved.data_ptr() == address else saved,
             lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
         ):
-            scores = copy_if_kept((F.pad(x.query, more, value=1.0) if more[1] else x.query) @ keys)
+            scores = (F.pad(x.query, more, value=1.0) if more[1] else x.query) @ keys
+        scores = copy_if_kept(scores)  # checkpointing may keep them, and they change in place below
         for numbers in self._multiply_rows(x)():  # beside far keys, there is no gain and no reset
             scores.narrow(3, before.size(2), x.key.size(2)).add_(numbers)
         return scores
@@ -133,7 +136,7 @@ class Computation:
         look_up = self._multiply_rows(x)  # only once: checkpointing runs `combine` twice
 
         def combine() -> Tensor:
-            qk = copy_if_kept(x.query @ x.key.mT)
+            qk = copy_if_kept(x.query @ x.key.mT)  # `equation` may add to it in place
             gain = None if x.gain_rows is None else _view_numbers(x, x.gain_rows, x.gain_reset)
             return equation.score(qk, look_up(), product=self.product, gain=gain, add=Tensor.add_)
 
@@ -151,14 +154,14 @@ class Computation:
             (x.key, x.key_rows, x.key_index, True, x.key_reset),
         ):
             if rows is not None:
-                products = bands.multiply_rows(tokens, rows, index, of_keys)
+                products = bands.multiply_rows(tokens, rows, index, of_keys)  # for `look_up`
                 dim = 2 if of_keys else 3  # one number for all queries, or for all keys
                 numbers = None if reset is None else (tokens @ reset.mT).unsqueeze(dim).unbind(-1)
                 tables.append((products, index, of_keys, numbers))
 
         def look_up() -> Iterator[Tensor]:
             for products, index, of_keys, numbers in tables:
-                pairs = bands.look_up(products, index, of_keys)
+                pairs = bands.look_up(products, index, of_keys)  # [k, h, M, W]
                 yield pairs if numbers is None else _insert_reset(x, pairs, *numbers)
 
         return look_up
@@ -169,7 +172,7 @@ class Computation:
         if x.pair_bias is not None:
             biases.append(x.pair_bias)
         if x.state_rows is not None and x.states is not None:
-            biases.append(bands.multiply_rows(x.states, x.state_rows, None, of_keys=False))
+            biases.append(bands.multiply_rows(x.states, x.state_rows, index=None, of_keys=False))
         if x.query_decay is not None and x.key_decay is not None:
             decay = equation.subtract_sums(x.query_decay, x.key_decay)
             if x.later_query_decay is not None and x.later_key_decay is not None:
@@ -209,13 +212,13 @@ class Blocks(torch.autograd.Function):
         call = Operands._make(tensors)
         totals: list[Tensor | None] = [None] * len(tensors)
         for index, (name, x) in enumerate(zip(call._fields, tensors)):
-            if x is not None and x.requires_grad:  # those of keys and values come transposed
+            if x is not None and x.requires_grad:  # gradients of keys and values come transposed
                 is_transposed = name.endswith(("key", "value"))
                 totals[index] = x.new_zeros(x.mT.shape).mT if is_transposed else torch.zeros_like(x)
         graphs = ctx.graphs[::-1]  # `pop` takes the last one
         ctx.graphs = []  # a second backward pass builds them again
         for block, hidden in work.list_blocks(grad.device, with_hidden=not graphs):
-            with no_autocast(grad.device):
+            with no_autocast(grad.device):  # as in the forward pass (`blocked.attend`)
                 if graphs:
                     leaves, attended = graphs.pop()
                 else:

@@ -31,9 +31,9 @@ class Operands(NamedTuple):
     query: Annotated[Tensor, "BHTD"]
     key: Annotated[Tensor, "BHnD"]
     value: Annotated[Tensor, "BHSD"]
-    # The keys once more, for far pairs (`Block.far`), which share Q, and K: the first row of each
-    # table, or the last. In a sum [k + Q, k.K], as q.k + q.Q + k.K = [q, 1].[k + Q, k.K]; in a
-    # product (k.K) k.
+    # The keys once more, for far pairs (`Block.far`; none beside a gain or a reset), which share Q,
+    # and K: the first row of each table, or the last. In a sum [k + Q, k.K], as q.k + q.Q + k.K =
+    # [q, 1].[k + Q, k.K]; in a product (k.K) k.
     before_key: Annotated[Tensor | None, "BHbD"]
     after_key: Annotated[Tensor | None, "BHaD"]
     query_rows: Annotated[Tensor | None, "HUD"]  # distinct ones; HRD without an index

@@ -30,7 +30,7 @@ from fairseq_posenc.precision import at_least_fp32, no_autocast
 MIN_HEAD_DIM = 16
 # With torch's own choice of stages, tiles of float32 did not fit into an H100's shared memory.
 GPU_OPTIONS = {"num_stages": 1, "BLOCK_M": 64, "BLOCK_N": 64}
-MAX_KERNELS = 1_000  # the number of kernels that may be compiled; torch's default is 8
+MAX_KERNELS = 1_000  # kernels that may be compiled; torch's two limits are 8 and 256 by default
 UNSERVED = {  # why, by the name of a term
     "counted_table": "counted positions depend on all scores of a query",
     "channel_gain": "a gain for each channel is inside the dot product, not added to it",
@@ -40,7 +40,7 @@ UNSERVED = {  # why, by the name of a term
 
 
 def unavailable() -> str:
-    """Explain why FlexAttention cannot be compiled on this machine; empty if it can."""
+    """Explain why this backend cannot run on this machine; empty if it can."""
     return "" if torch.cuda.is_available() else "there is no CUDA device"
 
 
@@ -59,13 +59,14 @@ def refuses(call: AttentionCall) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute attended values ``(B, H, T, D)``, and no weights."""
-    query, key, value, terms, mask, *_ = call.with_all_heads()
+    query, key, value, terms, mask, *_ = call.with_all_heads()  # keys and values of all H heads
     tgt_len, src_len = query.size(2), key.size(2)
     sizes = tgt_len, src_len, query.device  # before padding; mask.cache_deps: all that hides keys
     blocks = mask.cached("flex", (*mask.cache_deps, *sizes), lambda: build_block_mask(mask, *sizes))
     query = F.pad(query, (0, 0, 0, round_length(tgt_len) - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, round_length(src_len) - src_len)) for x in (key, value))
     with no_autocast(query.device):
+        # Padded tokens, whose products fit the kernel; the mask only bounds the rows of tables.
         modify = build_score_mod(terms, *sizes, mask, query, key, call.temperature())
         scale, sink = terms.scale(query.size(-1)), terms.find(SinkScore)
         if sink is None:

@@ -32,7 +32,7 @@ class Dropout(NamedTuple):
     """The seeds of a call, from which both passes compute the same dropped weights.
 
     The hash of a pair is ``multiplier * key_seed + offset``, an int32 that wraps round. Any two
-    hashes are practically independent, and each takes three instructions.
+    hashes are practically independent. Hash, comparison and choice take an instruction each.
     """
 
     query_seeds: Tensor  # `(B, H, T, 1)` of int64: multiplier, and offset in the upper half
@@ -193,7 +193,7 @@ def find_visible(
 
     def compute() -> tuple[Visible, Visible]:
         found = mask.find_visible_ranges(tgt_len, src_len, device)
-        if found is None:
+        if found is None:  # `refuses` has excluded first keys and torch.compile
             raise UserError(
                 "position backend triton needs documents whose numbers ascend: choose blocked"
             )

@@ -1,6 +1,6 @@
 """Defines the task ``glue``: fairseq's sentence prediction, configured by the data-bin.
 
-Without ``from __future__ import annotations``: fairseq makes options from the fields' types.
+No ``from __future__ import annotations`` here: fairseq makes options from the fields' types.
 """
 
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """Defines the task ``squad``: to find the start and the end of an answer in each window.
 
-Without ``from __future__ import annotations``: fairseq makes options from the fields' types.
+No ``from __future__ import annotations`` here: fairseq makes options from the fields' types.
 """
 
 from dataclasses import dataclass, field
