@@ -101,12 +101,12 @@ class PositionalRoberta(CheckedModel, RobertaModel):
     def register_classification_head(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Add a classification head, and record its activation in checkpoints."""
         super().register_classification_head(name, *args, **kwargs)
-        model: Any = self
+        model: Any = self  # torch types its parts as tensors or modules
         model.encoder.sentence_encoder.record(pooler=model.args.pooler_activation_fn)
 
     def register_span_head(self) -> None:
         """Add the head that the task squad trains: it scores where an answer begins and ends."""
-        args: Any = self.args
+        args: Any = self.args  # see above
         self.span_head = SpanHead(args.encoder_embed_dim)
         self.span_head.apply(init_bert_params)
 

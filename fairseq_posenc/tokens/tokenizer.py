@@ -40,7 +40,7 @@ def token_dtype(dictionary: "Dictionary") -> np.dtype:
 
 
 class TextTokens(NamedTuple):
-    """Tokens of a text and their characters, ``text[start:end]``; bytes have whole letters."""
+    """Tokens of a text and their characters, ``text[start:end]``: of a byte, its whole letter."""
 
     ids: np.ndarray  # token ids of the fairseq dictionary, `[T]`
     starts: np.ndarray  # index of the first character after leading white space, `[T]`, ascending

@@ -68,7 +68,7 @@ class GlueCriterion(FairseqCriterion):
         if _CONFUSION in totals:
             counts = totals[_CONFUSION].round().long().cpu()  # processes exchange them as floats
             log.log_scalar_sum(_CONFUSION, counts)
-            for name in metrics.classification(counts):
+            for name in metrics.classification(counts):  # for the names alone
                 log.log_derived(name, partial(_classify, name))  # computed when fairseq reads it
         if _SEEN in totals:  # not in training
             for name in _VECTORS:
