@@ -79,9 +79,7 @@ class GlueCriterion(FairseqCriterion):
 
 def _scatter(values: Tensor, ids: Tensor, size: int) -> Tensor:
     """Scatter the values of a batch, [B], into zeros for all ``size`` examples, by their ids."""
-    scattered = values.new_zeros(size, dtype=torch.float64)
-    scattered[ids] = values.double()
-    return scattered
+    return values.new_zeros(size, dtype=torch.float64).scatter(0, ids, values.double())
 
 
 def _classify(name: str, meters: Any) -> float:

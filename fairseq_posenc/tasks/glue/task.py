@@ -69,14 +69,8 @@ class GlueTask(SentencePredictionTask):
         """Load the data-bin's dictionaries, check the options, and build the task.
 
         Raises:
-            UserError: the folder is not a data-bin of GLUE, an example has more tokens than the
-                model has positions, or no number of updates is set.
+            UserError: the folder is not a data-bin of GLUE, or has an example that is too long.
         """
-        if not cfg.max_update:  # fairseq's learning rate would fall to 0 at once
-            raise UserError(
-                "optimization.max_update is 0: give, for example, the updates of 3 epochs, and 6% "
-                "of them as lr_scheduler.warmup_updates, as `fairseq-posenc glue --dry-run` does"
-            )
         data = open_glue_data(Path(cfg.data))
         data.check_lengths(cfg.max_positions, "the model")
         glue = data.task
@@ -102,12 +96,20 @@ class GlueTask(SentencePredictionTask):
             seed=cfg.seed,
         )
         task = cls(settings, dictionary, labels)
-        task.glue = glue
+        task.glue, task.max_update = glue, cfg.max_update
         return task
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
+        """Build a model; refuse to train one without a number of updates."""
+        if not (from_checkpoint or self.max_update):  # the learning rate would fall to 0 at once
+            raise UserError(
+                "optimization.max_update is 0: give, for example, the updates of 3 epochs, and 6% "
+                "of them as lr_scheduler.warmup_updates, as `fairseq-posenc glue --dry-run` does"
+            )
+        return super().build_model(cfg, from_checkpoint)
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> Any:
         """Load a split."""
         dataset = super().load_dataset(split, combine=combine, **kwargs)
-        if self.glue.regression:
-            self.datasets[split] = _ScoreDataset(dataset)
+        self.datasets[split] = _ScoreDataset(dataset) if self.glue.regression else dataset
         return self.datasets[split]

@@ -14,15 +14,16 @@ _BOS, PADDING = Dictionary().bos(), Dictionary().pad()  # `<s>` and `<pad>`
 SPECIAL_SYMBOLS = Dictionary().nspecial  # number of symbols with which every dictionary begins
 
 
-def draw_batch(model: Any, side: str) -> list[Tensor]:
+def draw_batch(model: Any, side: str, lengths: list[int] | None = None) -> list[Tensor]:
     """Draw three rows of tokens ``(3, T)`` for each stack of a model, padded ``left`` or ``right``.
 
-    T is the stack's number of positions, at most 512. Rows have T, T // 2 + 1 and at most 3 tokens.
+    Rows have T, T // 2 + 1 and at most 3 tokens: T of ``lengths``, or all positions up to 512.
     """
     generator = torch.Generator().manual_seed(1)
     batch = []
-    for stack in list_stacks(model).values():
-        longest = min(512, stack.dims.max_positions)
+    stacks = list_stacks(model).values()
+    lengths = lengths or [min(512, stack.dims.max_positions) for stack in stacks]
+    for stack, longest in zip(stacks, lengths):
         symbols = stack.embed_tokens.num_embeddings
         tokens = torch.randint(SPECIAL_SYMBOLS, symbols, (3, longest), generator=generator)
         middle = longest // 2

@@ -163,23 +163,13 @@ def _define_translation(
     name: str, *, pre_norm: bool, embedding_norm: bool, own_positions: str = ""
 ) -> StockFamily:
     """Define the translation models of a class by the place of their layer norms."""
-    options = {
-        "activation_fn": "activation_function",
-        "dropout": "dropout",
-        "attention_dropout": "attention_dropout",
-        "activation_dropout": "activation_dropout",
-    }
-    parts: dict[str, str] = {}
+    same = ["dropout", "attention_dropout", "activation_dropout"]  # options with the class's names
+    options = {"activation_fn": "activation_function"}
+    parts = {"decoder.output_projection": "lm_head"}
     for side in ("encoder", "decoder"):
-        options |= {
-            f"{side}_layers": f"{side}_layers",
-            f"{side}_embed_dim": "d_model",
-            f"{side}_ffn_embed_dim": f"{side}_ffn_dim",
-            f"{side}_attention_heads": f"{side}_attention_heads",
-            f"{side}_layerdrop": f"{side}_layerdrop",
-        }
+        same += [f"{side}_layers", f"{side}_attention_heads", f"{side}_layerdrop"]
+        options |= {f"{side}_embed_dim": "d_model", f"{side}_ffn_embed_dim": f"{side}_ffn_dim"}
         parts |= _name_positions(side, f"model.{side}", f"model.{side}.layers.*.self_attn")
-    parts |= {"decoder.output_projection": "lm_head"}
     parts |= {"encoder": "model.encoder", "decoder": "model.decoder"}  # parts named as in fairseq
     return StockFamily(
         family="translation",
@@ -190,7 +180,7 @@ def _define_translation(
             "layernorm_embedding": embedding_norm,
         },
         parts=parts,
-        config_fields=options,
+        config_fields={**options, **{name: name for name in same}},
         own_positions=own_positions,
     )
 
@@ -227,18 +217,14 @@ STOCK_FAMILIES = (
     _define_translation("BartForConditionalGeneration", pre_norm=False, embedding_norm=True),
     _define_translation("MBartForConditionalGeneration", pre_norm=True, embedding_norm=True),
 )
-# Attribute that is set in some stacks -> the part that these have, and that no class has.
-_UNSUPPORTED_PARTS = {
-    "adaptive_softmax": "an adaptive softmax",
-    "project_in_dim": "projections of embeddings",
-    "project_out_dim": "projections of embeddings",
-}
 
 
 def refuse_unsupported_parts(trained: OpenModel, target: str) -> None:
     """Refuse a model with parts that ``target`` (transformers or CTranslate2) lacks."""
     for stack in trained.stacks.values():
-        parts = [part for name, part in _UNSUPPORTED_PARTS.items() if getattr(stack, name, None)]
+        parts = ["an adaptive softmax"] if getattr(stack, "adaptive_softmax", None) else []
+        if any(getattr(stack, f"project_{side}_dim", None) for side in ("in", "out")):
+            parts.append("projections of embeddings")
         if (embeddings := type(stack.embed_tokens)) is not nn.Embedding:  # such as AdaptiveInput
             parts.append(f"{embeddings.__name__} as token embeddings")
         if stack.spec.rotates_source:

@@ -93,7 +93,9 @@ def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder
     """
     end = torch.tensor([trained.model.decoder.eos_idx])
     ours, lines = [], []
-    for row in zip(*comparison.draw_batch(trained.model, "right")):  # padded right
+    stacks = trained.stacks.values()  # some read sentences that are longer than their positions
+    lengths = [min(1024, x.dims.max_positions + 8, _count_positions(x)) + 1 for x in stacks]
+    for row in zip(*comparison.draw_batch(trained.model, "right", lengths)):  # padded right
         # Without padding and the ends, which are added; a causal LM has only a target.
         sentences = [ids[ids.ne(comparison.PADDING)][1:-1] for ids in row]
         inputs = [torch.cat([ids, end])[None] for ids in sentences[:-1]]  # batches of one
@@ -133,11 +135,17 @@ def build_specification(trained: OpenModel, vocabularies: list[list[str]], dtype
     else:
         specification = transformer_spec.TransformerDecoderModelSpec(stacks["decoder"])
         specification.register_vocabulary(vocabularies[0])
-        if not trained.settings.task.add_bos_token:
+        if not trained.settings.task.add_bos_token:  # the engine leaves it out of its results
             specification.config.bos_token = specification.config.eos_token
     specification.validate()
     specification.optimize(dtype)
     return specification
+
+
+def _count_positions(stack: Any) -> int:
+    """Count the positions of an export: at least the 1,024 that CTranslate2 reads by default."""
+    limit: int = getattr(stack.embed_positions, "max_positions", 1024)  # fewer in trained tables
+    return max(stack.dims.max_positions, min(1024, limit))
 
 
 def _build_stack(trained: OpenModel, stack: Any) -> Any:
@@ -159,7 +167,8 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
         spec.alibi = has_alibi  # as an argument, it would leave out the table filled below
     else:
         spec = transformer_spec.TransformerEncoderSpec(len(stack.layers), **style)
-    tokens = torch.full((1, dims.max_positions), comparison.SPECIAL_SYMBOLS)  # any but padding
+    length = _count_positions(stack)
+    tokens = torch.full((1, length), comparison.SPECIAL_SYMBOLS)  # any but padding
     # What a forward pass computes once for all layers with the same encodings, by their `kind`.
     states: tuple[Shared, ...] = stack.compute_states(tokens)
     for layer_spec, layer in zip(spec.layer, stack.layers):
@@ -168,7 +177,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
         terms = layer.self_attn.compute_terms(state).expanded()  # with a row for every distance
         layer_spec.self_attention = _build_attention(rope, terms, has_alibi, dims)
     # Without a table of vectors at the input, CTranslate2 would add sinusoids.
-    vectors = torch.zeros(dims.max_positions, dims.embed_dim)  # [T, C]
+    vectors = torch.zeros(length, dims.embed_dim)  # [T, C]
     if stack.embed_positions is not None:
         (encoding,) = stack.embed_positions.encodings.values()  # `parse` refuses two of them
         (vectors,) = encoding.embed(states[0].positions)  # [1, T, C]; all states have equal ones
@@ -229,13 +238,13 @@ def _set_bias(spec: Any, bias: Tensor, dims: Dims) -> None:
     """Set a bias by distance, ``(H or 1, 2 T - 1)``, as T5's, with a bucket for each distance.
 
     T5 has buckets for earlier keys, by distance, then for later keys. In both, the first half of
-    the buckets have a single distance; the second half have ranges of larger distances, and repeat
-    the last bias, as T5's own is the same beyond its largest distance.
+    the buckets have a single distance; the second half have ranges up to a largest distance. Here
+    T - 2 is in the first range, T - 1 and more in the last; T - 1 must be the largest distance, as
+    it is that of vectors by distance, from which CTranslate2 takes it in layers that have them.
     """
-    length = dims.max_positions
+    length = bias.size(1) // 2 + 1  # T
     past, later = bias[:, :length].flip(1), bias[:, length - 1 :]  # [H or 1, T] from distance 0
     sides = [past] if dims.causal else [past, later]
-    buckets = torch.cat([F.pad(side, (0, length), mode="replicate") for side in sides], dim=1)
+    buckets = torch.cat([F.pad(side, (0, length - 4), mode="replicate") for side in sides], dim=1)
     spec.relative_attention_bias = buckets.expand(dims.num_heads, -1).t().contiguous().numpy()
-    # First distance of the last bucket; any large number works, as these buckets are equal.
-    spec.relative_attention_max_distance = torch.tensor(2 * length, dtype=torch.int32).numpy()
+    spec.relative_attention_max_distance = torch.tensor(length - 1, dtype=torch.int32).numpy()

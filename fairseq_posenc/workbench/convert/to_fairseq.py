@@ -62,6 +62,8 @@ def import_folder(path: Path, out: Path) -> list[str]:
     _fold_token_types(source, stock)  # may untie the embeddings, so ties are listed after it
     options = {**_list_options(config, stock), **_list_ties(source, stock)}
     task: dict[str, Any] = {"_name": _TASKS.get(head, head), "data": str(path)}
+    if head == "masked_lm":  # with the option without which none trains with `documents`
+        task["include_target_tokens"] = "documents" in str(options["position_encoding"])
     if stock.family == "translation":  # without our field `langs`, fairseq infers them from data
         task["source_lang"], task["target_lang"] = getattr(config, "langs", None) or (None, None)
     if stock.family == "causal_lm":  # </s> begins texts, unless the model was trained with <s>

@@ -61,7 +61,7 @@ CASES: list[Any] = [
     ("RobertaForMaskedLM", "learned", {}),
     ("RobertaForMaskedLM", "learned", TWO_WAYS),
     ("RobertaForMaskedLM", "sentence_learned+m4m", UNTIED_ROBERTA | TWO_WAYS),
-    ("RobertaPreLayerNormForMaskedLM", "m3", {}),
+    ("RobertaPreLayerNormForMaskedLM", "m3+documents", {}),
     ("BioGptForCausalLM", "t5", {**UNTIED, "activation_fn": "relu"}),
     ("BioGptForCausalLM", "learned", {}),  # the class's own, and not left to it
     ("BioGptForCausalLM", "learned+rope", {"no_scale_embedding": True, "add_bos_token": True}),
@@ -81,9 +81,8 @@ CASES: list[Any] = [
     ("Translator", "shaw+shaw_values,sandwich", {"activation_fn": "tanh"}),
     ("Translator", "shaw_values+rope", {"encoder_embed_dim": 48, "no_scale_embedding": True}),
     ("Translator", "alibi(mode=asymmetric)", {"position_encoding_decoder": "alibi"}),
+    ("Translator", "shaw(max_distance=3)+t5", {"max_source_positions": 8}),  # and more tokens
     ("Translator", "alibi", {"position_encoding_decoder": "rope(scaling=yarn:4:length=9)"}),
-    # Sentences have more tokens than positions: beyond a distance of 6 the same bias is added.
-    ("Translator", "t5(num_buckets=8,max_distance=6)", {"max_source_positions": 8}),
     ("Generator", "learned", {}),
     ("Generator", "none,rope(scaling=linear:4)", {"add_bos_token": True}),
     ("Generator", "lerope(layout=half,scaling=yarn:4:length=9),shaw+shaw_values", UNTIED),
@@ -212,16 +211,14 @@ def compare_in_engine(trained: Checkpoint, target: str, first: int) -> None:
         how = {"beam_size": 1, "min_decoding_length": 0, "max_decoding_length": 9}
         (written,) = engine.translate_batch([words], **how)[0].hypotheses
     else:
-        given, begun = [], [first, *sentence[:9]]
-        (found,) = engine.score_batch([[symbols[first], *words, "</s>"]])
-        how = {"max_length": 9, "include_prompt_in_result": False}
-        (written,) = engine.generate_batch([[*map(symbols.__getitem__, begun)]], **how)[0].sequences
+        given, begun, prompt = [], [first, *sentence[:9]], [symbols[first], *words]
+        (found,) = engine.score_batch([[*prompt, "</s>"]])
+        (written,) = engine.generate_batch([prompt[:10]], max_length=18)[0].sequences
     scores = trained.model(*given, torch.tensor([[first, *sentence[:-1]]]))[0][0].log_softmax(-1)
-    expected = scores[range(21), sentence]
-    torch.testing.assert_close(torch.tensor(found.log_probs), expected, atol=1e-4, rtol=0)
-    ids = [symbols.index(symbol) for symbol in written]
-    best = trained.model(*given, torch.tensor([[*begun, *ids]]))[0][0].argmax(-1)  # in one pass
-    assert [*ids, 2][:9] == best[len(begun) - 1 :][:9].tolist()
+    assert found.log_probs == pytest.approx(scores[range(21), sentence].tolist(), rel=0, abs=1e-4)
+    ids = [first, *map(symbols.index, written)]  # results are without it
+    best = trained.model(*given, torch.tensor([ids]))[0][0].argmax(-1)  # in one pass
+    assert [*ids, 2][len(begun) :][:9] == best[len(begun) - 1 :][:9].tolist()
 
 
 @pytest.mark.parametrize(("target", "spec", "more"), CASES)
@@ -252,8 +249,6 @@ def test_scores_are_those_of_fairseq_and_all_weights_come_back(target, spec, mor
     is_squad = target == SPANS  # its record has the earlier head
     lost = own or is_squad or "max_target_positions" in more
     assert all(lost and x.endswith("_extra_state") for x in find_changes(trained, imported))
-    if "documents" in spec:  # refused without options of the task, which no folder has
-        return
     data = trained.data if is_squad else folder  # the data's has a manifest
     again = carry("export", "--checkpoint", imported, "--data", data, "--tokens", "words")
     for name in ("config.json", "model.safetensors"):
@@ -316,9 +311,10 @@ def test_predictions_of_glue_are_those_of_fairseq(task, spec, make_data):
     scores = model(**tokenizer(*sentences, padding=True, return_tensors="pt")).logits
     ours, _ = predict(trained.model, trained.task, "valid")
     torch.testing.assert_close(scores, ours.cpu(), atol=1e-5, rtol=1e-5)
-    labels = ["LABEL_0"] if task == "STS-B" else ["0", "1"]
-    assert list(model.config.id2label.values()) == labels
-    assert not find_changes(trained, carry("import", "--from", folder))
+    assert [*model.config.id2label.values()] == (["LABEL_0"] if task == "STS-B" else ["0", "1"])
+    imported = carry("import", "--from", folder)
+    assert not find_changes(trained, imported)
+    carry("export", "--checkpoint", imported, "--data", trained.data, "--tokens", data)  # compares
 
 
 def save_model(name: str, spec: str = "own", types: int = 1) -> tuple[Any, Path]:
@@ -367,6 +363,10 @@ def test_a_model_that_differs_is_not_written(monkeypatch, capsys):
     monkeypatch.setitem(stock_classes.ACTIVATIONS, "gelu", "relu")  # a wrong row of the tables
     message = refuse(capsys, *export_words(checkpoint("masked_lm", "m4m")))
     assert "RobertaForMaskedLM differs from the model by" in message
+    compute = comparison.compute_scores  # of which one is wrong, of the 24 + 8 tokens' last
+    monkeypatch.setattr(comparison, "compute_scores", lambda *inputs: compute(*inputs).triu(-30))
+    words = export_words(checkpoint("causal_lm", "rope"), "--to", "ctranslate2")
+    assert "log probabilities differ by" in refuse(capsys, *words)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
