@@ -116,7 +116,7 @@ def build_settings(
     Args:
         pretrained: the model, whose options define the new one's.
         values: options of this run by name; ``checkpoint.save_dir`` gets hydra's logs as well.
-        overrides: they win, the last of a name; one of a setting that has an option is refused.
+        overrides: they win, the last for each setting; settings that have an option are refused.
     """
     overridden = [word.lstrip("+~").partition("=")[0] for word in overrides]  # settings' names
     options = {

@@ -41,6 +41,10 @@ class Interval(NamedTuple):
         """Collect the mean and the bounds by name, for a record."""
         return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
 
+    def exp(self) -> "Interval":
+        """Compute e to the power of each, at most e^700; infinite bounds stay infinite."""
+        return Interval(*(x if math.isinf(x) else math.exp(min(x, 700.0)) for x in self))
+
     def show(self, digits: int) -> str:
         """Format the mean and, if they are finite, the bounds."""
         mean, low, high = (format_number(x, digits) for x in self)
@@ -60,9 +64,7 @@ def interval(values: Iterable[float], least_deviation: float = 0.0) -> Interval:
 
 def interval_of_perplexity(values: Iterable[float]) -> Interval:
     """Compute the perplexity of the mean loss, with the interval of that perplexity."""
-    losses = interval(map(math.log, values))
-    # exp(710) would raise; infinite bounds stay infinite.
-    return Interval(*(x if math.isinf(x) else math.exp(min(x, 700.0)) for x in losses))
+    return interval(map(math.log, values)).exp()
 
 
 def average_lines(
@@ -107,7 +109,6 @@ def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
     tested = [pair for pair, difference in differences.items() if difference.seeds >= LEAST_SEEDS]
     largest = 0.0  # a corrected p-value is never below that of a smaller p-value
     for rank, pair in enumerate(sorted(tested, key=lambda pair: differences[pair].p_value)):
-        corrected = (len(tested) - rank) * differences[pair].p_value
-        largest = max(largest, min(1.0, corrected))
+        largest = max(largest, min(1.0, (len(tested) - rank) * differences[pair].p_value))
         differences[pair] = differences[pair]._replace(corrected_p_value=largest)
     return differences

@@ -14,7 +14,6 @@ from fairseq_posenc.workbench.results.markdown import format_number
 
 # A line: x, and the mean there with its interval; NaN or infinite where a training run diverged.
 Means = Sequence[tuple[int, Interval]]
-
 # Okabe and Ito's colours, without the pale ones.
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
 STYLES = ("-", "--", ":", "-.")  # distinguish lines of the same colour

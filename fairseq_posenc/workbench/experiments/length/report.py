@@ -1,6 +1,5 @@
 """Reports perplexity by context length: a record and, from its rows, a table and a picture."""
 
-import math
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -59,10 +58,11 @@ def _compare_with_first(groups: Mapping[str, Sequence[Row]]) -> list[str]:
     for model in others:
         ratios = []
         for row, first_row in zip(groups[model], groups[first], strict=True):  # by length
-            log_ratio = intervals.compare(_read_windows(row), _read_windows(first_row)).log_ratio
-            if log_ratio.is_bounded:  # there were enough windows
-                low, high = math.exp(log_ratio.low), math.exp(log_ratio.high)
-                ratios.append(f"{row['length']:,}: {low:.3f} to {high:.3f}")
+            difference = intervals.compare(_read_windows(row), _read_windows(first_row))
+            ratio = difference.log_ratio.exp()
+            if ratio.is_bounded:  # there were enough windows
+                low, high = format_number(ratio.low, 3), format_number(ratio.high, 3)
+                ratios.append(f"{row['length']:,}: {low} to {high}")
         if ratios:
             notes.append(
                 f"- {model}: its perplexity divided by that of {first} ({LEVEL:.0%} interval over "
