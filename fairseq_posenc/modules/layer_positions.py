@@ -135,7 +135,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         self.encodings = build_layer(self.spec, self.dims)  # those that no other layer would share
 
     def parameter_counts(self) -> dict[str, int]:
-        """Count each parameter's numbers, by names that begin with input, shared or encodings."""
+        """Count the elements of each parameter, named by its path: input, shared or encodings."""
         return {name: parameter.numel() for name, parameter in self.named_parameters()}
 
     def scores(
@@ -178,7 +178,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         Args:
             query: as for :meth:`scores`.
             key: as for :meth:`scores`.
-            value: projected values of all tokens, shaped as ``key``.
+            value: projected values of all tokens, as ``key``, but of any width.
             key_padding_mask: as for :meth:`scores`.
             direction: ``both``, ``lr`` (a query sees no later key) or ``rl`` (no earlier one); by
                 default ``lr`` in a causal layer, else ``both``.
@@ -188,8 +188,8 @@ class PositionEncoding(AttentionCore, StackPositions):
         """
         draft_layer(self.spec, self.dims, kind=0, backend=backend)  # refuses what it cannot compute
         call = self._build_call(query, key, value, key_padding_mask, inputs)
-        width = value.shape[-1:] if call.terms.rows("value") is None else key.shape[-1:]
-        if value.shape != (*key.shape[:3], *width):  # other widths only where no rows are added
+        adds_rows = call.terms.rows("value") is not None  # which are as wide as the keys
+        if value.shape[:-1] != key.shape[:-1] or (adds_rows and value.shape != key.shape):
             raise UserError(f"value {tuple(value.shape)} must be shaped as key {tuple(key.shape)}")
         mask = call.mask.with_direction(direction or self.direction)
         return backends.attend(call._replace(mask=mask, dropout=dropout), backend)[0]
