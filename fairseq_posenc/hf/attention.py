@@ -32,8 +32,6 @@ from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, OWN_CODE, WITHOUT_POSI
 from fairseq_posenc.modules.attention_core import AttentionCore, Kept, use_kept
 from fairseq_posenc.shared import Shared
 
-AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
-
 
 @dataclass
 class LayerState:
@@ -56,9 +54,8 @@ class AttentionPositions(AttentionCore, nn.Module):
     def __init__(self, positions: HFStackPositions, index: int, head_dim: int) -> None:
         super().__init__()
         self.dims = positions.dims._replace(own_head_dim=head_dim)  # the stack has its widest D
-        # The width of the cosines that the model's attention is called with; 0 if it takes none.
-        self.cosine_width = positions.cosine_widths[index]
-        self.encodings = build_layer(positions.spec, self.dims, index)
+        self.cosine_width = positions.cosine_widths[index]  # of the model's code; 0: takes none
+        self.encodings = build_layer(positions.spec, self.dims, index)  # AttentionCore reads them
         self.spec, self.family = positions.spec, positions.family  # of all layers of the stack
         self.kind = self.spec.layer_kind(index)
         self.direction = positions.layer_directions[index]  # `both`, `lr` (causal) or `rl`
@@ -97,15 +94,14 @@ class AttentionPositions(AttentionCore, nn.Module):
         """
         if query.size(1) != (heads := self.dims.num_heads):
             raise UserError(
-                f"tensor parallelism gave this process {query.size(1)} of {heads} heads, and "
-                "positions are computed for all of them: use tp_plan only with encodings that "
-                "are rotations, else device_map or FSDP"
+                f"tensor parallelism gave this process {query.size(1)} of {heads} heads, and terms "
+                "need all of them: use tp_plan only with rotations, else device_map or FSDP"
             )
         shared, cache = state.shared, state.cache
         self._check_cache(shared, key.size(2))
         positions = shared.positions  # of all S tokens
         past = positions.src_len - query.size(2)  # number of tokens before the T new ones
-        terms = self.collect_terms(shared)  # all but those of the layer's input, below
+        terms = self.collect_terms(shared)  # AttentionCore's: all but those of the input, below
         if terms.rows("layer") is not None:  # DeBERTa's table, `(R, C)`: each layer projects it
             project = partial(self.family.project_rows, attention, dims=self.dims)
             projected = caches.find_projected_rows(cache, attention, past)
@@ -184,16 +180,16 @@ def attend_with_positions(
     other attention the mask is not used, because the stack has read it already. A model whose
     positions were not set is refused.
     """
-    positions: AttentionFunction | None = getattr(module, POSITIONS, None)
+    positions: Any = getattr(module, POSITIONS, None)  # AttentionPositions, or PEFT's wrapper
     state: LayerState | None = named.pop(LAYER_STATE, None)
-    if positions is None or state is None:  # no state: a layer of another model was put in
+    # A layer without a state was put into a stack that uses its model's own attention.
+    if positions is None or state is None:
         if not hasattr(module, WITHOUT_POSITIONS):
             raise UserError(
-                f"attn_implementation={OUR_ATTENTION!r} is for models whose positions were set, "
-                "and those of this model were not: call set_positions, or "
-                "model.set_attn_implementation('sdpa')"
+                f"attn_implementation={OUR_ATTENTION!r} is for models whose positions were set "
+                "with all of their layers: call set_positions, or set_attn_implementation('sdpa')"
             )
-        stock: AttentionFunction = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        stock: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return stock(module, query, key, value, attention_mask, dropout, scaling, **named)
     state.is_used = True
     query, factor = plain_queries(module, query, scaling)

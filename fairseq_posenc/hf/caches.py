@@ -21,7 +21,7 @@ _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
 # positions other than 0, 1, ...; None if no ids or documents were given, or not looked at.
 UNCOUNTED = "fairseq_posenc_uncounted"
 
-# What to do about caches, or masks by types of layers, that were made for other windows.
+# What to do about caches, or masks for types of layers, that were made for other windows.
 CACHE_ADVICE = (
     "make caches after set_positions, as DynamicCache(config=model.config); in a model around this "
     "one, let its config.text_config be this one's config"
@@ -47,20 +47,20 @@ def find_projected_rows(cache: Cache | None, attention: Any, past: int) -> Proje
     return cast(ProjectedRows, getattr(layer, _ROWS))
 
 
-def read_decay(cache: Cache | None, layer: int, past: int) -> Decay | None:
+def read_decay(cache: Cache | None, gates_layer: int, past: int) -> Decay | None:
     """Read the decay of ``past`` tokens, None for 0 of them; refuse a cache that lacks it."""
     if not past:
         return None
-    layers = [] if cache is None else cache.layers[layer:]
+    layers = [] if cache is None else cache.layers[gates_layer:]
     if not layers or layers[0].get_seq_length() != past:
         raise UserError(f"the cache lacks gates of {past} tokens: make it after set_positions")
     return Decay(torch.cat([layers[0].keys, layers[0].values], -1))  # [B, H, S - T, 2]
 
 
-def store_decay(cache: Cache, layer: int, decay: Decay) -> None:
+def store_decay(cache: Cache, gates_layer: int, decay: Decay) -> None:
     """Store the decay of all S tokens, to read it in the next step."""
-    while len(cache.layers) <= layer:
+    while len(cache.layers) <= gates_layer:
         cache.layers.append(DynamicLayer())
-    cache.layers[layer] = DynamicLayer()  # an empty one: `update` appends to what a layer has
+    cache.layers[gates_layer] = DynamicLayer()  # an empty one: `update` appends to what a layer has
     # For keys before a query (`earlier`), [B, H, S, 2]: a cache layer has a tensor for each number.
-    cache.layers[layer].update(*decay.earlier.split(1, -1))  # [B, H, S, 1] each
+    cache.layers[gates_layer].update(*decay.earlier.split(1, -1))  # [B, H, S, 1] each

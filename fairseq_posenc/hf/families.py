@@ -44,7 +44,7 @@ class Family:
     rotation_flag: str = ""  # attribute of an attention, true if it rotates; empty if all rotate
     table: str = ""  # path of the table of positions in a stack
     # Layout of that table if it holds sinusoids, not trained rows: `half` for all sines, then all
-    # cosines; `fairseq`, the same with other frequencies, and a first token at padding's id + 1.
+    # cosines; `fairseq`, the same with other frequencies, the first token at padding's id + 1.
     sinusoids: Literal["", "half", "fairseq"] = ""
     first_row: int = 0  # row of position 0 in a trained table, or AFTER_PADDING
     scale: str = ""  # attribute of a stack that is the factor of its embeddings

@@ -115,7 +115,7 @@ def _read_configuration(config: PretrainedConfig) -> str:
 
 
 ATTENTION_TYPES = {"full_attention", "sliding_attention"}  # types of layers that are served
-# Why positions of some model types cannot be set, by parts of the type: `vl` for `qwen2_vl`.
+# Why types without a family cannot be served, by parts of the type: `vl` for `paddleocr_vl_text`.
 _REASONS = [
     (("vl", "glm4v", "omni"), "its code counts them on several axes (M-RoPE)"),
     (("gemma3n",), "its layers share keys and values with others"),
@@ -131,7 +131,7 @@ def explain_unservable(model: Any) -> str | None:
     config = whole.get_text_config()
     if config is not whole and find_family(type(config)) is not None:
         return "set those of a part: model.model.language_model, or model.encoder and model.decoder"
-    if vars(config).get("kv_lora_rank"):  # read as an attribute, one that differs by layer raises
+    if vars(config).get("kv_lora_rank"):  # an attribute that differs by layer raises
         return "its latent attention (MLA) rotates a part of each head that its own code appends"
     words = re.split("[_-]", str(config.model_type))  # so that `vl` is not found in `vlad`
     if reasons := [reason for parts, reason in _REASONS if {*parts} & {*words}]:
@@ -155,11 +155,11 @@ def _read_layers(config: PretrainedConfig, family: Family) -> list[str]:
             rotation = dict(config.rope_parameters.get(layer_type, config.rope_parameters))
             if bases := getattr(config, "layer_rope_theta", None):
                 rotation["rope_theta"] = bases[index]
-            reads_part = family.partial or rotation.get("rope_type") == "proportional"
+            reads_part = family.partial or rotation.get("rope_type") == "proportional"  # a factor
             part = rotation.get("partial_rotary_factor", 1.0) if reads_part else 1.0
             # As a part of the widest heads, for which a stack's rotations are built.
             rotation["partial_rotary_factor"] = part * read_head_share(config, index)
-            if family.sections:  # M-RoPE, on several axes; the configuration's own sections win
+            if family.sections:  # M-RoPE of a text model; the configuration's own sections win
                 rotation = {"mrope_section": family.sections} | rotation
             pairs = family.pairs if family.sections else None  # how the axes share them
             items.append(read_rope(rotation, config.max_position_embeddings, layout, pairs))
@@ -198,7 +198,7 @@ def _is_rotated(config: PretrainedConfig, family: Family, index: int, layer_type
 
 
 def _read_window(config: PretrainedConfig) -> int:
-    """Read the size of windows as the spec counts it: a causal one's keys, else twice a side's."""
+    """Read the size of windows as the spec counts it: its keys if causal, else twice one side's."""
     if config.model_type == "modernbert":
         return int(config.local_attention)
     if not getattr(config, "is_causal", True):

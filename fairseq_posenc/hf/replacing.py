@@ -145,8 +145,7 @@ def _refuse_unfit(spec: Spec, stack: Stack) -> None:
 
 def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
     """Put the new modules into a model, in place of its present positions."""
-    # A model has one attention function: its own (`stock_attention`, the same in all stacks) if
-    # that computes the positions of all stacks (`is_native`), else ours.
+    # A model has one attention function: its own if that serves all stacks (`is_native`), or ours.
     is_native = all(parts[stack.module].is_native for stack in stacks)
     attention = parts[stacks[0].module].stock_attention if is_native else OUR_ATTENTION
     copies: dict[int, object] = {}  # parts of the model that share one keep sharing it
@@ -172,8 +171,7 @@ def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
         owner.add_module(POSITIONS, part.train(owner.training))
         for module in part.modules():  # else a model that is built around this one redraws it
             module._is_hf_initialized = True
-    # Other attention, to an encoder's output or of another encoder, has no positions: our attention
-    # function, which refuses modules without any, accepts those with this mark.
+    # Our attention function accepts other attention, as to an encoder's output, only by this mark.
     for module in model.modules():
         if hasattr(module, "is_causal") and not hasattr(module, POSITIONS):  # all attention has it
             setattr(module, WITHOUT_POSITIONS, True)

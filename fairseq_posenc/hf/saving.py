@@ -4,10 +4,10 @@ A folder has the spec in its configuration, with all options, and all weights. t
 classes load it once ``fairseq_posenc.hf`` is imported, or by ``trust_remote_code=True``, for which
 the folder has a small loader.
 
-Nothing loads it as the stock model, whose positions are different. Auto classes do not know its
-model type, and stock classes do not know its attention function. In the file of weights, the record
-of positions has the name of a stock weight (:func:`~.record.exchange_names`), so that loaders of
-weights alone stop as well. The same holds for state dicts of a model around this one.
+Without this package nothing loads it as the stock model, whose positions differ: Auto classes do
+not know its model type, nor stock classes its attention function. In the file of weights, the
+record of positions has the name of a stock weight, which has another (``record.exchange_names``),
+so loaders of weights alone stop as well; and so in state dicts of a model around this one.
 """
 
 import json
@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 AUTO_CLASSES: list[Any] = [
     getattr(modeling_auto, x) for x in sorted(modeling_auto.__all__) if x.startswith("AutoModel")
 ]
-_TAG = "fairseq-posenc"  # of models on the hub
 _LOADER = "positions_loader"  # the module of `auto_map`, which `trust_remote_code=True` runs
 _LOADER_TEXT = f'''\
 """Loads the model of this folder; config.json says which positions it has."""
@@ -51,7 +50,6 @@ CLASS_PREFIX = "fairseq_posenc.hf."  # of classes in `architectures`, which are 
 _ATTENTION = "attn_implementation"  # key of the attention function, in config.json
 # Prefixes that wrappers of a model, unlike models around it, give the names of its weights.
 _WRAPPERS = re.compile(r"((module|_orig_mod|_fsdp_wrapped_module|base_model(\.model)?)\.)*")
-_CHECKPOINT = re.compile(r"checkpoint-\d+")  # the folders that `Trainer` resumes from
 # TRL, for example, reloads the model from this name as the reference; an error then quotes it.
 _NO_FOLDER = (
     "a model whose positions were set: save it and load it from its folder, or pass what was to be "
@@ -65,7 +63,7 @@ def make_saveable(model: Any) -> None:
         model.config.__class__ = _derive_and_register(model.config.__class__)
     if not isinstance(model, ModelWithPositions):
         add_mixin(model, ModelWithPositions)
-        model.add_model_tags(_TAG)
+        model.add_model_tags("fairseq-posenc")  # on the hub
     model.is_saved = False
     model.record_in_adapters()
     model.config._name_or_path = _NO_FOLDER
@@ -77,9 +75,9 @@ def _derive_and_register(stock: Any) -> Any:
     """Derive a configuration class with positions from a stock class, and register its models."""
     derived = derive(stock, (ConfigWithPositions,))  # also the `config_class` of its models
     for auto in AUTO_CLASSES:
-        model = auto._model_mapping.get(stock, None)
-        if getattr(model, "config_class", None) is stock:  # not a tuple of classes, as some have
-            auto.register(derived, derive(model, (ModelWithPositions,)), exist_ok=True)
+        model_class = auto._model_mapping.get(stock, None)  # in some, a tuple of classes
+        if getattr(model_class, "config_class", None) is stock:
+            auto.register(derived, derive(model_class, (ModelWithPositions,)), exist_ok=True)
     return derived
 
 
@@ -150,14 +148,13 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
 class ModelWithPositions(Derived):
     """The part of a model with positions that its stock class, here ``super()``, lacks."""
 
-    is_first = True  # for `add_mixin`: its `state_dict` undoes what `StackWithPositions` changes
+    is_first = True  # before `StackWithPositions`, whose `state_dict` this one's calls and undoes
     config: PretrainedConfig
     is_saved = True  # whether a folder has these positions; read by `AdapterRecords`
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
-        if hasattr(cls, "stock"):  # a class of `derive`, not this mixin
-            cls.config_class = derive(cls.stock.config_class, (ConfigWithPositions,))  # type: ignore[attr-defined]
+        cls.config_class = derive(cls.stock.config_class, (ConfigWithPositions,))  # type: ignore[attr-defined]
 
     def __init__(self: Any, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
@@ -194,7 +191,7 @@ class ModelWithPositions(Derived):
                 "by from_pretrained(folder, quantization_config=...)"
             )
         folder = Path(save_directory)
-        if state_dict is None and not _CHECKPOINT.fullmatch(folder.name):
+        if state_dict is None and not re.fullmatch(r"checkpoint-\d+", folder.name):  # of Trainer
             try:
                 stock = find_stock_model(self)
             except NoStockModelError as reason:
@@ -221,7 +218,7 @@ class ModelWithPositions(Derived):
         if kwargs.get(_ATTENTION) == OUR_ATTENTION:  # another model's, as TRL passes it on
             del kwargs[_ATTENTION]
         pattern = record.stock_name_pattern(cls.config_class)  # type: ignore[attr-defined]
-        # Names in files -> in the model: of a record (\1 is the stack's), and of the stock weight.
+        # Names in files -> in the model: of a record (\1: its stack), of the weight it replaces.
         ours = {f"^{pattern}$": rf"\1{record.KEY}", rf"^(.+){re.escape(record.SUFFIX)}$": r"\1"}
         kwargs["key_mapping"] = {**ours, **(kwargs.get("key_mapping") or {})}
         model, info = super().from_pretrained(source, *args, **kwargs)  # type: ignore[misc]
@@ -263,7 +260,7 @@ class ModelWithPositions(Derived):
             logger.warning("nothing shows which positions these weights were trained with; %s", has)
         for key, positions in record.list_positions(cast(PreTrainedModel, self)).items():
             if (of_adapter := state_dict.pop(f"{prefix}{record.PART}.{key}", None)) is not None:
-                positions.set_extra_state(of_adapter)  # which refuses a record of others
+                positions.set_extra_state(of_adapter)  # from `AdapterRecords`; refuses another spec
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def _validate_generation_mode(self, mode: str, config: Any, *args: Any) -> None:

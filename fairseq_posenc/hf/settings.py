@@ -7,8 +7,7 @@ from transformers import PretrainedConfig
 
 from fairseq_posenc.errors import UserError, shortened
 
-# The name of our submodule in a stack and in its attentions, which users name to PEFT.
-POSITIONS = "positions"
+POSITIONS = "positions"  # our submodule of a stack and of its attentions; users name it to PEFT
 OUR_ATTENTION = "fairseq_posenc"  # name of our attention function in transformers
 PASS_STATE = "position_state"  # argument of layers: the `PassState` of their stack
 LAYER_STATE = "layer_position_state"  # argument of our attention function: a layer's `LayerState`
@@ -73,7 +72,7 @@ def _refuse_change(name: str, now: Any, then: Any) -> None:
             _refuse_change(key, now.get(key), value)
         return
     has_fewer_layers = name in _LAYER_FIELDS and now and then and len(now) < len(then)
-    if now != then and not has_fewer_layers:  # whose entries belong to other layers
+    if now != then and not has_fewer_layers:  # after layers were removed, entries are of others
         raise UserError(f"{name} was {then!r}: restore it; only set_positions changes positions")
 
 

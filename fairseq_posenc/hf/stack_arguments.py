@@ -163,7 +163,7 @@ class StackArguments:
         if numbers is not None and numbers.shape not in (shape, (1, shape[1])):
             raise UserError(f"seq_idx {tuple(numbers.shape)} must be {shape} or one row")
         listed = [] if numbers is None else [numbers]
-        if (offsets := self.named.get("cu_seq_lens_q")) is not None:  # 0, ends in the whole batch
+        if (offsets := self.named.get("cu_seq_lens_q")) is not None:  # 0, then ends, of all rows
             indices = torch.arange(shape[0] * shape[1], device=offsets.device, dtype=offsets.dtype)
             refuse_if(offsets[-1].ne(len(indices)), "cu_seq_lens_q must count padding, too")
             listed.append(torch.bucketize(indices, offsets, right=True).view(shape))
@@ -218,7 +218,7 @@ class StackArguments:
                 raise UserError(_NO_DOCUMENTS)
             # Ids after a cache begin no document: below, they must count on from those in it.
             begins = find_documents(mask.long(), self._list_numbers(), None if past else self.ids)
-            positions = positions.begin_documents(begins)  # (B, S), where any of these shows it
+            positions = positions.begin_documents(begins)  # (B, S), where one of these begins
             differs.append(begins.any())
         ids = self.ids
         if ids is not None:

@@ -22,7 +22,7 @@ from fairseq_posenc import assembly
 from fairseq_posenc.derived import Derived
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_scaling import Dynamic, LongRope
-from fairseq_posenc.encodings.rotation import PairRotation, Rotation
+from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.encodings.term import Decay
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import CACHE_ADVICE, UNCOUNTED, find_self_cache
@@ -57,7 +57,7 @@ class HFStackPositions(StackPositions):
 
     The base class sets ``spec``, ``dims`` (sizes), and two modules of encodings: ``input``, of one
     that adds vectors to embeddings, or None; and ``shared``, which layers share. The stack is only
-    read; a spec that does not fit is refused. The other arguments are those of ``set_positions``.
+    read; an unfit spec is refused. ``directions``, such as ``lr,rl``, are those of first layers.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class HFStackPositions(StackPositions):
         super().__init__(spec, embed_dim, num_heads, max_positions, causal, width, length)
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
-        self.boundary_id = boundary_id
+        self.boundary_id = boundary_id  # of the token that ends a sentence; None: not known
         first = parse_directions(directions, "directions")  # of the first layers
         if first and stack.causal:
             raise UserError("directions are for encoders: a decoder sees no later tokens")
@@ -80,44 +80,44 @@ class HFStackPositions(StackPositions):
         self.layer_directions = first + ["lr" if causal else "both"] * (count - len(first))
         self.is_decoder = stack.is_decoder  # kept, as it takes time in each step of decoding
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
-        # Each kind's rotation, without values; with gradients, else trained ones would seem fixed.
-        with torch.device("meta"), torch.enable_grad():
-            rotations = assembly.build_shared(spec, self.dims).rotations(torch.zeros(1, 1).long())
         # For each layer: the width of the cosines that its code takes; whether it rotates by ours.
         self.cosine_widths = [stack.find_cosine_width(x) for x in stack.attentions]
-        kinds = [spec.layer_kind(index) for index in range(count)]
-        self.is_rotated = [
-            stack.family.applies_cosines(attention) and self._has_cosines(rotations[kind], width)
-            for attention, width, kind in zip(stack.attentions, self.cosine_widths, kinds)
-        ]
-        self.rotated_kinds = {kind for kind, x in zip(kinds, self.is_rotated) if x}
-        model_rotates = self.is_rotated == spec.list_rotated(count)  # our code rotates nothing
+        self.is_rotated = self._find_rotated(stack)
+        self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
+        model_rotates = self.is_rotated == spec.list_rotated(count)  # so ours rotates nothing
         # What each kind of layer adds to the scores of a single token, without values.
         terms_by_kind = assembly.draft_terms(spec, self.dims, backend="auto")
         acts_on = {item.encoding.acts_on for item in spec.items}
         is_plain = acts_on <= {"input", "rotation"} and not (self.directions or any(terms_by_kind))
-        # Whether attention and caches are the model's own; False later if another stack's are not.
+        # Whether attention and caches are the model's own; False later if another stack needs ours.
         self.is_native = model_rotates and stack.attends_plainly and is_plain
         # The attention function that the model had before it got ours, and the backend of ours.
         self.stock_attention = stack.config._attn_implementation
-        before: Any = getattr(stack.module, POSITIONS, None)  # positions that were set earlier
-        if before is not None and self.stock_attention == OUR_ATTENTION:
-            self.stock_attention = before.stock_attention
+        earlier: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
+        if earlier is not None and self.stock_attention == OUR_ATTENTION:
+            self.stock_attention = earlier.stock_attention
         self.backend = "flex" if self.stock_attention == "flex_attention" else "auto"
         if not self.is_native:  # else no backend of ours is used
-            assembly.draft_terms(spec, self.dims, self.backend)  # refuses terms that it lacks
+            assembly.draft_terms(spec, self.dims, self.backend)  # only refuses terms that it lacks
         self.gated_kinds = {kind for kind, terms in enumerate(terms_by_kind) if terms.has(Decay)}
-        projects = any(terms.rows("layer") is not None for terms in terms_by_kind)  # table rows
+        projects = any(terms.rows("layer") is not None for terms in terms_by_kind)  # as DeBERTa
         self._refuse_layers_that_differ(stack, model_rotates, projects)
 
-    def _has_cosines(self, rotation: Rotation | None, width: int) -> bool:
-        """Check whether the model's own code can apply a rotation, by cosines of this ``width``.
-
-        Not a trained one: the first layer's backward pass would free its graph, which others need.
-        """
-        if not isinstance(rotation, PairRotation) or rotation.phases.requires_grad:
-            return False
-        return rotation.has_cosines(self.family.cosines, width)
+    def _find_rotated(self, stack: Stack) -> list[bool]:
+        """Find for each layer whether its own code can rotate it, by our cosines."""
+        # Each kind's rotation, without values; with gradients, else trained ones would seem fixed.
+        with torch.device("meta"), torch.enable_grad():
+            encodings = assembly.build_shared(self.spec, self.dims)
+            rotations = encodings.rotations(torch.zeros(1, 1).long())  # None without a rotation
+        by_layer = [rotations[self.spec.layer_kind(i)] for i in range(len(stack.attentions))]
+        return [
+            isinstance(rotation, PairRotation)
+            # Not a trained one: reentrant checkpointing frees its graph after each layer.
+            and not rotation.phases.requires_grad
+            and self.family.applies_cosines(attention)
+            and rotation.has_cosines(self.family.cosines, width)
+            for rotation, attention, width in zip(by_layer, stack.attentions, self.cosine_widths)
+        ]
 
     def _refuse_layers_that_differ(self, stack: Stack, model_rotates: bool, projects: bool) -> None:
         """Refuse positions that not all layers can have, as in Gemma 4, whose layers differ."""
@@ -182,54 +182,35 @@ class HFStackPositions(StackPositions):
             return named, PassState({})  # the model's code refuses such a call
         stack = Stack(self.family, module)
         arguments = StackArguments(named, self, stack)
-        inputs = arguments.inputs
-        if "logits_to_keep" in named:  # else Gemma 4's last layers get fewer tokens than positions
-            named["logits_to_keep"] = None
         self._check_attention(stack, arguments)
-        if not arguments.past:  # the number of tokens in the cache: not in each step of decoding
-            _refuse_layers(stack)
-        self._fit_scalings(arguments)  # before any rotation is computed
+        # Not in steps of decoding. A static cache's number is not read: this may wait for a GPU.
+        if isinstance(arguments.past, Tensor) or not arguments.past:
+            _refuse_replaced_layers(stack)
         # FlashAttention keeps packed texts apart by their ids. Other layers of hybrids read none.
         has_flash = self.is_native and "flash" in stack.config._attn_implementation
         separates_by_ids = has_flash and not stack.is_hybrid
         arguments.refuse_packed(separates_by_ids)
-        if arguments.ids is not None and not (separates_by_ids and arguments.may_be_packed()):
-            # Only FlashAttention needs them; masks of transformers begin a document at each gap.
-            named["position_ids"] = None
-        if self.is_native and self.input is None:  # no vectors are added
-            ids = arguments.ids
+        changes = _list_changes(stack, arguments, separates_by_ids)
+        self._fit_scalings(arguments)  # before any rotation is computed
+        inputs, ids = arguments.inputs, arguments.ids
+        if self.is_native and self.input is None:  # only the rotations of new tokens are needed
             if ids is None:  # they are counted, from those in the cache on
                 ids = torch.arange(inputs.size(1), device=inputs.device)[None] + arguments.past
-            return named, PassState(self._make_cosines(module, self.shared.rotations(ids)))
-        return named, self._compute_state(stack, arguments)  # which changes `named`, too
-
-    def _compute_state(self, stack: Stack, arguments: StackArguments) -> PassState:
-        """Compute the state from the positions of all tokens; add vectors to the arguments."""
-        named, inputs = arguments.named, arguments.inputs
-        if self.gated_kinds and getattr(arguments.cache, "offloading", False):
-            raise UserError(f"{self.spec}: offloaded caches lose forget gates: take another cache")
+            cosines = self._make_cosines(module, self.shared.rotations(ids))
+            return {**named, **changes}, PassState(cosines)
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
-        self._refuse_inner_padding(positions, "attention_mask")
+        self._refuse_inner_padding(positions, "attention_mask")  # which distances would count
         states = compute_shared(self.shared, positions)  # one for each kind of layer
-        if arguments.past and not hasattr(arguments.cache, UNCOUNTED):  # this model did not fill it
-            needed, held = states[0].needed_keys(), arguments.past  # counted in the first layer
-            if needed.first is None and needed.last == held and stack.is_decoder_alone:
-                raise UserError(
-                    f"a cache of {held} keys that this model did not fill may lack those that a "
-                    "window drops: copy whole caches, by copy.deepcopy"
-                )
+        _refuse_cut_cache(stack, arguments, states[0])
         if self.input is not None:
             vectors: Any = self.input.as_list()[0].embed(states[0].positions)  # equal for all kinds
-            named |= {"inputs_embeds": self._embed(stack, inputs, vectors), "input_ids": None}
-        has_types = hasattr(getattr(stack.module, "embeddings", None), "token_type_ids")
-        if has_types and named.get("token_type_ids") is None:
-            # Else its code reads zeros from a buffer that is as long as its own table of positions.
-            named["token_type_ids"] = inputs.new_zeros(inputs.shape[:2], dtype=torch.long)
-        cosines = self._make_cosines(stack.module, [x.rotation for x in states])
+            changes |= {"inputs_embeds": self._embed(stack, inputs, vectors), "input_ids": None}
+        cosines = self._make_cosines(module, [x.rotation for x in states])
         requested = named.get("output_attentions")
         needs_weights = stack.config.output_attentions if requested is None else requested
         ours = None if self.is_native else states  # what our attention function reads
-        return PassState(cosines, ours, needs_weights, len(stack.layers), is_uncounted)
+        state = PassState(cosines, ours, needs_weights, len(stack.layers), is_uncounted)
+        return {**named, **changes}, state
 
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
@@ -254,6 +235,8 @@ class HFStackPositions(StackPositions):
         use_cache = getattr(stack.config, "use_cache", False) if given is None else given
         if use_cache and 0 < len(types) < len(stack.layers):
             raise UserError(f"layers were added: caches have {len(types)}, so pass use_cache=False")
+        if self.gated_kinds and getattr(arguments.cache, "offloading", False):
+            raise UserError(f"{self.spec}: offloaded caches lose forget gates: use another cache")
         if torch.jit.is_tracing():
             raise UserError("torch.jit.trace fixes the sizes of an input: use torch.export.export")
         causal = self.dims.causal
@@ -299,7 +282,33 @@ class HFStackPositions(StackPositions):
         return {kind: rotations[kind].cosines(form, dtype) for kind in self.rotated_kinds}
 
 
-def _refuse_layers(stack: Stack) -> None:
+def _list_changes(stack: Stack, arguments: StackArguments, keeps_ids: bool) -> dict[str, Any]:
+    """List the arguments that the stock ``forward`` gets with other values than the caller's."""
+    named, inputs = arguments.named, arguments.inputs
+    # With the caller's value, Gemma 4's last layers would get fewer tokens than positions.
+    changes: dict[str, Any] = {"logits_to_keep": None} if "logits_to_keep" in named else {}
+    if arguments.ids is not None and not (keeps_ids and arguments.may_be_packed()):
+        changes["position_ids"] = None  # else masks of transformers begin a document at each gap
+    has_types = hasattr(getattr(stack.module, "embeddings", None), "token_type_ids")
+    if has_types and named.get("token_type_ids") is None:
+        # Else its code reads zeros from a buffer that is as long as its own table of positions.
+        changes["token_type_ids"] = inputs.new_zeros(inputs.shape[:2], dtype=torch.long)
+    return changes
+
+
+def _refuse_cut_cache(stack: Stack, arguments: StackArguments, shared: Shared) -> None:
+    """Refuse a copy of a cache, without our mark, that may have fewer keys than tokens."""
+    past, has_mark = arguments.past, hasattr(arguments.cache, UNCOUNTED)
+    if past and not has_mark and stack.is_decoder_alone:
+        needed = shared.needed_keys()
+        if needed.first is None and needed.last == past:  # keys, by which the copy counts tokens
+            raise UserError(
+                f"a cache of {past} keys that this model did not fill may lack those that a "
+                "window drops: copy whole caches, by copy.deepcopy"
+            )
+
+
+def _refuse_replaced_layers(stack: Stack) -> None:
     """Refuse layers of other models, and weights that accelerate loads only in their forward."""
     parts: list[Any] = [getattr(x, POSITIONS, None) for x in (stack.module, *stack.attentions)]
     # A layer may have another index than before, as PEFT replicates layers; saving compares kinds.
@@ -320,22 +329,22 @@ class StackWithPositions(Derived):
     def run_forward(
         self, forward: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        """Run in place of the stock ``forward``, which gets the state of the pass as well."""
+        """Run in place of the stock ``forward``, which passes the state to its layers as well."""
         positions: Any = getattr(self, POSITIONS, None)  # HFStackPositions, or PEFT's copy of it
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")
         named, state = positions.prepare(self, args, named)
         cosines = state.cosines.get(0) if len(positions.spec.layer_kinds) == 1 else None
-        with begin_pass(cosines or (None, None)):  # which the stand-ins of removed parts read
+        with begin_pass(cosines or (None, None)):  # which `stand_ins.NoRotation` returns
             output = forward(self, **named, **{PASS_STATE: state})
         results = output if isinstance(output, tuple) else output.values()
-        # The mark keeps later passes from counting on from ids that a caller gave.
+        # By this mark a later pass refuses to count on from ids that a caller gave in this one.
         if (cache := find_self_cache([*named.values(), *results])) is not None:
             setattr(cache, UNCOUNTED, state.is_uncounted)
         return output
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the weights, one of them renamed, so that no stock class takes them for its own.
+        """Return the weights; our record has the name of a stock weight: see ``exchange_names``.
 
         ``ModelWithPositions`` undoes this in its own ``state_dict``; other models around it do not.
         """
@@ -346,6 +355,6 @@ class StackWithPositions(Derived):
         return state
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], *args: Any) -> None:
-        """Load weights, one of them renamed, of this stack or of a model around it."""
+        """Load weights, after giving the stock weight and our record their own names."""
         exchange_names(state_dict, type(self.config), saving=False)
         super()._load_from_state_dict(state_dict, *args)  # type: ignore[misc]

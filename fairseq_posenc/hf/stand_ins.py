@@ -1,7 +1,7 @@
 """Stand-ins for the positions that were removed from a model, whose code still calls them.
 
-They work only within a forward pass that the stack has prepared: a part of a model that is called
-by itself would otherwise compute without positions, which nobody would notice.
+They refuse calls outside of a forward pass that the stack has prepared: a part of a model that is
+called by itself would compute without positions, which nobody would notice.
 """
 
 import threading

@@ -32,7 +32,7 @@ from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.specs import Spec
 
 _LARGEST_DIFFERENCE = 2e-5  # as a part of the largest output: room for float32's rounding
-_LONGEST_INPUT = 1024  # most tokens to compare; a wider window is only read back and compared
+_LONGEST_INPUT = 1024  # tokens; of a wider window, only the size in the configuration is compared
 _TEMPERATURE = "llama_4_scaling_beta"  # of Ministral 3, in its `rope_parameters`
 # Models -> others with weights of the same names, and with windows or layers without positions.
 _OTHERS = {"Cohere": "Cohere2", "Dots1": "ExaoneMoe", "Olmo2": "Olmo3", "SeedOss": "Qwen2"}
@@ -126,6 +126,7 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> No
     try:
         theirs = _compute_outputs(stock, inputs)
     except (RuntimeError, ValueError):
+        # Heads are then not computed: their weights must be equal, which tying may have replaced.
         weights, has_head = model.state_dict(), stock is not stock.base_model
         are_equal = all(torch.equal(x, weights.get(k, x)) for k, x in stock.state_dict().items())
         if model.can_generate() or not (has_head and are_equal):

@@ -121,7 +121,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
         for name in ("best", "num_runs"):  # attributes that an earlier run of a hydra sweep left
             vars(function).pop(name, None)
     started = os.environ.get("WORLD_SIZE", "1")
-    is_rank = "RANK" in os.environ and started.isdigit() and int(started) > 1  # of torchrun
+    is_rank = "RANK" in os.environ and started.isdigit() and int(started) > 1  # of several
     if is_rank and settings.distributed_training.distributed_world_size == 1:
         # Each would train alone, as rank 0, and write the same checkpoints.
         raise UserError(f"torchrun starts {started} ranks: give --distributed-world-size {started}")
@@ -190,7 +190,7 @@ def refuse_full_disk(folder: str) -> None:
     if (free := shutil.disk_usage(folder).free) < needed:
         raise UserError(
             f"no room for a checkpoint in {folder}: it needs about {needed / 1e6:,.0f} MB and "
-            f"{free / 1e6:,.0f} are free; those there are complete: make room, then resume"
+            f"{free / 1e6:,.0f} are free; all earlier ones are complete: make room, then resume"
         )
 
 
@@ -216,9 +216,9 @@ def _prepare_resumption(model: Any, settings: DictConfig, is_converted: bool) ->
         return
     finished = ""  # else why nothing is left to train
     if resumed.loads_optimizer:
-        model.optimizer_source = path  # loading refuses tables of other sizes than its optimizer's
+        model.optimizer_source = path  # whose optimizer's state fits no tables of other sizes
         if 0 < wanted <= resumed.updates:  # fairseq would make another one
-            finished = f"{path} has made {resumed.updates:,} updates of --max-update {wanted:,}"
+            finished = f"{path} has made {resumed.updates:,} updates; --max-update is {wanted:,}"
     if finished and is_elsewhere:
         raise UserError(
             f"{finished}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
@@ -261,7 +261,7 @@ def _find_counter() -> Any:
 def keep_batches(task: Any, curriculum: int) -> None:
     """Let a resumed run have the batches of an uninterrupted one.
 
-    fairseq groups them once in a command, seeded by the epoch that the command begins with.
+    fairseq groups them once, seeded by the first epoch: here 1; a loaded state then sets the epoch.
     """
     build = task.get_batch_iterator
 

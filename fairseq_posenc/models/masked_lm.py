@@ -124,15 +124,15 @@ class PositionalRoberta(CheckedModel, RobertaModel):
         By default tokens are counted; ``position_ids``, ``[B or 1, T]``, are other positions. With
         ``span_scores`` the result is the scores of each token as the first and as the last of an
         answer, each ``[B, T]`` in float32. ``target_tokens``, of ``--include-target-tokens``, are
-        the tokens before masking: a masked ``</s>`` still ends its sentence.
+        the masked tokens, and padding elsewhere: a masked ``</s>`` still ends its sentence.
         """
         if target_tokens is not None or position_ids is not None:
             stack: Any = self.encoder.sentence_encoder  # type: ignore[union-attr]
-            unmasked = src_tokens
+            with_ends = src_tokens  # with the ends of all sentences
             if target_tokens is not None:
-                unmasked = src_tokens.masked_fill(target_tokens.eq(stack.eos_idx), stack.eos_idx)
-            # The encoder uses the positions that are set here, and this call has none.
-            with stack.at_positions(unmasked, position_ids):
+                with_ends = src_tokens.masked_fill(target_tokens.eq(stack.eos_idx), stack.eos_idx)
+            # The call below leaves out both arguments: the stack uses what is set here.
+            with stack.at_positions(with_ends, position_ids):
                 return self(src_tokens, *args, span_scores=span_scores, **kwargs)
         if not span_scores:
             return super().forward(src_tokens, *args, **kwargs)

@@ -6,6 +6,8 @@ import copy
 
 import pytest
 import torch
+from torch.nn import functional as F
+from transformers import StaticCache
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
@@ -141,8 +143,7 @@ def test_caches_forget_what_windows_hide():
     ],
 )
 def test_refused_and_left_as_it_was(name, spec, words):
-    tiny = MODELS[name]
-    model, inputs = tiny.build(), make_inputs(tiny)
+    model, inputs = MODELS[name].build(), make_inputs(MODELS[name])
     before = compute_logits(model, inputs)
     with pytest.raises(UserError, match=words):
         set_positions(model, spec)
@@ -201,7 +202,7 @@ def test_inputs_of_a_pass_that_cannot_be_served_are_refused():
     assert distance(*[compute_logits(encoder, named)[:, :10] for named in (padded, given)]) < 1e-6
     with pytest.raises(UserError, match="has a fixed size"):
         cell.model.generate(ids, max_new_tokens=4, cache_implementation="static")
-    with pytest.raises(UserError, match="fox: offloaded caches lose forget gates: take"):
+    with pytest.raises(UserError, match="fox: offloaded caches lose forget gates: use"):
         Cell.build("llama", "fox").model.generate(ids, cache_implementation="offloaded")
     cell.model.set_attn_implementation("eager")
     with pytest.raises(UserError, match="leaves its positions out"):
@@ -223,12 +224,9 @@ def test_position_ids_are_where_tokens_stand(spec, grows):
         assert distance(compute_logits(model, alone), full[[row]]) < 2e-5
     named = {"input_ids": ids, "position_ids": places, "use_cache": False}
     assert distance(compute_logits(model, named), full) < 2e-5
-    padding = torch.tensor([[0, 1, 1], [0, 0, 1]])
-    padded = {
-        "input_ids": torch.cat([torch.zeros(2, 3, dtype=torch.long), ids], 1),
-        "position_ids": torch.cat([torch.ones(2, 3, dtype=torch.long), places], 1),
-        "attention_mask": torch.cat([torch.zeros_like(padding), torch.ones_like(ids)], 1),
-    }
+    named = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    padded = {name: F.pad(x, (3, 0)) for name, x in named.items()}
+    padded["position_ids"] = F.pad(places, (3, 0), value=1)
     assert distance(compute_logits(model, padded)[:, 3:], full) < 2e-5
 
 
@@ -266,18 +264,19 @@ def test_attention_weights_are_returned_where_they_are_asked_for():
     assert 0 < sums.min() <= sums.max() < 1
 
 
-def generate(model, **settings):
-    ids = make_inputs(MODELS["llama"])["input_ids"]
-    return model.generate(ids, max_new_tokens=6, do_sample=False, **settings)
-
-
 @pytest.mark.parametrize("spec", ["rope(layout=half)", "3*rope(base=500,layout=half),none", "none"])
 def test_rotations_alone_leave_attention_and_caches_to_transformers(spec):
     cell = Cell.build("llama", spec)
     assert cell.model.config._attn_implementation == "sdpa"
-    static = generate(cell.model, cache_implementation="static", disable_compile=True)
-    assert torch.equal(static, generate(cell.model))
-    logits = compute_logits(cell.model, cell.inputs)
+    settings = {**cell.inputs, "max_new_tokens": 6, "do_sample": False}
+    static = cell.model.generate(**settings, cache_implementation="static", disable_compile=True)
+    assert torch.equal(static, cell.model.generate(**settings))
+    logits, ids = compute_logits(cell.model, cell.inputs), cell.inputs["input_ids"]
+    step = torch.compile(cell.model, backend="eager", fullgraph=True)  # reads no tensor's value
+    cache = StaticCache(config=cell.model.config, max_cache_len=16)
+    compute_logits(cell.model, {"input_ids": ids[:, :-1]}, past_key_values=cache)
+    last = compute_logits(step, {"input_ids": ids[:, -1:]}, past_key_values=cache)
+    assert distance(last, logits[:, -1:]) < 1e-5
     cell.model.set_attn_implementation("eager")
     assert distance(compute_logits(cell.model, cell.inputs), logits) < 1e-5
     cell.model.set_attn_implementation("fairseq_posenc")
@@ -292,8 +291,9 @@ def test_rotations_alone_leave_attention_and_caches_to_transformers(spec):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_inputs_longer_than_the_models_own_limit(name):
-    cell = Cell.build(name, "alibi")
-    inputs = make_inputs(cell.tiny, length=POSITIONS + 20)
-    assert bool(compute_logits(cell.model, inputs).isfinite().all())
+    inputs = make_inputs(MODELS[name], length=POSITIONS + 20)
+    for spec in ("none", "alibi"):  # with the model's own attention, or ours
+        cell = Cell.build(name, spec)
+        assert bool(compute_logits(cell.model, inputs).isfinite().all())
     with pytest.raises(UserError, match="longer than the 64 positions of 'learned'"):
         set_positions(cell.model, "learned", max_positions=POSITIONS)(**inputs)

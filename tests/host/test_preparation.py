@@ -129,7 +129,7 @@ def test_a_finished_training_changes_nothing(tmp_path):
     save_dir = shutil.copytree(trained("causal_lm").save_dir, tmp_path / "checkpoints")
     before = {path.name: path.read_bytes() for path in save_dir.glob("*.pt")}
     done = train("causal_lm", "--max-update", EPOCHS, save_dir=save_dir).run
-    message = f"checkpoint_last.pt has made {EPOCHS} updates of --max-update {EPOCHS}"
+    message = f"checkpoint_last.pt has made {EPOCHS} updates; --max-update is {EPOCHS}"
     assert f"{message}: the training is finished, and nothing was changed" in done.log
     assert "done training in" in done.log  # fairseq ended it, so that hydra's sweep goes on
     (tmp_path / "__init__.py").write_text(OLD_STYLE)
