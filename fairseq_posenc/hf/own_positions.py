@@ -131,7 +131,7 @@ def explain_unservable(model: Any) -> str | None:
     config = whole.get_text_config()
     if config is not whole and find_family(type(config)) is not None:
         return "set those of a part: model.model.language_model, or model.encoder and model.decoder"
-    if vars(config).get("kv_lora_rank"):  # an attribute that differs by layer raises
+    if vars(config).get("kv_lora_rank"):  # getattr raises if it differs by layer
         return "its latent attention (MLA) rotates a part of each head that its own code appends"
     words = re.split("[_-]", str(config.model_type))  # so that `vl` is not found in `vlad`
     if reasons := [reason for parts, reason in _REASONS if {*parts} & {*words}]:
@@ -155,8 +155,8 @@ def _read_layers(config: PretrainedConfig, family: Family) -> list[str]:
             rotation = dict(config.rope_parameters.get(layer_type, config.rope_parameters))
             if bases := getattr(config, "layer_rope_theta", None):
                 rotation["rope_theta"] = bases[index]
-            reads_part = family.partial or rotation.get("rope_type") == "proportional"  # a factor
-            part = rotation.get("partial_rotary_factor", 1.0) if reads_part else 1.0
+            reads_factor = family.partial or rotation.get("rope_type") == "proportional"
+            part = rotation.get("partial_rotary_factor", 1.0) if reads_factor else 1.0
             # As a part of the widest heads, for which a stack's rotations are built.
             rotation["partial_rotary_factor"] = part * read_head_share(config, index)
             if family.sections:  # M-RoPE of a text model; the configuration's own sections win

@@ -100,7 +100,7 @@ class HFStackPositions(StackPositions):
         if not self.is_native:  # else no backend of ours is used
             assembly.draft_terms(spec, self.dims, self.backend)  # only refuses terms that it lacks
         self.gated_kinds = {kind for kind, terms in enumerate(terms_by_kind) if terms.has(Decay)}
-        projects = any(terms.rows("layer") is not None for terms in terms_by_kind)  # as DeBERTa
+        projects = any(terms.rows("layer") is not None for terms in terms_by_kind)  # table rows
         self._refuse_layers_that_differ(stack, model_rotates, projects)
 
     def _find_rotated(self, stack: Stack) -> list[bool]:
@@ -186,7 +186,7 @@ class HFStackPositions(StackPositions):
         # Not in steps of decoding. A static cache's number is not read: this may wait for a GPU.
         if isinstance(arguments.past, Tensor) or not arguments.past:
             _refuse_replaced_layers(stack)
-        # FlashAttention keeps packed texts apart by their ids. Other layers of hybrids read none.
+        # FlashAttention keeps packed texts apart by ids; other layers of a hybrid do not read them.
         has_flash = self.is_native and "flash" in stack.config._attn_implementation
         separates_by_ids = has_flash and not stack.is_hybrid
         arguments.refuse_packed(separates_by_ids)
@@ -213,7 +213,7 @@ class HFStackPositions(StackPositions):
         return {**named, **changes}, state
 
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
-        """Refuse attention that differs from that for which the positions were set."""
+        """Refuse attention, masks and caches for which the positions were not set."""
         attention = stack.config._attn_implementation
         if (attention == OUR_ATTENTION) == self.is_native:  # native: the model's, otherwise ours
             right = self.stock_attention if self.is_native else OUR_ATTENTION
@@ -252,7 +252,7 @@ class HFStackPositions(StackPositions):
         """Compute the constants of rotations that depend on the length of the input.
 
         As in transformers, this length is the largest position of the batch plus 1, so what a text
-        gets depends on the other texts.
+        gets depends on the other texts, and it is read, also from a static cache.
         """
         for rope in self.shared.modules():
             if isinstance(rope, Rope) and isinstance(rope.scaling, (Dynamic, LongRope)):
@@ -344,7 +344,7 @@ class StackWithPositions(Derived):
         return output
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the weights; our record has the name of a stock weight: see ``exchange_names``.
+        """Return the weights; our record gets the name of a stock one (:func:`exchange_names`).
 
         ``ModelWithPositions`` undoes this in its own ``state_dict``; other models around it do not.
         """
