@@ -167,8 +167,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
         spec.alibi = has_alibi  # as an argument, it would leave out the table filled below
     else:
         spec = transformer_spec.TransformerEncoderSpec(len(stack.layers), **style)
-    length = _count_positions(stack)
-    tokens = torch.full((1, length), comparison.SPECIAL_SYMBOLS)  # any but padding
+    tokens = torch.full((1, _count_positions(stack)), comparison.SPECIAL_SYMBOLS)  # not padding
     # What a forward pass computes once for all layers with the same encodings, by their `kind`.
     states: tuple[Shared, ...] = stack.compute_states(tokens)
     for layer_spec, layer in zip(spec.layer, stack.layers):
@@ -177,7 +176,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
         terms = layer.self_attn.compute_terms(state).expanded()  # with a row for every distance
         layer_spec.self_attention = _build_attention(rope, terms, has_alibi, dims)
     # Without a table of vectors at the input, CTranslate2 would add sinusoids.
-    vectors = torch.zeros(length, dims.embed_dim)  # [T, C]
+    vectors = torch.zeros(tokens.size(1), dims.embed_dim)  # [T, C]
     if stack.embed_positions is not None:
         (encoding,) = stack.embed_positions.encodings.values()  # `parse` refuses two of them
         (vectors,) = encoding.embed(states[0].positions)  # [1, T, C]; all states have equal ones
@@ -237,14 +236,15 @@ def _build_attention(rope: Rope | None, terms: Terms, has_alibi: bool, dims: Dim
 def _set_bias(spec: Any, bias: Tensor, dims: Dims) -> None:
     """Set a bias by distance, ``(H or 1, 2 T - 1)``, as T5's, with a bucket for each distance.
 
-    T5 has buckets for earlier keys, by distance, then for later keys. In both, the first half of
-    the buckets have a single distance; the second half have ranges up to a largest distance. Here
-    T - 2 is in the first range, T - 1 and more in the last; T - 1 must be the largest distance, as
-    it is that of vectors by distance, from which CTranslate2 takes it in layers that have them.
+    T5 has buckets for earlier keys, by distance, then for later keys. In both, the first half have
+    a single distance, the second half ranges up to a largest distance. Here T - 2 is in the first
+    range, T - 1 and more in the last. T - 1 must be the largest distance: in layers with vectors by
+    distance, CTranslate2 takes it from them.
     """
     length = bias.size(1) // 2 + 1  # T
     past, later = bias[:, :length].flip(1), bias[:, length - 1 :]  # [H or 1, T] from distance 0
     sides = [past] if dims.causal else [past, later]
-    buckets = torch.cat([F.pad(side, (0, length - 4), mode="replicate") for side in sides], dim=1)
+    largest = max(3, length - 1)  # T is less than 4 beside a trained table with so few rows
+    buckets = torch.cat([F.pad(x, (0, 2 * largest - 2 - length), "replicate") for x in sides], 1)
     spec.relative_attention_bias = buckets.expand(dims.num_heads, -1).t().contiguous().numpy()
-    spec.relative_attention_max_distance = torch.tensor(length - 1, dtype=torch.int32).numpy()
+    spec.relative_attention_max_distance = torch.tensor(largest, dtype=torch.int32).numpy()
