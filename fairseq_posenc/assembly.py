@@ -19,7 +19,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, SharedEncod
 from fairseq_posenc.encodings.term import ByDistance, CountedRows, NumbersByPair, RowsOf
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.mask import Mask
+from fairseq_posenc.mask import NO_MASK, Mask
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.specs import Item, Items, Spec, name_modules
 
@@ -131,7 +131,7 @@ def _draft_terms_and_limits(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms
             f"{spec}: a layer has two windows, and one hides the first keys of the other: leave "
             "one out"
         )
-    return terms, reduce(and_, limits, Mask())
+    return terms, reduce(and_, limits, NO_MASK)
 
 
 def list_limits(spec: Spec, dims: Dims, items: Items) -> list[Mask]:
@@ -195,7 +195,7 @@ def count_parameters(spec: Spec, dims: Dims, layers: int) -> dict[str, int]:
     ``layers.*`` means all layers, whose elements are added up:
 
     >>> dims = Dims(embed_dim=8, num_heads=2, max_positions=4)
-    >>> count_parameters(Spec((), ((Item("m1"),),)), dims, layers=6)
+    >>> count_parameters(Spec(whole_stack=(), layers=((Item("m1"),),)), dims, layers=6)
     {'layers.*.self_attn.encodings.m1.table.weight': 24}
     """
     modules = [("embed_positions.", name_modules(spec.input_items)), ("", spec.shared_modules)]

@@ -51,7 +51,7 @@ def find_full_disk(error: BaseException) -> int:
 def describe_mistake(error: BaseException) -> str | None:
     """Describe a user's mistake or a machine's limit; None for any other error.
 
-    It is one line, but for the messages of a rank and of a failed run (a ``RunError``).
+    It is one line, except for those of a rank and of a failed run (``RunError``, a ``UserError``).
     """
     if isinstance(error, UserError):
         return str(error)

@@ -16,10 +16,9 @@ _held: set[int] = set()  # descriptors of our lock files, even if they could not
 def acquire(path: Path, folder: str) -> int:
     """Lock a file and return its descriptor; :func:`release` or the end of the process unlocks it.
 
-    A child program that inherits the descriptor holds the lock for as long as it lives, even if
-    this process is killed: ``flock`` belongs to the open file. (``lockf`` and the libraries
-    filelock and portalocker unlock at the end of the process.) Forked workers do not hold it, as
-    they may live a moment longer than a killed process.
+    A child program that is passed the descriptor (``pass_fds``) holds the lock for as long as it
+    lives, even if this process is killed: ``flock`` belongs to the open file, ``lockf`` to the
+    process. Forked workers do not hold it, as they may live a moment longer than a killed process.
 
     On a file system without locks, a warning is printed instead, once for all locks held there.
 

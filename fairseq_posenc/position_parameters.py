@@ -19,7 +19,7 @@ from fairseq_posenc.specs import Spec
 logger = logging.getLogger(__name__)
 LengthRule = Literal["copy", "interpolate"]
 LENGTH_RULES: dict[str, str] = {
-    "copy": "repeats the table from its first row",
+    "copy": "repeats the table from position 0 on",
     "interpolate": "stretches it, so that the positions between come from their neighbours",
 }
 

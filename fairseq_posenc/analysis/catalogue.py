@@ -47,7 +47,7 @@ def _read_docstring(name: str) -> str:
     return ast.get_docstring(cast(ast.ClassDef, definition)) or ""
 
 
-def name_families(spec: str) -> str:
+def name_stacks(spec: str) -> str:
     """Name the stacks that a spec works in: ``decoders``, or ``encoders and decoders``."""
     return "decoders" if specs.parse(spec).is_causal_only else "encoders and decoders"
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fairseq_posenc.encodings.term import CountTemperature, Decay, Temperature
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.mask import Mask
+from fairseq_posenc.mask import NO_MASK, Mask
 from fairseq_posenc.precision import at_least_fp32
 
 # The reason given by backends that compute distances from the order of the tokens, not from ids.
@@ -22,10 +22,10 @@ class AttentionCall(NamedTuple):
     """The arguments of attention, for every backend."""
 
     query: Tensor  # `(B, H, T, D)`, unscaled; the last T of S positions
-    key: Tensor  # `(B, H, S, D)`, or of fewer heads, one for each group of the queries'
+    key: Tensor  # `(B, H, S, D)`, or with fewer heads, one for each group of query heads
     value: Tensor  # shaped as the keys
     terms: Terms  # what the position encodings add to the scores, or change in them
-    mask: Mask = Mask()  # which keys a query may see. A query that may see none gets zeros
+    mask: Mask = NO_MASK  # which keys a query may see. A query that may see none gets zeros
     dropout: float = 0.0  # probability of dropping a weight; 0 outside training
     need_weights: bool = False  # also return the weights before dropout
 

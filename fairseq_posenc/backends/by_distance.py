@@ -130,7 +130,7 @@ def _compute_row_index(
 ) -> Tensor:
     """Compute what :func:`row_index` caches."""
     if runs is not None and runs.ids is not None:
-        return runs.find_pairs(first)  # of the T and S tokens of `ids`, with a reset's two rows
+        return runs.find_pairs(first)  # `runs` has T and the ids of the S keys
     distances = torch.arange(1 - src_len, tgt_len, device=device)
     index = distances + (src_len - 1) if runs is None else runs.find(distances)
     rows = distances.size(0) if runs is None else runs.num_rows

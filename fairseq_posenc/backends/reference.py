@@ -66,8 +66,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = NO_MASK) -> Tensor:
     """Compute the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64.
 
-    The mask hides nothing here. Temperatures read from it how many keys are visible, and counted
-    positions which ones; it also has the cache of the forward pass.
+    The mask hides no score here. Temperatures read from it how many keys are visible, and positions
+    that are counted from scores (CoPE) which ones; it also has the cache of the forward pass.
     """
     assert terms.rows("layer") is None, "a layer projects them first"
     sizes = query.size(2), key.size(2)
@@ -78,7 +78,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = NO_MASK) -> Te
         count, gain = None, terms.gain
         if (counted := terms.find(CountedRows)) is not None:
             table, hidden = at_least_fp32(counted.rows), mask.forbidden(*sizes, query.device)
-            count = partial(equation.score_counted, query, table, hidden=hidden)  # of the content
+            count = partial(equation.score_counted, query, table, hidden=hidden)  # takes q.k
         temperature = call.temperature()
         return equation.score(
             content,
@@ -117,7 +117,7 @@ def _multiply_tokens(
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute the content, and the products with both tables, each ``(B, H, T, S)``.
 
-    Keys may have fewer heads than queries, one for each group of theirs.
+    Keys may have fewer heads than queries, one for each group of query heads.
     """
     sizes, first = (query.size(2), key.size(2)), terms.first
     if (channels := terms.rows("channel")) is None:

@@ -80,7 +80,7 @@ class PositionCheckpoints(nn.Module):
         changes = _match_identities(stacks, state_dict, prefix)
         if any(x.layers_kept for x in stacks.values()) and not changes:
             for key in [x for x in state_dict if ".encodings." in x and x not in model_state]:
-                del state_dict[key]  # of pruned layers; with changes, `fit_positions` drops it
+                del state_dict[key]  # shared by pruned layers alone; else `fit_positions` drops it
         # Both change the state dict, and say how: tables by distance grow, misfits are replaced.
         extended_tables = extend_tables(self, state_dict, prefix)
         replaced_parameters = fit_positions(state_dict, model_state)
@@ -146,7 +146,7 @@ def _read_identity(state_dict: dict[str, Tensor], prefix: str, ours: Identity) -
     """
     if prefix + STATE_KEY in state_dict:
         return Identity.from_tensor(state_dict[prefix + STATE_KEY])
-    if markers := [key for name in STOCK_SINUSOIDS if (key := prefix + name) in state_dict]:
+    if markers := {prefix + name for name in STOCK_SINUSOIDS} & state_dict.keys():
         for key in markers:
             del state_dict[key]
         return ours._replace(positions=parse(STOCK_SPEC))

@@ -167,7 +167,7 @@ class LeRope(Rope):
         e_ij = (R_i q_i).(R_j k_j) / sqrt(c d), where R_i turns pair t of coordinates by the angle
         i * w_t * exp(a_t), w_t is the frequency of ``rope``, base^(-2t/d), and a_t is trained.
     Shapes:
-        a ``(D/2,)``, of rotated pairs, once for all layers; it starts at 0, which is ``rope``.
+        a ``(d/2,)``, a number for each pair, once for all layers; it starts at 0: ``rope``.
     Parameters:
         d/2
     Source:

@@ -1,7 +1,7 @@
-"""Records positions in state dicts and in adapters, and compares the records when weights load.
+"""Names the records of positions in state dicts and adapters, and refuses weights that do not fit.
 
 transformers' Trainer and PEFT load with ``strict=False``, which ignores missing and additional
-weights. Then only these records show that weights were trained with other positions.
+weights. Then only the records, which ``set_extra_state`` compares, show other positions.
 """
 
 import re

@@ -65,7 +65,7 @@ class StackArguments:
         given = named.get("past_key_values", named.get("cache"))
         if given is not None and self.cache is None:  # its tokens would not be counted
             raise UserError(f"past_key_values is a {type(given).__name__}, not transformers' Cache")
-        # The number of tokens in the cache; a tensor in a static one, which graphs can use.
+        # The number of tokens in the cache; in a static one a tensor, so that a graph serves all.
         self.past: Any = 0 if self.cache is None else self.cache.get_seq_length()
         # The caller's ids, (B or 1, T) or (B or 1, T, axes), or None; and those on one axis alone.
         self.ids, text_ids = self._read_ids(positions, stack)
@@ -104,7 +104,7 @@ class StackArguments:
         return ids, text_ids
 
     def _refuse_restarts(self, ids: Tensor) -> None:
-        """Refuse ids on an axis, ``(B, T)``, that decrease, as only where a text begins."""
+        """Refuse ids on an axis, ``(B, T)``, that decrease, as they do only where a text begins."""
         begins = ids.diff(dim=-1).lt(0)
         if self.real is not None and self.real.size(1) >= ids.size(-1):  # else refused as too short
             real = self.real[:, -ids.size(-1) :]
@@ -134,7 +134,7 @@ class StackArguments:
         return torch.where(from_zero, ids, ids - first_id).clamp(min=0)
 
     def may_be_packed(self) -> bool:
-        """Check whether the ids count several texts; they may if values cannot be read."""
+        """Check whether the ids may count several texts, as they may if values cannot be read."""
         packed = self.is_packed
         return packed is not None and (not may_sync(packed.device) or bool(packed))
 
@@ -163,7 +163,7 @@ class StackArguments:
         if numbers is not None and numbers.shape not in (shape, (1, shape[1])):
             raise UserError(f"seq_idx {tuple(numbers.shape)} must be {shape} or one row")
         listed = [] if numbers is None else [numbers]
-        if (offsets := self.named.get("cu_seq_lens_q")) is not None:  # 0, then ends, of all rows
+        if (offsets := self.named.get("cu_seq_lens_q")) is not None:  # 0, then each text's end
             indices = torch.arange(shape[0] * shape[1], device=offsets.device, dtype=offsets.dtype)
             refuse_if(offsets[-1].ne(len(indices)), "cu_seq_lens_q must count padding, too")
             listed.append(torch.bucketize(indices, offsets, right=True).view(shape))
@@ -187,7 +187,7 @@ class StackArguments:
     def read_positions(
         self, encodings: SharedEncodings, boundary_id: int | None
     ) -> tuple[Positions, Tensor | None]:
-        """Number all tokens by what the caller says of them.
+        """Number all tokens by what the caller says of them, if encodings are not only rotations.
 
         Args:
             encodings: those that layers share, which may count in sentences or documents.

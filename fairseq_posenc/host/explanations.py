@@ -26,7 +26,7 @@ FITTING_TASKS = (  # in messages: the --task and --criterion that the models nee
 # How errors begin, or where fairseq raises them, as patterns -> what to say; \1: the first group.
 _ADVICE = {
     r"\"'_name'\"|Could not infer task": "fairseq has no model._name, or task._name, of this name; "
-    "in Python, from_pretrained needs user_dir='fairseq_posenc'",
+    "in Python, from_pretrained needs user_dir='fairseq_posenc'",  # of a KeyError("'_name'")
     r"Interpolation key 'task\.|Unsupported language modeling target|.* a FairseqMultiModel": (
         f"the model does not fit the task: {FITTING_TASKS}"
     ),
@@ -83,8 +83,8 @@ def explain_failure(error: BaseException) -> str | None:
 
 
 def _explain(error: BaseException) -> str | None:
-    """Explain a divergence, a setting that hydra refuses, a missing file, or one of ``_ADVICE``."""
-    if isinstance(error, FloatingPointError) and save_dirs:  # in the update after the last counted
+    """Explain a divergence, an error of ``_ADVICE`` or hydra, an unknown name, a missing file."""
+    if isinstance(error, FloatingPointError) and save_dirs:  # after the counted updates; None: 0
         model, save_dir = list(save_dirs.items())[-1]  # the current one
         return (
             f"training stopped at update {(model.num_updates or 0) + 1:,}: {error}; checkpoints in "

@@ -19,7 +19,7 @@ from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncod
 
 @register_model("positional_transformer")
 class PositionalTransformer(CheckedModel, TransformerModel):
-    """fairseq's Transformer with chosen position encodings in encoder and decoder."""
+    """fairseq's Transformer with chosen positions; its checkpoints and evaluations are checked."""
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
@@ -52,7 +52,7 @@ class PositionalTransformer(CheckedModel, TransformerModel):
     ) -> PositionalDecoder:
         """Build a decoder with position encodings."""
         config = options.configure_stack(args, "decoder")
-        if config.adaptive_softmax_cutoff:  # no output matrix: loading would add a shared one
+        if config.adaptive_softmax_cutoff:  # replaces the shared matrix, which loading would add
             config.share_decoder_input_output_embed = False
         return PositionalDecoder(config, tgt_dict, embed_tokens, config.no_cross_attention)
 

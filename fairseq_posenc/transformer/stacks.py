@@ -38,7 +38,7 @@ class InputPositions(nn.Module):
 
     def __init__(self, encodings: Encodings) -> None:
         super().__init__()
-        self.encodings = encodings  # a single encoding: specs with two input encodings are refused
+        self.encodings = encodings  # one (specs refuse two), under its name in state dicts
         (encoding,) = encodings.as_list()
         # fairseq reads this length of a table; without one it is 1e5, as for fairseq's sinusoids.
         self.max_positions: int = getattr(encoding, "max_positions", int(1e5))
@@ -84,7 +84,7 @@ class _PositionalStack(nn.Module):
         self.encodings = assembly.build_shared(spec, dims)  # those that layers share
         # What each kind of layer adds to the scores, without values; refused if it cannot work.
         terms_by_kind = assembly.draft_terms(spec, dims, self.settings.backend)
-        self.has_reset = any(terms.has(Reset) for terms in terms_by_kind)  # for `compute_states`
+        self.has_reset = any(terms.has(Reset) for terms in terms_by_kind)  # rows for first tokens
 
     def _next_index(self) -> int:
         """Count the layer that fairseq is about to build, as it does not pass the layer's index."""
@@ -158,7 +158,7 @@ class _PositionalStack(nn.Module):
         positions = self.encodings.number(positions)  # with `documents`, from 0 in each
         if ids is not None:
             positions = positions.replace_ids(ids)  # where documents begin stays the same
-        if self.has_reset:  # one tensor for all layers: their cache compares tensors by identity
+        if self.has_reset:  # one mark of first tokens for all layers, whose cache compares by `is`
             positions = positions._replace(first=positions.is_first())
         built = self.settings.spec, self.settings.dims  # layers refuse states of another stack
         return tuple(x._replace(stack=built) for x in compute_shared(self.encodings, positions))

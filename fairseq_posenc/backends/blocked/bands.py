@@ -6,8 +6,8 @@ from the block's lowest one, and its M queries and W keys need M + W - 1 table r
 The product of tokens with these rows is *skewed*: the pairs of each token begin one column later
 than those of the token before. A view whose row stride is longer by one undoes that without a copy,
 forward and backward. For M = 2, W = 2, products ``ab. | .cd`` are the pairs ``ab | cd``: stride 4
-in place of 3 (pictures: ``docs/blocked.md``). autograd would copy such views back one by one, so
-:class:`Band` has a hand-written gradient.
+in place of 3 (pictures: ``docs/blocked.md``). autograd would copy the gradient of each such view,
+so :class:`Band` has a hand-written one.
 
 Shapes: k sentences and h heads of a block, M queries, W keys, D head size; G tables (1 or h); n
 tokens, queries or keys, in tiles of N, and ``others``, the number of those on the other side.
@@ -82,9 +82,7 @@ class Band(torch.autograd.Function):
         ctx.save_for_backward(x, rows)
         ctx.of_keys = of_keys
         tiles, window = _tile(x, rows), _window(rows, x.size(2))
-        # Keys have the product transposed, so that the pairs of a query lie together when copied.
-        skewed = (window @ tiles.mT).mT if of_keys else tiles @ window.mT
-        pairs = _unskew(skewed, x.shape)  # [k, h, tiles, N, others]
+        pairs = _unskew(tiles @ window.mT, x.shape)  # [k, h, tiles, N, others]
         return pairs.permute(0, 1, 4, 2, 3).flatten(3) if of_keys else pairs.flatten(2, 3)
 
     @staticmethod
@@ -125,7 +123,7 @@ def _window(rows: Tensor, tokens: int) -> Tensor:
     tile = math.gcd(tokens, MAX_TILE)  # N: 16, 32 or 64, which divides the (padded) tokens
     size = (groups, tokens // tile, tile + count - tokens, width)  # count: tokens + others - 1
     strides = (rows.stride(0), tile * rows.stride(1), rows.stride(1), rows.stride(2))
-    return rows.as_strided(size, strides, rows.storage_offset())
+    return rows.as_strided(size, strides)
 
 
 def _unskew(skewed: Tensor, shape: torch.Size) -> Tensor:

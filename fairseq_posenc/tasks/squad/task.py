@@ -1,4 +1,4 @@
-"""Defines the task ``squad``: to find the start and the end of an answer in each window.
+"""Defines the task ``squad``: finding the start and end of an answer in each window of a text.
 
 No ``from __future__ import annotations`` here: fairseq makes options from the fields' types.
 """
