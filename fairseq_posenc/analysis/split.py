@@ -18,8 +18,8 @@ from fairseq_posenc.encodings.term import RowsByDistance
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import NO_MASK, Mask
 
-# Names of terms that add to the scores or multiply them. `states` (vectors of tokens) belong to a
-# `state_table`, a `reset` (rows for the first token) to any. Specs refuse gains beside a product.
+# Names of terms (`encodings.term`) that add to the scores or multiply them. Of the others, `states`
+# belong to a `state_table`, a `reset` to any table. Specs refuse gains beside a product.
 _TABLES = ("query_table", "key_table")
 _BIASES = ("bias", "pair_bias")
 _PARTS = (*_TABLES, *_BIASES, "gain", "channel_gain", "state_table", "decay", "counted_table")
@@ -33,7 +33,7 @@ class Split(NamedTuple):
         position: the biases; with a product, also the ``state_table``, which depends on content.
         both: the rest, which depends on content and position.
         details: what each term alone adds to the scores, by its name or ``rotation``. They add up
-            to ``both``, but not with a temperature, a cap, or a gain beside the table of CoPE.
+            to ``both``, but not with a temperature, a cap, or a gain beside a ``counted_table``.
             If scores are a product, these are its factors instead: unscaled dot products.
         product: whether the details are factors; else they are summands.
     """

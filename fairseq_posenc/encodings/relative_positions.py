@@ -42,7 +42,7 @@ class DistanceEncoding(Encoding):
         table.weight ``(G, 2K + 1, D)`` or ``(G, 2K + 1)``; table.reset ``(G, 2, D)`` or ``(G, 2)``.
     """
 
-    acts_on = "scores"  # rows of values, too: specs have no place of their own for these
+    acts_on = "scores"  # in specs; also the rows that are added to values
     length_options = ("max_distance",)  # trained rows keep their distances if it changes
     is_signed: ClassVar[bool] = True  # False: the table has K + 1 rows, one for both r and -r
     rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # what rows multiply or add to; empty: numbers
@@ -79,7 +79,7 @@ class DistanceEncoding(Encoding):
         limit, rows = self.max_distance, self.table["weight"]
         if not self.is_signed:
             rows = torch.cat([rows[:, 1:].flip(1), rows], 1)  # K ... 2 1 0 1 2 ... K
-        # The first row is for distances up to -K; `kept` is the slice that this call needs.
+        # The range: the first distance of each row after row 0; `kept`: the slice for this call.
         kept, runs = Runs.select(range(1 - limit, limit + 1), positions)
         rows = rows[:, kept]  # [G, R, ...]
         if not self.has_reset:
@@ -88,7 +88,7 @@ class DistanceEncoding(Encoding):
         return [*self.use(rows, runs), Reset(positions.is_first())]
 
     def use(self, rows: Tensor, runs: Runs | None) -> list[Term]:
-        """List the terms with rows, ``(G, R, D)`` or ``(G, R)``, and the distances of each row."""
+        """List the terms with rows, ``(G, R, D)`` or ``(G, R)``; no runs: one for each distance."""
         if not self.rows_of:
             return [NumbersByDistance(rows, runs, multiplies=self.multiplies)]
         return [RowsByDistance(rows, runs, of=x, multiplies=self.multiplies) for x in self.rows_of]

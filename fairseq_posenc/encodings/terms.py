@@ -1,6 +1,6 @@
 """Combines the terms of several encodings for a layer, which has at most one of each name.
 
-Rows by distance are multiplied by the vectors that their ``of`` names, or added to values. B batch,
+For what rows by distance are multiplied by, or added to, see :class:`RowsByDistance`. B batch,
 T queries, S keys, R rows, H heads, G tables (H, or 1 for all heads), C model size, D head size.
 """
 
@@ -133,7 +133,7 @@ class Terms(tuple[Term, ...]):
 
     @property
     def is_biased_dot_product(self) -> bool:
-        """Whether scores are dot products plus biases and decays, perhaps times a temperature."""
+        """Whether scores are dot products plus biases and a ``Decay``, perhaps times a factor."""
         others = self.has(RowsByDistance, CountedRows, ScoreCap, SinkScore)
         return not (others or self.multiplies)
 
@@ -152,7 +152,7 @@ class Terms(tuple[Term, ...]):
         tables: dict[tuple[int, int], Tensor] = {}  # a table that two terms hold is expanded once
         for term in self:
             if isinstance(term, ByDistance) and (runs := term.runs) is not None and select(term):
-                if runs.ids is None:
+                if term.ids is None:
                     key = id(term.table), id(runs)
                     tables[key] = tables[key] if key in tables else term.expand()
                     term = replace(term, table=tables[key], runs=None)

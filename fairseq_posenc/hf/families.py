@@ -99,7 +99,7 @@ class Family:
         projected = [projection(rows) for projection in projections]
         if len(projected) == 2:
             query, key = projected
-        # GPTBigCode alone has `multi_query`, one key for all heads; without it, it has this form.
+        # GPTBigCode alone has `multi_query`; if it is False, the projection has this form.
         elif "query_key_value" in self.projections or not getattr(attention, "multi_query", True):
             by_head = projected[0].unflatten(-1, (dims.num_heads, 3, -1))  # [R, H, q or k or v, D]
             query, key = by_head[:, :, 0].flatten(1), by_head[:, :, 1].flatten(1)
@@ -162,8 +162,8 @@ class Stack(NamedTuple):
     def attends_plainly(self) -> bool:
         """Whether the model's own attention has only rotated products and a causal mask.
 
-        The window in the configuration of a decoder alone does not count, because ``set_positions``
-        replaces it by that of the new positions; those that attentions have read from it remain.
+        Of a decoder alone, only windows that its attentions keep count: ``set_positions`` replaces
+        the one in the configuration, which they read when they were built, by that of the spec.
         """
         parts = self.attentions if self.is_decoder_alone else [self.config, *self.attentions]
         windows = [getattr(part, "sliding_window", None) for part in parts]
@@ -254,7 +254,7 @@ class Stack(NamedTuple):
     def find_cosine_width(self, attention: nn.Module) -> int:
         """Find the width of the cosines that an attention takes; 0 for none."""
         layer_type = getattr(attention, "layer_type", "")
-        for part in self.attentions:  # `attention` may have been added, without positions
+        for part in self.attentions:  # if set before; `attention` may be of a layer added since
             positions = getattr(part, POSITIONS, None)
             if positions is not None and getattr(part, "layer_type", "") == layer_type:
                 return int(positions.cosine_width)

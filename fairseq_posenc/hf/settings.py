@@ -34,7 +34,7 @@ class PositionSettings(NamedTuple):
     def check(self, config: PretrainedConfig) -> None:
         """Refuse values of other types, such as True for a number, and changed stock fields."""
         if not isinstance(self.stock_fields, dict | None):
-            raise UserError(f"config.json: {_FIELDS['stock_fields']} is no dictionary: restore it")
+            raise UserError(f"config.json: restore the dictionary {_FIELDS['stock_fields']}")
         for name, value in (self.stock_fields or {}).items():
             _refuse_change(name, vars(config).get(name), value)
         for name in ("spec", "decoder_spec", "directions"):
@@ -66,13 +66,13 @@ class PositionSettings(NamedTuple):
 
 
 def _refuse_change(name: str, now: Any, then: Any) -> None:
-    """Refuse a change, since the spec was set, of a stock field or its entry: it has no effect."""
+    """Refuse a stock field, or its entry, changed after the spec was set: without an effect."""
     if isinstance(now, dict) and isinstance(then, dict):
         for key, value in then.items():  # a later version of transformers may add keys
             _refuse_change(key, now.get(key), value)
         return
     has_fewer_layers = name in _LAYER_FIELDS and now and then and len(now) < len(then)
-    if now != then and not has_fewer_layers:  # after layers were removed, entries are of others
+    if now != then and not has_fewer_layers:  # shorter lists: layers were removed
         raise UserError(f"{name} was {then!r}: restore it; only set_positions changes positions")
 
 

@@ -70,7 +70,7 @@ def prepare_model(model: CheckedModel, task: Any, **stacks: Any) -> None:
         logger.info("%s position encoding: %s", name, stack.describe())
         checks.check_document_ends(stack.spec, task)
     if type(task) in _UNFIT_LOSSES and isinstance(model, FairseqEncoderDecoderModel):
-        raise UserError(f"a translation model (use fairseq-generate) does not fit: {FITTING_TASKS}")
+        raise UserError(f"use fairseq-generate for a translation model: {FITTING_TASKS}")
     if hasattr(task, "eval_lm_dataloader"):
         task.eval_lm_dataloader = partial(load_blocks, task)
     if hasattr(task, "build_criterion"):
@@ -121,7 +121,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
         for name in ("best", "num_runs"):  # attributes that an earlier run of a hydra sweep left
             vars(function).pop(name, None)
     started = os.environ.get("WORLD_SIZE", "1")
-    is_rank = "RANK" in os.environ and started.isdigit() and int(started) > 1  # of several
+    is_rank = "RANK" in os.environ and started.isdigit() and int(started) > 1  # one of several
     if is_rank and settings.distributed_training.distributed_world_size == 1:
         # Each would train alone, as rank 0, and write the same checkpoints.
         raise UserError(f"torchrun starts {started} ranks: give --distributed-world-size {started}")
@@ -141,7 +141,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     lock_save_dir(settings)
     # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
     # fairseq, which torch loads only if files may run code. So several ranks could not resume.
-    # Where these are converted options (`_find_settings`), fairseq-train reads the options instead.
+    # Settings that `_find_settings` converted from options are a copy: fairseq-train reads these.
     is_converted = all(isinstance(x, Namespace) for x in (settings.task, settings.criterion))
     settings.checkpoint.load_checkpoint_on_all_dp_ranks |= not is_converted
     save_dirs[model] = settings.checkpoint.save_dir  # for the line on a divergence
@@ -152,7 +152,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
 
 
 def lock_save_dir(settings: DictConfig) -> None:
-    """Lock a ``--save-dir`` until this process ends, in rank 0 for all ranks."""
+    """Lock a ``--save-dir``, if fairseq has made it, until this process ends; in rank 0 for all."""
     folder = Path(settings.checkpoint.save_dir).resolve()
     rank = settings.distributed_training.distributed_rank
     if rank != 0 or settings.checkpoint.no_save or folder in _held or not folder.is_dir():
@@ -214,9 +214,9 @@ def _prepare_resumption(model: Any, settings: DictConfig, is_converted: bool) ->
     resumed = check_resumption(path, settings, finetunes)  # what fairseq will load
     if finetunes:
         return
-    finished = ""  # else why nothing is left to train
+    finished = ""  # or the reason why nothing is left to train
     if resumed.loads_optimizer:
-        model.optimizer_source = path  # whose optimizer's state fits no tables of other sizes
+        model.optimizer_source = path  # loading weights then refuses tables of other sizes
         if 0 < wanted <= resumed.updates:  # fairseq would make another one
             finished = f"{path} has made {resumed.updates:,} updates; --max-update is {wanted:,}"
     if finished and is_elsewhere:

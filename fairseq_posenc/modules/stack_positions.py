@@ -52,7 +52,7 @@ class StackPositions(nn.Module):
         spec = parse(spec) if isinstance(spec, str) else spec
         dims = Dims(embed_dim, num_heads, max_positions, causal, pretrained_length, head_dim)
         self.spec, self.dims = spec, dims  # also in each state, for our layers to compare
-        limits = assembly.list_limits(spec, dims, spec.items)  # on the keys that a query may see
+        limits = assembly.list_limits(spec, dims, spec.items)  # of each encoding, on visible keys
         self.id_readers = assembly.find_id_readers(spec, dims)  # encodings that ids must fit
         # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = any(limit.window is not None for limit in limits)
@@ -132,7 +132,7 @@ class StackPositions(nn.Module):
         counts_places = self.has_window or (self.has_tables and positions.consecutive)
         may_read = not (torch.compiler.is_compiling() or reading_waits(positions.device))
         if positions.padding is None or not counts_places or not may_read:
-            return  # a graph cannot read values, and on a GPU each pass would wait once more
+            return  # a graph cannot read values, and each pass would wait for a GPU once more
         # Tokens after padding or at index 0, which may only be the first of a row or document.
         begins = F.pad(positions.real().long(), (1, 0)).diff(dim=1).eq(1)  # [B, S]
         if bool((begins & ~positions.is_first()).any()):
@@ -195,7 +195,7 @@ class StackLayer(AttentionCore, nn.Module):
             )
         input_checks.check_count("layer", layer, least=0)
         self.spec, self.dims = positions.spec, positions.dims
-        self.head_dim = self.dims.head_dim
+        self.head_dim = self.dims.head_dim  # for `AttentionCore`
         self.kind = self.spec.layer_kind(layer)  # an index in `shared`; equal layers share it
 
     def select_state(self, shared: object) -> Shared:

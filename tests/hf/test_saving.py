@@ -216,7 +216,7 @@ UNFIT: dict[str, tuple[Any, str]] = {  # a change of settings or weights, and wh
     "no length": ({ROOM: "64"}, "max_positions must be a whole number of at least 1, not '64'"),
     "rotations": ({"rope_parameters": {"rope_theta": 9}}, "rope_theta was 10000.0: restore"),
     "windows": ({"layer_types": ["sliding_attention"] * 4}, r"layer_types was \['full.*: restore"),
-    "a list": ({f"{SPEC}_replaced": [1]}, r"_replaced is no dictionary: restore"),
+    "a list": ({f"{SPEC}_replaced": [1]}, "restore the dictionary .*_replaced$"),
     "an unknown encoding": ({SPEC: "owl"}, "unknown position encoding 'owl'"),
     "an unknown model": ({TYPE: "lama"}, "config.json: transformers has no type 'lama'"),
     "a longer table": ({ROOM: 99}, "the weights have other shapes of .*table.weight"),
