@@ -11,7 +11,7 @@ from fairseq_posenc.workbench.loading.open_model import list_stacks
 
 TOLERANCE = 1e-5  # largest difference that rounding explains, as a share of the largest number
 _BOS, PADDING = Dictionary().bos(), Dictionary().pad()  # `<s>` and `<pad>`
-SPECIAL_SYMBOLS = Dictionary().nspecial  # number of symbols with which every dictionary begins
+FIRST_WORD = Dictionary().nspecial  # id of the first symbol after `<s>`, `<pad>` and the like
 
 
 def draw_batch(model: Any, side: str, lengths: list[int] | None = None) -> list[Tensor]:
@@ -25,7 +25,7 @@ def draw_batch(model: Any, side: str, lengths: list[int] | None = None) -> list[
     lengths = lengths or [min(512, stack.dims.max_positions) for stack in stacks]
     for stack, longest in zip(stacks, lengths):
         symbols = stack.embed_tokens.num_embeddings
-        tokens = torch.randint(SPECIAL_SYMBOLS, symbols, (3, longest), generator=generator)
+        tokens = torch.randint(FIRST_WORD, symbols, (3, longest), generator=generator)
         middle = longest // 2
         tokens[:, 0] = _BOS
         tokens[:, [middle, -1]] = stack.eos_idx  # the first row has two sentences

@@ -23,7 +23,7 @@ TOKEN_TYPES = "token_type_embeddings.weight"  # end of the name of a table that 
 # fairseq's names of activations -> names in transformers, where they differ.
 ACTIVATIONS = {
     "gelu_fast": "gelu_new",
-    "gelu_accurate": "gelu_new",
+    "gelu_accurate": "gelu_new",  # formerly gelu_fast; imports take the last name
     "relu_squared": "relu2",
     "swish": "silu",
 }
@@ -44,7 +44,7 @@ class StockFamily(NamedTuple):
     # name that fits is used, and parts of a part keep their names.
     parts: Mapping[str, str]
     config_fields: Mapping[str, str]  # option of fairseq -> field of config.json with its value
-    # Spec of the class's own positions; empty if fairseq computes others, as beside padding.
+    # Spec whose export keeps the class's own positions; if empty, exports always replace them.
     own_positions: str = ""
 
     def pair_weights(
@@ -180,7 +180,7 @@ def _define_translation(
             "layernorm_embedding": embedding_norm,
         },
         parts=parts,
-        config_fields={**options, **{name: name for name in same}},
+        config_fields={**options, **{option: option for option in same}},
         own_positions=own_positions,
     )
 
@@ -230,4 +230,4 @@ def refuse_unsupported_parts(trained: OpenModel, target: str) -> None:
         if stack.spec.rotates_source:
             parts.append("rope(cross_attention=true)")
         if parts:
-            raise UserError(f"{trained.path}: {target} has no model with {parts[0]}")
+            raise UserError(f"{trained.path}: {target} has no model with {' or '.join(parts)}")

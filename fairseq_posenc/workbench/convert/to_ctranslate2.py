@@ -167,7 +167,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
         spec.alibi = has_alibi  # as an argument, it would leave out the table filled below
     else:
         spec = transformer_spec.TransformerEncoderSpec(len(stack.layers), **style)
-    tokens = torch.full((1, _count_positions(stack)), comparison.SPECIAL_SYMBOLS)  # not padding
+    tokens = torch.full((1, _count_positions(stack)), comparison.FIRST_WORD)  # not padding
     # What a forward pass computes once for all layers with the same encodings, by their `kind`.
     states: tuple[Shared, ...] = stack.compute_states(tokens)
     for layer_spec, layer in zip(spec.layer, stack.layers):

@@ -62,7 +62,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
     _fold_token_types(source, stock)  # may untie the embeddings, so ties are listed after it
     options = {**_list_options(config, stock), **_list_ties(source, stock)}
     task: dict[str, Any] = {"_name": _TASKS.get(head, head), "data": str(path)}
-    if head == "masked_lm":  # with the option without which none trains with `documents`
+    if head == "masked_lm":  # without this option, `documents` cannot be trained
         task["include_target_tokens"] = "documents" in str(options["position_encoding"])
     if stock.family == "translation":  # without our field `langs`, fairseq infers them from data
         task["source_lang"], task["target_lang"] = getattr(config, "langs", None) or (None, None)

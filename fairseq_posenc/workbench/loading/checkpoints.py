@@ -28,7 +28,7 @@ def load_state(path: Path, option: str) -> State:
 
     Args:
         path: the checkpoint.
-        option: the option that named it, or ""; begins messages.
+        option: the option that named it, or ""; messages begin with it.
 
     Raises:
         UserError: the path is not a file, or not a whole checkpoint of fairseq.

@@ -145,9 +145,8 @@ def find_visible(weights: Tensor) -> Tensor:
     """
     total = weights.sum(1, keepdim=True)
     everything = torch.ones_like(total, dtype=torch.bool)
-    sees_later, sees_earlier = (
-        part.ne(0).flatten(1).any(1).view(-1, 1, 1, 1) for part in (total.triu(1), total.tril(-1))
-    )
+    sees_later = total.triu(1).any((1, 2, 3), keepdim=True)  # [L, 1, 1, 1]
+    sees_earlier = total.tril(-1).any((1, 2, 3), keepdim=True)
     return (everything.tril() | sees_later) & (everything.triu() | sees_earlier)
 
 

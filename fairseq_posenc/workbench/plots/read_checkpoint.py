@@ -96,13 +96,12 @@ def tokenize(
     else:
         labels = re.findall(r"\S+", text)
         ids = [dictionary.index(label) for label in labels]
-    unknown = dictionary.unk()
-    if all(token_id == unknown for token_id in ids):
+    if all(token_id == dictionary.unk() for token_id in ids):
         raise UserError(
             f"{option} {shortened(text)!r}: no token of it is in the dictionary of {folder}; a "
             f"text is split by {PIECES} or {ENCODER_JSON} there, and without them at white space"
         )
     return [
-        (token_id, f"{label} (unknown)" if token_id == unknown else label)
+        (token_id, f"{label} (unknown)" if token_id == dictionary.unk() else label)
         for token_id, label in zip(ids, labels)
     ]

@@ -49,13 +49,14 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
         inputs["decoder_input_ids"] = ids["decoder"]
     labels = {stack: _label(tokenizer, tokens[0].tolist()) for stack, tokens in ids.items()}
     # `own` keeps the positions, but in modules of ours, which `capture_attention` reads.
-    set_positions(model, "own", max(count_positions(model), *map(len, labels.values())))
+    longest = max(map(len, labels.values()))  # `read_limit` limits it only to a table's rows
+    set_positions(model, "own", max_positions=max(count_positions(model), longest))
     captured = capture_attention(model, inputs)
     if not has_two_stacks and captured[0].stack == "decoder":  # of a causal LM, its only stack
         labels = {"decoder": labels["encoder"]}
     specs: dict[str, str | None] = dict.fromkeys(labels, positions)  # the same for both stacks
-    sha256, family = _checksum_weights(folder), type(model).__name__
-    return TextAttention(folder, sha256, family, specs, labels, captured)
+    sha256 = _checksum_weights(folder)
+    return TextAttention(folder, sha256, type(model).__name__, specs, labels, captured)
 
 
 def _read_target(
@@ -78,7 +79,8 @@ def _read_target(
     if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id:  # the end is only predicted
         tokens.pop()
     refuse_long_text(str(folder), len(tokens), read_limit(model))
-    check_ids(folder, ids := torch.tensor([tokens]), model)
+    ids = torch.tensor([tokens])
+    check_ids(folder, ids, model)
     return ids
 
 

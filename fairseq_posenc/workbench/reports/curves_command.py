@@ -57,16 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the tables and pictures, print the tables."""
-    data = parse_named(args.logs, "NAME=LOG")
+    """Write the tables and pictures, and print the tables."""
+    logs = parse_named(args.logs, "NAME=LOG")
     by_model = {
         name: [_read_log(name, Path(path)) for path in split_paths(paths)]
-        for name, paths in data.items()
+        for name, paths in logs.items()
     }
     with lock_folder(args.out):
         tables = collect_figures(by_model)
         text = format_tables(tables)
-        Record("curves", tables, data, command=own_command()).write(args.out / "curves.json")
+        Record("curves", tables, logs, command=own_command()).write(args.out / "curves.json")
         print(text)
         drawn = _draw_pictures(by_model, args.out, *args.updates)
         text += "".join(f"\n![{title}]({file})\n" for file, title in drawn.items())
@@ -154,17 +154,17 @@ def _format_cell(row: Row, name: str, digits: int) -> str:
 def _draw_pictures(by_model: CurvesByModel, out: Path, first: float, last: float) -> dict[str, str]:
     """Draw validations and training losses between two updates; return the titles by file."""
     drawn = {}
-    for file, title, is_perplexity, list_points in (  # `list_points` gives updates and values
-        ("curves.png", "Validation perplexity", True, lambda curve: curve.points),
-        ("training.png", "Training loss in nats", False, loss_stages.smooth_losses),
+    geometric, arithmetic = intervals.interval_of_perplexity, intervals.interval
+    for file, title, list_points, mean, log in (  # `list_points` gives updates and values
+        ("curves.png", "Validation perplexity", lambda curve: curve.points, geometric, True),
+        ("training.png", "Training loss in nats", loss_stages.smooth_losses, arithmetic, False),
     ):
-        average = intervals.interval_of_perplexity if is_perplexity else intervals.interval
         lines = {}
         for name, curves in by_model.items():
             seeds = [[x for x in list_points(curve) if first <= x[0] <= last] for curve in curves]
-            lines[name] = intervals.average_lines(seeds, average)
+            lines[name] = intervals.average_lines(seeds, mean)
         (out / file).unlink(missing_ok=True)  # of an earlier call
-        if figure := pictures.draw_curves(lines, title, log=is_perplexity):
+        if figure := pictures.draw_curves(lines, title, log=log):
             pictures.save(figure, out / file)
             drawn[file] = title
     return drawn

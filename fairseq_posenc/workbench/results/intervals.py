@@ -4,7 +4,7 @@ The figure of a training run that diverged is NaN; the mean is then NaN too, wit
 
 All models with the same seed read the same text in the same order, so differences are taken within
 each seed (or each window of a test text), and a paired t-test over the seeds (or windows) decides
-whether they are significant. With fewer than :data:`LEAST_SEEDS`, there is no test.
+whether they are significant. With fewer than :data:`LEAST_SAMPLE`, there is no test.
 """
 
 import math
@@ -18,9 +18,9 @@ from scipy.special import stdtr, stdtrit
 from fairseq_posenc.workbench.results.markdown import format_number
 
 LEVEL = 0.95
-LEAST_SEEDS = 3  # fewest seeds for an interval: for two, the factor of Student's t is 12.7
+LEAST_SAMPLE = 3  # seeds or windows for an interval: for two, the factor of Student's t is 12.7
 _ROUNDING = 0.0003  # deviation of a difference of losses in nats, as logs round to 0.001 bits
-INTERVAL_NOTE = f"Student's t, {LEVEL:.0%}, over {LEAST_SEEDS} seeds or more"
+INTERVAL_NOTE = f"Student's t, {LEVEL:.0%}, over {LEAST_SAMPLE} seeds or more"
 Values = Mapping[int, float]  # perplexity by seed, or by the number of a window of the text
 Pair = tuple[str, str]  # names of the model with the better mean, and of the other
 
@@ -55,7 +55,7 @@ def interval(values: Iterable[float], least_deviation: float = 0.0) -> Interval:
     """Compute the mean of values and its interval, for a deviation of at least the given one."""
     sample = list(values)
     mean = statistics.fmean(sample)
-    if len(sample) < LEAST_SEEDS or not math.isfinite(mean):
+    if len(sample) < LEAST_SAMPLE or not math.isfinite(mean):
         return Interval(mean, -math.inf, math.inf)
     factor = float(stdtrit(len(sample) - 1, (1 + LEVEL) / 2))  # of Student's t distribution
     reach = factor * max(statistics.stdev(sample), least_deviation) / math.sqrt(len(sample))
@@ -93,7 +93,7 @@ def compare(first: Values, other: Values) -> PairedDifference:
     both = first.keys() & other.keys()
     changes = list(filter(math.isfinite, (math.log(first[x]) - math.log(other[x]) for x in both)))
     p_value = math.nan
-    if len(changes) >= LEAST_SEEDS:
+    if len(changes) >= LEAST_SAMPLE:
         deviation = max(statistics.stdev(changes), _ROUNDING)
         statistic = statistics.fmean(changes) * math.sqrt(len(changes)) / deviation
         p_value = 2 * float(stdtr(len(changes) - 1, -abs(statistic)))  # both tails
@@ -106,7 +106,7 @@ def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
     Holm's correction counts all pairs with enough seeds for a test.
     """
     differences = {(x, y): compare(samples[x], samples[y]) for x, y in combinations(samples, 2)}
-    tested = [pair for pair, difference in differences.items() if difference.seeds >= LEAST_SEEDS]
+    tested = [pair for pair, difference in differences.items() if difference.seeds >= LEAST_SAMPLE]
     largest = 0.0  # a corrected p-value is never below that of a smaller p-value
     for rank, pair in enumerate(sorted(tested, key=lambda pair: differences[pair].p_value)):
         largest = max(largest, min(1.0, (len(tested) - rank) * differences[pair].p_value))

@@ -108,7 +108,7 @@ def finite_number(text: str) -> float:
 
 
 def positive_numbers(text: str) -> tuple[float, ...]:
-    """Parse numbers above 0, separated by commas; drop those that occur again."""
+    """Parse numbers above 0, separated by commas; drop repeated ones."""
     numbers = tuple(dict.fromkeys(map(finite_number, text.split(","))))
     if min(numbers) <= 0:
         raise ArgumentTypeError(f"{text}: write numbers above 0, as in 0.001,0.003")
@@ -156,5 +156,5 @@ def split_paths(text: str) -> list[str]:
     first = next(filter(os.path.exists, reversed(heads)), heads[0])  # too long a name is no file
     others = split_paths(text[len(first) + 1 :]) if first != text else []
     if Path(first).resolve() in map(Path.resolve, map(Path, others)):
-        raise UserError(f"{first}: occurs twice; name the file of another seed")
+        raise UserError(f"{first}: occurs twice; name each path once")
     return [first, *others]

@@ -180,7 +180,7 @@ def test_folders_that_train_names_are_read_alone_and_among_seeds(tmp_path):
         logs = [str(write(tmp_path / name / f"seed{x}" / "train.log", 5, 4)) for x in (1, 2)]
         assert split_paths(",".join(logs)) == logs
         assert split_paths(logs[1]) == logs[1:]
-        with pytest.raises(UserError, match="occurs twice; name the file of another seed"):
+        with pytest.raises(UserError, match="occurs twice; name each path once"):
             split_paths(",".join([*logs, logs[0]]))
     assert len(split_paths(",".join(map("seed-{}.log".format, range(40))))) == 40  # a long text
     data = {"both": ",".join(logs), "one": logs[1]}  # of a name with a comma

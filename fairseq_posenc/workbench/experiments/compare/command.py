@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lrs", type=options.positive_numbers, default="0.003", help=text)
     jobs = "models to train at a time (default: one per GPU, or per core; with --on slurm no limit)"
     options.add_count(parser, "--jobs", jobs)
-    options.add_on(parser, "partition=gpu time=1:00:00")  # an example, for the help
+    options.add_on(parser, example="partition=gpu time=1:00:00")
     add("after_dashes", nargs="*", metavar="-- OPTION", help="for fairseq-train: -- --dropout 0.1")
 
 

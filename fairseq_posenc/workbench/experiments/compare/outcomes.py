@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import intervals
-from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, LEVEL, Interval, Pair
+from fairseq_posenc.workbench.results.intervals import LEAST_SAMPLE, LEVEL, Interval, Pair
 from fairseq_posenc.workbench.results.markdown import format_number
 
 
@@ -102,8 +102,8 @@ def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
             "model that only counts pieces. To continue the runs, give more --updates."
         )
         return [ranks, *sentences]
-    few = f"Too few seeds to judge differences: a test needs {LEAST_SEEDS}, as in --seeds 1,2,3."
-    is_tested = min(len(model.ends) for model in models) >= LEAST_SEEDS
+    few = f"Too few seeds to judge differences: a test needs {LEAST_SAMPLE}, as in --seeds 1,2,3."
+    is_tested = min(len(model.ends) for model in models) >= LEAST_SAMPLE
     sentences += _judge(compare_models(models)) if is_tested else [few]
     if falling := ", ".join(model.variant.name for model in models if model.still_falls):
         sentences += [f"Perplexity still falls ({falling}): more --updates may change the order."]

@@ -122,6 +122,7 @@ def build_record(
             "model": run.variant.name,
             "lr": run.lr,
             "seed": run.seed,
+            # `diverged_at` is the update at which the run diverged, or 0: it did not.
             "perplexity": None if end.diverged_at else end.perplexity,
             "tokens_per_second": end.curve.speed,
             "seconds": end.seconds,

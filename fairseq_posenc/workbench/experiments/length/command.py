@@ -17,7 +17,7 @@ from fairseq_posenc.hf.own_positions import read_positions, read_trained_length
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.experiments.length import hf_model, report, scoring
-from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
+from fairseq_posenc.workbench.results.intervals import LEAST_SAMPLE
 from fairseq_posenc.workbench.results.markdown import format_number
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running import devices, options
@@ -67,16 +67,15 @@ def run(args: argparse.Namespace) -> None:
         model = hf_model.load(named, dtype, args.lengths[-1])  # with positions for the longest
         tokenized.append(hf_model.tokenize_text(raw, named.path, model))
         del model  # frees the memory for the next one
-        total = len(tokenized[-1]) - 1  # without the beginning-of-text token
-        _check_length(total, args)
+        _check_length(len(tokenized[-1]) - 1, args)  # without the beginning-of-text token
         if not torch.equal(tokenized[-1][1:], tokenized[0][1:]):
             raise UserError(
                 f"{models[0].name} and {named.name} tokenize the text differently, so their "
                 "perplexities per token cannot be compared: score them one by one"
             )
     with lock_folder(args.out):
-        if args.windows and args.windows < LEAST_SEEDS:  # they are the sample
-            say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
+        if args.windows and args.windows < LEAST_SAMPLE:
+            say(f"intervals need at least {LEAST_SAMPLE} windows: differences may be chance")
         for named, text in zip(models, tokenized):
             model = hf_model.load(named, dtype, args.lengths[-1])
             facts = {
@@ -89,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
             scores = _score_model(named, model, text, args)
             rows += [{**facts, **report.score_figures(score)} for score in scores]
             del model  # frees the memory for the next one
-        record = report.build_record(rows, str(args.text), total)  # `total` holds for all models
+        record = report.build_record(rows, args.text, len(tokenized[0]) - 1)  # same for all models
         record.write(args.out / FIGURES)
         drawn = report.draw(record, args.out / PICTURE)
     print(report.format_results(record))
@@ -130,7 +129,7 @@ def _score_model(
                 )
             outcome = score.refusal or f"perplexity {format_number(score.perplexity, 2)}"
             say(f"{label}: {outcome} ({score.seconds:.0f} s)")
-            # The windows of a whole text are not a sample, nor are those read before a refusal.
+            # Perplexities by window; those of a whole text, or before a refusal, are no sample.
             sample = score.windows if args.windows and not score.refusal else []
             figures = {**score._asdict(), "windows": sample}
             write_result(path, request, figures)
@@ -139,7 +138,7 @@ def _score_model(
 
 
 def _check_length(tokens: int, args: argparse.Namespace) -> None:
-    """Refuse a text that is too short for the context lengths, or for the number of windows."""
+    """Refuse a text too short for the context lengths or windows, and too long a stride."""
     shortest, longest = args.lengths[0], args.lengths[-1]  # they are sorted
     if longest > tokens:
         raise UserError(f"--lengths {longest}: {args.text} has only {tokens:,} tokens")

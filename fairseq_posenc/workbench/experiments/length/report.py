@@ -21,10 +21,10 @@ def score_figures(score: Score) -> Row:
     return {**figures, **{f"window_{number}": value for number, value in windows}}
 
 
-def build_record(rows: Sequence[Row], text: str, tokens: int) -> Record:
+def build_record(rows: Sequence[Row], text: Path, tokens: int) -> Record:
     """Build the record; a row has facts about a model, and the figures of a score."""
     versions = {"fairseq_posenc": __version__, "torch": str(torch.__version__)}
-    data = {"text": text, "tokens": tokens, **versions}
+    data = {"text": str(text), "tokens": tokens, **versions}
     return Record("lm-length", {"perplexity": rows}, data, command=own_command())
 
 
@@ -73,7 +73,7 @@ def _compare_with_first(groups: Mapping[str, Sequence[Row]]) -> list[str]:
 
 def _format_cell(row: Row) -> str:
     if windows := _read_windows(row):
-        return intervals.interval_of_perplexity(windows.values()).show(2)  # of the mean loss
+        return intervals.interval_of_perplexity(windows.values()).show(2)  # of their mean loss
     return format_number(row["perplexity"], 2)
 
 

@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_seeds(parser, computed="the paper's; one with --protocol m4m")
     options.add_out(parser, computed="glue-MODEL-PROTOCOL")
     options.add_count(parser, "--jobs", "runs at a time (default: one per GPU)")
-    options.add_on(parser, "partition=gpu gpus=1 time=2:00:00")
+    options.add_on(parser, example="partition=gpu gpus=1 time=2:00:00")
     add("--dry-run", action="store_true", help="print the commands and stop")
-    add_set(parser, "model.dropout=0.2")
+    add_set(parser, example="model.dropout=0.2")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -120,7 +120,7 @@ def _summarize_seeds(results: Sequence[GlueResult], metric: str, best: GlueResul
 
 
 def format_report(record: Record) -> str:
-    """Format a record with the tables ``tasks`` and ``runs`` (:func:`build_record`)."""
+    """Format a record of :func:`build_record`; its ``data`` are the facts about the model."""
     data, tasks = record.data, record.figures["tasks"]
     figures = select_figures(record)  # by column of the first table, with the average
     parts = [

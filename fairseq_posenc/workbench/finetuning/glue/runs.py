@@ -92,7 +92,7 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
                 learning_rate=rate,
                 seed=seed,
                 metric=metric,
-                max_update=cfg.optimization.max_update,
+                max_update=cfg.optimization.max_update,  # computed from `examples` if not set
                 config=str(path.resolve()),  # text, because `claim` writes the fields as JSON
                 settings={},  # set below, as they name the folder of this run
             )
@@ -101,8 +101,8 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
                 "task.data": data.path,
                 "task.max_positions": pretrained.max_positions,
                 "optimization.lr": [rate],
-                "optimization.max_update": cfg.optimization.max_update,
-                "lr_scheduler.warmup_updates": cfg.lr_scheduler.warmup_updates,
+                "optimization.max_update": cfg.optimization.max_update,  # see above
+                "lr_scheduler.warmup_updates": cfg.lr_scheduler.warmup_updates,  # likewise
                 "checkpoint.save_dir": run.folder(request.out),
             }
             settings = recipes.build_settings(pretrained, values, request.overrides)
@@ -114,11 +114,11 @@ def claim(run: GlueRun, out: Path) -> None:
     """Record a run's fields in its folder; empty a folder whose run saved no checkpoint.
 
     Raises:
-        UserError: the folder has a run with other fields, or files of anyone else, or is in use.
+        UserError: the folder has a run with other fields or somebody else's files, or is in use.
     """
     folder = run.folder(out)
     with folders.lock_folder(folder):
-        was_claimed = (folder / folders.REQUEST).exists()  # else it may hold anyone's files
+        was_claimed = (folder / folders.REQUEST).exists()  # else its files may be somebody else's
         if was_claimed and newest_checkpoint(folder) is None and not (folder / RESULT).exists():
             folders.empty(folder)  # all but its lock, so that `claim` records other fields
         folders.claim(folder, run._asdict())

@@ -58,7 +58,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
     options.add_data(parser, "folder made by fairseq-posenc preprocess squad", required=True)
     options.add_out(parser)
-    recipes.add_set(parser, "optimization.lr=[2e-5]")
+    recipes.add_set(parser, example="optimization.lr=[2e-5]")
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
