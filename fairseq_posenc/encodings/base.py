@@ -24,7 +24,7 @@ from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import Decay, ScaleFactor, States, Term
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.mask import Mask
+from fairseq_posenc.mask import NO_MASK, Mask
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.precision import at_least_fp32, sum_exactly
 
@@ -201,7 +201,7 @@ class Encoding(nn.Module):
 
     def mask(self, positions: Positions) -> Mask:
         """Limit the keys that a query may see; by default there is no limit."""
-        return Mask()
+        return NO_MASK
 
 
 ENCODINGS: dict[str, type[Encoding]] = {}  # name -> class; filled when their modules are imported

@@ -279,59 +279,59 @@ _ROBERTA = replace(_BERT, first_row=AFTER_PADDING)
 _BART = Family(stacks=("encoder", "decoder"), table="embed_positions")
 
 # Values of `model_type` in configurations, of models that are built alike.
-_TYPES: dict[Family, str] = {
-    _ROTARY: """
+_TYPES: dict[str, Family] = {
+    """
         apertus apertus1p5_text arcee aria_text bitnet cwm dots1 eurobert flex_olmo gemma gemma2
         gemma3_text gemma4_text granite granitemoe granitemoeshared hunyuan_v1_dense hunyuan_v1_moe
         hy_v3 hyperclovax jais2 lfm2 llama ministral mistral mixtral olmo olmo2 olmo3 olmo_hybrid
         olmoe phimoe qwen2 qwen2_moe qwen3 qwen3_moe seed_oss starcoder2 vaultgemma
-    """,
-    _PARTIAL: "glm4_moe laguna mellum minimax_m2 phi qwen3_next solar_open",
+    """: _ROTARY,
+    "glm4_moe laguna mellum minimax_m2 phi qwen3_next solar_open": _PARTIAL,
     # Their stock files join queries, keys and values, and so have no name of a query projection.
-    replace(_ROTARY, guarded="o_proj"): "gte jina_embeddings_v3 molmo2_text nomic_bert",
-    _BERT: "bert bert-generation electra ernie",
-    _ROBERTA: "camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl",
-    replace(
+    "gte jina_embeddings_v3 molmo2_text nomic_bert": replace(_ROTARY, guarded="o_proj"),
+    "bert bert-generation electra ernie": _BERT,
+    "camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl": _ROBERTA,
+    "distilbert": replace(
         _BERT, layers="transformer.layer", attention="attention", projections=("q_lin", "k_lin")
-    ): "distilbert",
-    _BART: "blenderbot",
-    replace(_BART, first_row=2): "bart mbart plbart",  # two rows are unused
-    replace(_BART, scale="embed_scale", sinusoids="half"): "marian pegasus",
-    replace(_BART, sinusoids="fairseq"): "m2m_100",  # its code takes no ids, and counts by itself
-    replace(_BART, stacks=("decoder",)): "whisper",  # its encoder reads audio, not tokens
-    Family(stacks=("decoder",), table="embed_positions", first_row=2): "opt",
-    Family(table="embed_positions", first_row=2): "biogpt",
-    Family(layers="h", attention="attn", table="wpe", projections=("c_attn",)): "gpt2 gpt_bigcode",
-    Family(
+    ),
+    "blenderbot": _BART,
+    "bart mbart plbart": replace(_BART, first_row=2),  # two rows are unused
+    "marian pegasus": replace(_BART, scale="embed_scale", sinusoids="half"),
+    "m2m_100": replace(_BART, sinusoids="fairseq"),  # its code takes no ids, and counts by itself
+    "whisper": replace(_BART, stacks=("decoder",)),  # its encoder reads audio, not tokens
+    "opt": Family(stacks=("decoder",), table="embed_positions", first_row=2),
+    "biogpt": Family(table="embed_positions", first_row=2),
+    "gpt2 gpt_bigcode": Family(layers="h", attention="attn", table="wpe", projections=("c_attn",)),
+    "mt5 t5": Family(
         stacks=("encoder", "decoder"),
         layers="block",
         attention="layer.0.SelfAttention",
         bias="relative_attention_bias",
         projections=("q", "k"),
-    ): "mt5 t5",
-    replace(_ROTARY, cosines="doubled_pairs"): "ernie4_5 ernie4_5_moe helium",
-    replace(_PARTIAL, cosines="doubled_pairs"): "glm glm4",
-    replace(_ROTARY, cosines="pairs"): "cohere",
-    replace(_ROTARY, cosines="pairs", rotation_flag="sliding_window"): "cohere2",
-    replace(_PARTIAL, cosines="pairs", sections=(8, 12, 12)): "glm4v_text glm_ocr_text",
-    replace(_ROTARY, cosines="half", sinks="sinks"): "gpt_oss",
-    replace(_ROTARY, sinks="sinks"): "granite_swa granitemoe_swa",
-    replace(_ROTARY, rotation_flag="is_local_attention"): "afmoe",
-    replace(_ROTARY, rotation_flag="is_sliding"): "exaone4 exaone_moe kolibri1",
-    replace(_ROTARY, rotary="pos_emb"): "lfm2_moe",
-    replace(_ROTARY, temperature="llama_4_scaling_beta"): "ministral3",
-    replace(_ROTARY, attention="attn", projections=("Wqkv",)): "modernbert",
-    replace(_ROTARY, attention="attn"): "modernbert-decoder",
-    replace(_PARTIAL, projections=("query_key_value",)): "persimmon",
-    replace(_PARTIAL, attention="attention", projections=("query_key_value",)): "gpt_neox",
-    replace(_PARTIAL, projections=("qkv_proj",)): "phi3",
-    replace(_PARTIAL, sections=(8, 12, 12)): "glm4v_moe_text glm_image_text",
-    replace(_ROTARY, sections=(16, 24, 24)): "qwen2_vl_text qwen2_5_vl_text",
-    _QWEN3_VL: "cosmos3_edge_text qwen3_vl_text qwen3_vl_moe_text",
-    replace(_PARTIAL, sections=(11, 11, 10), pairs="interleaved"): "qwen3_5_text qwen3_5_moe_text",
-    replace(_ROTARY, rotation_flag="use_rope"): "smollm3",
+    ),
+    "ernie4_5 ernie4_5_moe helium": replace(_ROTARY, cosines="doubled_pairs"),
+    "glm glm4": replace(_PARTIAL, cosines="doubled_pairs"),
+    "cohere": replace(_ROTARY, cosines="pairs"),
+    "cohere2": replace(_ROTARY, cosines="pairs", rotation_flag="sliding_window"),
+    "glm4v_text glm_ocr_text": replace(_PARTIAL, cosines="pairs", sections=(8, 12, 12)),
+    "gpt_oss": replace(_ROTARY, cosines="half", sinks="sinks"),
+    "granite_swa granitemoe_swa": replace(_ROTARY, sinks="sinks"),
+    "afmoe": replace(_ROTARY, rotation_flag="is_local_attention"),
+    "exaone4 exaone_moe kolibri1": replace(_ROTARY, rotation_flag="is_sliding"),
+    "lfm2_moe": replace(_ROTARY, rotary="pos_emb"),
+    "ministral3": replace(_ROTARY, temperature="llama_4_scaling_beta"),
+    "modernbert": replace(_ROTARY, attention="attn", projections=("Wqkv",)),
+    "modernbert-decoder": replace(_ROTARY, attention="attn"),
+    "persimmon": replace(_PARTIAL, projections=("query_key_value",)),
+    "gpt_neox": replace(_PARTIAL, attention="attention", projections=("query_key_value",)),
+    "phi3": replace(_PARTIAL, projections=("qkv_proj",)),
+    "glm4v_moe_text glm_image_text": replace(_PARTIAL, sections=(8, 12, 12)),
+    "qwen2_vl_text qwen2_5_vl_text": replace(_ROTARY, sections=(16, 24, 24)),
+    "cosmos3_edge_text qwen3_vl_text qwen3_vl_moe_text": _QWEN3_VL,
+    "qwen3_5_text qwen3_5_moe_text": replace(_PARTIAL, sections=(11, 11, 10), pairs="interleaved"),
+    "smollm3": replace(_ROTARY, rotation_flag="use_rope"),
 }
-FAMILIES = {name: family for family, names in _TYPES.items() for name in names.split()}
+FAMILIES = {name: family for names, family in _TYPES.items() for name in names.split()}
 
 
 def find_family(config_class: type) -> Family | None:

@@ -187,7 +187,7 @@ class StackArguments:
     def read_positions(
         self, encodings: SharedEncodings, boundary_id: int | None
     ) -> tuple[Positions, Tensor | None]:
-        """Number all tokens by what the caller says of them, if encodings are not only rotations.
+        """Number all tokens by what the caller says of them; not called for rotations alone.
 
         Args:
             encodings: those that layers share, which may count in sentences or documents.

@@ -34,7 +34,7 @@ from fairseq_posenc.transformer.options import StackSettings, read_weight_settin
 class InputPositions(nn.Module):
     """Adds the input encoding's vectors to the token embeddings: fairseq's ``embed_positions``."""
 
-    like: Tensor
+    dtype_marker: Tensor
 
     def __init__(self, encodings: Encodings) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class InputPositions(nn.Module):
         # fairseq reads this length of a table; without one it is 1e5, as for fairseq's sinusoids.
         self.max_positions: int = getattr(encoding, "max_positions", int(1e5))
         # Vectors are computed in float32, and converted to the dtype of this buffer, the model's.
-        self.register_buffer("like", torch.zeros(()), persistent=False)
+        self.register_buffer("dtype_marker", torch.zeros(()), persistent=False)
 
     def forward(self, tokens: Tensor, incremental_state: dict[str, Any] | None = None) -> Tensor:
         """Compute vectors ``(B or 1, T, C)``; when decoding, only that of the last token.
@@ -54,7 +54,7 @@ class InputPositions(nn.Module):
             raise UserError("embed_positions was called outside its stack: call the stack itself")
         vectors = self.encodings.as_list()[0].embed(states[0].positions)  # equal in all states
         assert vectors is not None, "an input encoding adds vectors"
-        return vectors.type_as(self.like)
+        return vectors.type_as(self.dtype_marker)
 
 
 class _PositionalStack(nn.Module):
