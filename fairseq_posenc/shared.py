@@ -91,7 +91,7 @@ def compute_shared(encodings: SharedEncodings, positions: Positions) -> tuple[Sh
     """
     positions = encodings.number(positions)  # restarts them in documents, draws random ones
     named = encodings.as_dict()
-    terms = {name: x.all_terms(positions) for name, x in named.items()}
+    terms = {name: x.all_terms(positions) for name, x in named.items()}  # with scale factors
     rotations = {name: x.rotation(positions.query_ids) for name, x in named.items()}
     masks = {name: x.mask(positions) for name, x in named.items()}
     states = []

@@ -47,7 +47,7 @@ class Window(Encoding):
     def mask(self, positions: Positions) -> Mask:
         """Limit the distance of keys. Padding is never one of the first keys."""
         if self.prefill and positions.tgt_len == 1 and positions.src_len > 1:
-            return NO_MASK  # no limit: a generated token
+            return NO_MASK  # for a generated token
         limits = Mask(window=self.size, prefill=self.prefill)  # `prefill`: caches keep all keys
         if self.first is None:
             return limits

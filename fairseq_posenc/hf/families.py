@@ -278,7 +278,7 @@ _BERT = Family(
 _ROBERTA = replace(_BERT, first_row=AFTER_PADDING)
 _BART = Family(stacks=("encoder", "decoder"), table="embed_positions")
 
-# Values of `model_type` in configurations, of models that are built alike.
+# Values of `model_type` in configurations -> the family of these models, which are built alike.
 _TYPES: dict[str, Family] = {
     """
         apertus apertus1p5_text arcee aria_text bitnet cwm dots1 eurobert flex_olmo gemma gemma2
