@@ -49,9 +49,9 @@ def find_full_disk(error: BaseException) -> int:
 
 
 def describe_mistake(error: BaseException) -> str | None:
-    """Describe a user's mistake or a machine's limit; None for any other error.
+    """Describe a user's mistake or a machine's limit in a line; None for any other error.
 
-    It is one line, except for those of a rank and of a failed run (``RunError``, a ``UserError``).
+    Only messages of a rank and of a failed run (``RunError``, a ``UserError``) may have more lines.
     """
     if isinstance(error, UserError):
         return str(error)

@@ -36,7 +36,7 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
     Raises:
         UserError: the spec cannot be read, or the model's positions lack an option.
     """
-    layers = split_spec(spec)
+    layers = split_spec(spec)  # `2*own` is two of them
     count = max(num_layers, len(layers))  # callers refuse a spec of more layers (`check_length`)
     # Encodings of the whole stack are in each layer; `parse` takes equal ones as one. A layer
     # without positions has the item `none`, which is left out beside others.

@@ -66,8 +66,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = NO_MASK) -> Tensor:
     """Compute the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64.
 
-    The mask hides no score here. Temperatures read from it how many keys are visible, and positions
-    that are counted from scores (CoPE) which ones; it also has the cache of the forward pass.
+    The mask hides no score here. Temperatures read from it how many keys are visible, and CoPE,
+    which counts positions from the content, which ones; it also has the forward pass's cache.
     """
     assert terms.rows("layer") is None, "a layer projects them first"
     sizes = query.size(2), key.size(2)
@@ -78,7 +78,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = NO_MASK) -> Te
         count, gain = None, terms.gain
         if (counted := terms.find(CountedRows)) is not None:
             table, hidden = at_least_fp32(counted.rows), mask.forbidden(*sizes, query.device)
-            count = partial(equation.score_counted, query, table, hidden=hidden)  # takes q.k
+            count = partial(equation.score_counted, query, table, hidden=hidden)  # of the content
         temperature = call.temperature()
         return equation.score(
             content,

@@ -162,8 +162,8 @@ class Stack(NamedTuple):
     def attends_plainly(self) -> bool:
         """Whether the model's own attention has only rotated products and a causal mask.
 
-        Of a decoder alone, only windows that its attentions keep count: ``set_positions`` replaces
-        the one in the configuration, which they read when they were built, by that of the spec.
+        Of a decoder alone, only its attentions' windows matter, which they read when they were
+        built: ``set_positions`` replaces the one in the configuration by that of the spec.
         """
         parts = self.attentions if self.is_decoder_alone else [self.config, *self.attentions]
         windows = [getattr(part, "sliding_window", None) for part in parts]

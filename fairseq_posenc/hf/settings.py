@@ -66,7 +66,7 @@ class PositionSettings(NamedTuple):
 
 
 def _refuse_change(name: str, now: Any, then: Any) -> None:
-    """Refuse a stock field, or its entry, changed after the spec was set: without an effect."""
+    """Refuse a stock field or entry that was changed, to no effect, after the spec was set."""
     if isinstance(now, dict) and isinstance(then, dict):
         for key, value in then.items():  # a later version of transformers may add keys
             _refuse_change(key, now.get(key), value)

@@ -141,7 +141,7 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
     lock_save_dir(settings)
     # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
     # fairseq, which torch loads only if files may run code. So several ranks could not resume.
-    # Settings that `_find_settings` converted from options are a copy: fairseq-train reads these.
+    # Settings that `_find_settings` converted are a copy: fairseq-train reads the options.
     is_converted = all(isinstance(x, Namespace) for x in (settings.task, settings.criterion))
     settings.checkpoint.load_checkpoint_on_all_dp_ranks |= not is_converted
     save_dirs[model] = settings.checkpoint.save_dir  # for the line on a divergence

@@ -167,7 +167,7 @@ class AttentionCore:
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project tokens to queries, keys and values, each ``(B, H, T, D)``.
 
-        Keys and values may have fewer heads, each for a group of the queries' heads.
+        Keys and values may have fewer heads, each for a group of query heads.
         """
         query = self.split_heads(self.q_proj(x))
         key = self.split_heads(self.k_proj(x))
