@@ -203,8 +203,8 @@ class StackArguments:
         """
         if getattr(self.cache, "is_compileable", False):  # transformers' static caches
             raise UserError(
-                f"{type(self.cache).__name__} has a fixed size, which works only with encodings "
-                "that are rotations: leave out cache_implementation"
+                f"{type(self.cache).__name__} has a fixed size, which works only with untrained "
+                "rotations alone that the model's own code applies: leave out cache_implementation"
             )
         past, mask = self.past, self._read_mask()
         if boundary_id is not None and (self.inputs.dim() == 3 or past):
