@@ -247,7 +247,7 @@ class Mask(NamedTuple):
                 last ones in ``first_keys`` and ``segments``.
         """
         if self.prefill:  # the next tokens are generated, and have no window
-            return Mask(segments=self.segments, longest_segment=self.longest_segment).needed_keys()
+            return Mask(longest_segment=self.longest_segment).needed_keys()
         sizes = [size for size in (self.window, self.longest_segment) if size is not None]
         # Less a query's own key, which is new; but at least 1, so that no cache is without keys.
         last = max(min(sizes) - 1, 1) if sizes else None

@@ -42,7 +42,7 @@ class DistanceEncoding(Encoding):
         table.weight ``(G, 2K + 1, D)`` or ``(G, 2K + 1)``; table.reset ``(G, 2, D)`` or ``(G, 2)``.
     """
 
-    acts_on = "scores"  # in specs; also the rows that are added to values
+    acts_on = "scores"  # their place in a spec; that of rows for values as well
     length_options = ("max_distance",)  # trained rows keep their distances if it changes
     is_signed: ClassVar[bool] = True  # False: the table has K + 1 rows, one for both r and -r
     rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # what rows multiply or add to; empty: numbers

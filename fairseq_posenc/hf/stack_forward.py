@@ -183,7 +183,7 @@ class HFStackPositions(StackPositions):
         stack = Stack(self.family, module)
         arguments = StackArguments(named, self, stack)
         self._check_attention(stack, arguments)
-        # Not in steps of decoding. A static cache's number is not read: this may wait for a GPU.
+        # Not in steps of decoding; in those with a static cache too, whose number may be on a GPU.
         if isinstance(arguments.past, Tensor) or not arguments.past:
             _refuse_replaced_layers(stack)
         # FlashAttention keeps packed texts apart by ids; other layers of a hybrid do not read them.

@@ -75,7 +75,7 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
     def __init__(self, cfg: Any, index: int = 0) -> None:
         super().__init__(cfg, index)
         # The fast path of fairseq 0.12.2 skips self_attn in evaluation, and positions with it. Its
-        # copies of the attention's parameters are never trained, which DDP refuses.
+        # copies of the layer's parameters are never trained, which DDP refuses.
         self.can_use_fastpath = False
         for name in COPIES:  # names of these, such as in_proj_weight
             self._parameters.pop(name, None)

@@ -1,8 +1,8 @@
 """Attention as one differentiable step: starts the kernels of both passes.
 
-The forward pass is a single launch. In the backward pass, ``backward_kernel`` computes the scores
-again and stores the gradients of their parts in *tiles* (:class:`Tiles`), pair by pair. Products of
-tiles then give the gradients of queries, keys and tables: three launches for each slab.
+The forward pass is a single launch. In the backward pass, ``backward_kernel`` gives the gradients
+of keys and values, and stores those of the parts of scores in *tiles* (:class:`Tiles`). Products of
+tiles give those of queries and the key table's term (``tokens_kernel``), and of trained tables.
 
 Slabs bound the memory of the tiles. A slab has a number of sequences (each a head of a sentence),
 as many as have tiles of at most ``MAX_BYTES``, and at least one.

@@ -146,7 +146,7 @@ def tokens_kernel(problem, opt, slab, content, queries, keys):
 def add_to_table(problem, opt, slab, side, copies, program):
     """Add to N rows of one copy of a table's gradient, for one head.
 
-    Copy c is the sum of the sentences c, c + copies, ...; ``program`` counts by copy, head and row.
+    Copy c sums each ``copies``-th sentence of the slab; ``program`` counts by copy, head and row.
     """
     last = side.table.last
     group, step = split_program(program, last + 1, opt.N)
