@@ -282,12 +282,14 @@ class HFStackPositions(StackPositions):
         return {kind: rotations[kind].cosines(form, dtype) for kind in self.rotated_kinds}
 
 
-def _list_changes(stack: Stack, arguments: StackArguments, keeps_ids: bool) -> dict[str, Any]:
+def _list_changes(stack: Stack, given: StackArguments, keeps_ids: bool) -> dict[str, Tensor | None]:
     """List the arguments that the stock ``forward`` gets with other values than the caller's."""
-    named, inputs = arguments.named, arguments.inputs
+    named, inputs = given.named, given.inputs
     # With the caller's value, Gemma 4's last layers would get fewer tokens than positions.
-    changes: dict[str, Any] = {"logits_to_keep": None} if "logits_to_keep" in named else {}
-    if arguments.ids is not None and not (keeps_ids and arguments.may_be_packed()):
+    changes: dict[str, Tensor | None] = {}
+    if "logits_to_keep" in named:
+        changes["logits_to_keep"] = None
+    if given.ids is not None and not (keeps_ids and given.may_be_packed()):
         changes["position_ids"] = None  # else masks of transformers begin a document at each gap
     has_types = hasattr(getattr(stack.module, "embeddings", None), "token_type_ids")
     if has_types and named.get("token_type_ids") is None:

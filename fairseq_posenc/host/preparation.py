@@ -103,7 +103,7 @@ def build_criterion(task: Any, cfg: Any, *args: Any, **named: Any) -> Any:
 
 
 def _find_settings(*sections: Any) -> Any:
-    """Find the configuration of fairseq that has one of these sections; None if there is none."""
+    """Find the configuration of fairseq that has one of these sections, or return None."""
     # omegaconf 2.0 has no public root. A section without a dataclass is a namespace of all options.
     roots: list[Any] = [x._get_root() for x in sections if isinstance(x, DictConfig)]
     options = (x for x in sections if isinstance(x, Namespace) and hasattr(x, "save_dir"))

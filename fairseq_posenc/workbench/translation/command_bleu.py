@@ -58,7 +58,7 @@ class TranslationPlan(NamedTuple):
             "version": __version__,
         }
         path = out / checkpoint.system / f"{checkpoint.number}.txt"  # for users; we read the .json
-        result = read_result(path.with_suffix(".json"), request)  # None if there is none yet
+        result = read_result(path.with_suffix(".json"), request)  # None if it is not finished
         if result is None:
             say(f"{checkpoint.label}: {len(self.sentences):,} sentences")
             model = translator.Translator.load(checkpoint.path, opened.data, self.dtype)

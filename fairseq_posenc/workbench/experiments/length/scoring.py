@@ -65,7 +65,7 @@ def batch_windows(windows: Iterable[TextWindow], max_tokens: int) -> Iterator[li
 
 
 class Score(NamedTuple):
-    """The loss of a model on a text, or the reason why there is none."""
+    """The loss of a model on a text, or the reason why it has no figure."""
 
     length: int  # context length: maximum tokens in a window
     stride: int  # tokens of a window that are predicted

@@ -101,8 +101,8 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
                 "task.data": data.path,
                 "task.max_positions": pretrained.max_positions,
                 "optimization.lr": [rate],
-                "optimization.max_update": cfg.optimization.max_update,  # see above
-                "lr_scheduler.warmup_updates": cfg.lr_scheduler.warmup_updates,  # likewise
+                "optimization.max_update": cfg.optimization.max_update,
+                "lr_scheduler.warmup_updates": cfg.lr_scheduler.warmup_updates,  # computed as above
                 "checkpoint.save_dir": run.folder(request.out),
             }
             settings = recipes.build_settings(pretrained, values, request.overrides)
