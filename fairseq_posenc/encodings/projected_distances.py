@@ -13,12 +13,18 @@ from torch.nn import functional as F
 
 from fairseq_posenc.encodings.absolute import Sinusoidal
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.relative_positions import DistanceEncoding, make_projections
+from fairseq_posenc.encodings.relative_positions import DistanceEncoding
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.t5 import Buckets, find_starts
 from fairseq_posenc.encodings.term import NumbersByDistance, RowsByDistance, Term
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
+
+
+def make_projections(dims: Dims, tied: bool) -> tuple[nn.Parameter, nn.Parameter]:
+    """Create two empty projections ``(D, D)``; if ``tied``, one parameter twice."""
+    projection = nn.Parameter(torch.empty(dims.head_dim, dims.head_dim))
+    return projection, projection if tied else nn.Parameter(torch.empty_like(projection))
 
 
 @register("deberta")
@@ -46,8 +52,7 @@ class Deberta(DistanceEncoding):
         self, dims: Dims, *, scale_factor: float = 3.0, tie_projections: bool = False, **others: Any
     ) -> None:
         super().__init__(dims, scale_factor=scale_factor, **others)  # options of `DistanceEncoding`
-        projections = make_projections(dims.head_dim, tied=tie_projections)
-        self.query_projection, self.key_projection = projections
+        self.query_projection, self.key_projection = make_projections(dims, tie_projections)
 
     def use(self, rows: Tensor, runs: Runs | None) -> list[Term]:
         """Project the rows that ``terms`` selected, ``(G, R, D)``, for queries and for keys."""

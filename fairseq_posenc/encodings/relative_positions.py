@@ -107,12 +107,6 @@ class DistanceEncoding(Encoding):
         return weight[:, rows.clamp(0, weight.size(1) - 1)]  # [G, 2K+1 or K+1, ...]
 
 
-def make_projections(width: int, tied: bool) -> tuple[nn.Parameter, nn.Parameter]:
-    """Create two empty projections ``(width, width)``; if ``tied``, one parameter twice."""
-    projection = nn.Parameter(torch.empty(width, width))
-    return projection, projection if tied else nn.Parameter(torch.empty(width, width))
-
-
 @register("shaw")
 class Shaw(DistanceEncoding):
     """The dot product of the query with a trained vector for the signed distance is added.
