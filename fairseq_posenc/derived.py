@@ -1,11 +1,13 @@
-"""Derives classes at run time, for objects whose behaviour changes in place.
+"""Changes the behaviour of objects in place: by derived classes, or by attributes for a while.
 
-The class of such an object is derived from its stock class and from all of its mixins, which come
-first. One mixin may change ``forward``, by a method ``run_forward(forward, args, named)``, which
-gets the stock function, to call with the object first. A hook does not suffice: it runs if a module
-is called, not if only its ``forward`` is, which may be a compiled method.
+The class of an object that changes for good is derived from its stock class and from all of its
+mixins, which come first. One mixin may change ``forward``, by a method ``run_forward(forward, args,
+named)``, which gets the stock function, to call with the object first. A hook does not suffice: it
+runs if a module is called, not if only its ``forward`` is, which may be a compiled method.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
 from typing import Any, ClassVar
 
@@ -63,6 +65,19 @@ def refuse_replaced_forward(part: nn.Module) -> None:
             f"the forward of this model's {type(part).__name__} was replaced, for example by a "
             "compiled one: set positions first"
         )
+
+
+@contextmanager
+def with_attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set attributes of objects, as ``(object, name, value)``, while the block runs."""
+    with ExitStack() as restoring:
+        for owner, name, value in changes:
+            if name in vars(owner):  # an attribute of its own: put it back
+                restoring.callback(setattr, owner, name, vars(owner)[name])
+            else:  # the attribute is its class's, or new
+                restoring.callback(delattr, owner, name)
+            setattr(owner, name, value)
+        yield
 
 
 def _make_empty(stock: Any, mixins: tuple[type[Derived], ...]) -> Any:

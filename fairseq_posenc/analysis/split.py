@@ -4,10 +4,8 @@ The attention report and the plots show the parts. Each part is a difference of 
 reference backend computes with some of the terms. B batch, H heads, T queries, S keys, D head size.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,19 +56,6 @@ class CapturedAttention(NamedTuple):
     layer: int  # counted from 0
     weights: Tensor  # [B, H, T, S]
     split: Split  # of the scores; content alone if no encoding acts on them
-
-
-@contextmanager
-def with_attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Set attributes of objects, as ``(object, name, value)``, while the block runs."""
-    with ExitStack() as restoring:
-        for owner, name, value in changes:
-            if name in vars(owner):  # an attribute of its own: put it back
-                restoring.callback(setattr, owner, name, vars(owner)[name])
-            else:  # the attribute is its class's, or new
-                restoring.callback(delattr, owner, name)
-            setattr(owner, name, value)
-        yield
 
 
 def split(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Cache, PreTrainedModel
 
-from fairseq_posenc.analysis.split import with_attributes
+from fairseq_posenc.derived import with_attributes
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import write_rope
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH

@@ -15,7 +15,8 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.analysis.split import CapturedAttention, Split, split, with_attributes
+from fairseq_posenc.analysis.split import CapturedAttention, Split, split
+from fairseq_posenc.derived import with_attributes
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import state_of_kind
@@ -68,13 +69,12 @@ def _capture(
 ) -> None:
     """Capture the attention of a module, as a forward hook; fairseq's layers pass keywords."""
     stack, layer, attention = match.groups()
-    _, weights = out  # of each head, which `_request_weights` requested
     captured.append(
         CapturedAttention(
             stack=stack,
             cross=attention == "encoder_attn",  # of a decoder to the encoder's output
             layer=int(layer),
-            weights=weights.transpose(0, 1),  # [H, B, T, S] -> [B, H, T, S]
+            weights=out[1].transpose(0, 1),  # of each head, [H, B, T, S] -> [B, H, T, S]
             split=_split_scores(module, kwargs["query"], kwargs["key"]),
         )
     )

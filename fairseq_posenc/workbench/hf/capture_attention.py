@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from fairseq_posenc.analysis.split import CapturedAttention, split, with_attributes
+from fairseq_posenc.analysis.split import CapturedAttention, split
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.derived import with_attributes
 from fairseq_posenc.encodings.term import ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
