@@ -220,7 +220,8 @@ class ModelWithPositions(Derived):
         pattern = record.stock_name_pattern(cls.config_class)  # type: ignore[attr-defined]
         # Names in files -> in the model: of a record (\1: its stack), of the weight it replaces.
         ours = {f"^{pattern}$": rf"\1{record.KEY}", rf"^(.+){re.escape(record.SUFFIX)}$": r"\1"}
-        kwargs["key_mapping"] = {**ours, **(kwargs.get("key_mapping") or {})}
+        is_named = any(map(is_identity, kwargs.get("state_dict") or ()))  # as in models, not files
+        kwargs["key_mapping"] = {**({} if is_named else ours), **(kwargs.get("key_mapping") or {})}
         model, info = super().from_pretrained(source, *args, **kwargs)  # type: ignore[misc]
         record.refuse_other_weights(
             filter(record.is_of_positions, info["missing_keys"]),
