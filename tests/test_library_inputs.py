@@ -389,7 +389,9 @@ def test_arguments_of_a_single_layer_are_looked_at():
     for direction in ("LR", "up"):
         refuse("unknown direction", encoding.attend, query, query, query, direction=direction)
     for value in (query[:, :, :3], query.tile(2, 1), query[:, :1], query[0], query[..., 1:]):
-        refuse("must be shaped as key", encoding.attend, query, query, value)
+        refuse(r"must be \(1, 2, 5, 8\) for key", encoding.attend, query, query, value)
+    plain = PositionEncoding("none", 16, 2)  # whose values may be of any width
+    refuse(r"must be \(1, 2, 5, 3\) for", plain.attend, query, query, query[:, :1, :, :3])
     refuse("must both be", encoding.scores, query[0], query)
     refuse("must both be", encoding.scores, query, query[0, 0, 0, 0])
     refuse("unknown backend 'foo'", encoding.attend, query, query, query, backend="foo")

@@ -143,7 +143,7 @@ class StackPositions(nn.Module):
 
     def _split_rows(self, positions: Positions, ids: Tensor | None, has_ends: bool) -> Positions:
         """Restart positions where the ids of documents change, or by the ends of sentences."""
-        packed = any(item.name == "documents" for item in self.spec.whole_stack)
+        packed = "documents" in self.spec.names
         if ids is None:
             if packed and not has_ends:
                 raise UserError("documents: give document_ids, the number of each token's document")
