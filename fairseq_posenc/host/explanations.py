@@ -23,7 +23,7 @@ FITTING_TASKS = (  # in messages: the --task and --criterion that the models nee
     "roberta_* and decbert_* are trained with --task masked_lm --criterion masked_lm, "
     "transformer_lm_* with --task language_modeling, transformer_* with --task translation"
 )
-# How errors begin, or where fairseq raises them, as patterns -> what to say; \1: the first group.
+# How errors begin, or where fairseq raises them -> what to say; \1: a group, \g<0>: the match.
 _ADVICE = {
     r"\"'_name'\"|Could not infer task": "fairseq has no model._name, or task._name, of this name; "
     "in Python, from_pretrained needs user_dir='fairseq_posenc'",  # of a KeyError("'_name'")
@@ -59,7 +59,7 @@ _ADVICE = {
     "as --model-overrides, is not a Python literal, as \"{'data': 'data-bin/wiki'}\"",
     r"(--[a-z-]+ \w|AdaptiveLoss is not |Cannot find \w+DataParallel|Constrained decoding |"
     r"(Criterion|Optimizer) does not match|DiverseBeamSearch requires |Must specify batch size |"
-    r"Size of sample #|cannot specify cutoff |min_len cannot ).{,200}": r"\g<0>",  # as fairseq says
+    r"Size of sample #|Valid paths |cannot specify cutoff |min_len cannot ).{,250}": r"\g<0>",
     ".* has no attribute 'eval_lm_dataloader'": "fairseq-eval-lm is for --task language_modeling: "
     "evaluate a translation model by fairseq-generate or fairseq-posenc translate",
     "'MaskedLMTask' object has no attribute 'args'": "--mask-whole-words does not work: omit it",

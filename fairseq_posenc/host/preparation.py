@@ -70,7 +70,7 @@ def prepare_model(model: CheckedModel, task: Any, **stacks: Any) -> None:
         logger.info("%s position encoding: %s", name, stack.describe())
         checks.check_document_ends(stack.spec, task)
     if type(task) in _UNFIT_LOSSES and isinstance(model, FairseqEncoderDecoderModel):
-        raise UserError(f"use fairseq-generate for a translation model: {FITTING_TASKS}")
+        raise UserError(f"evaluate translation models by fairseq-generate: {FITTING_TASKS}")
     if hasattr(task, "eval_lm_dataloader"):
         task.eval_lm_dataloader = partial(load_blocks, task)
     if hasattr(task, "build_criterion"):
