@@ -107,6 +107,11 @@ class Spec(NamedTuple):
         return tuple(dict.fromkeys([*self.whole_stack, *chain(*self.layers)])) or (Item("none"),)
 
     @property
+    def names(self) -> set[str]:
+        """The names of all encodings."""
+        return {item.name for item in self.items}
+
+    @property
     def input_items(self) -> Items:
         """The encodings of the input."""
         return tuple(item for item in self.whole_stack if item.encoding.acts_on == "input")

@@ -60,7 +60,7 @@ def replace_positions(
         directions = settings.directions if stack is stacks[0] else ""  # not of a second stack
         new = _build_parts(new_spec, stack, max_positions, directions, settings.boundary_id)
         notes += _copy_weights(stack, new, old_spec, old_length, extend)
-        if not {x.name for x in new_spec.items} & {*registry.names()}:  # which lack windows, caps
+        if not new_spec.names & {*registry.names()}:  # which lack windows, caps
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
         parts |= new
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)
@@ -128,7 +128,7 @@ def _refuse_unfit(spec: Spec, stack: Stack) -> None:
     """Refuse a spec that a stack cannot have."""
     spec.check_length(len(stack.attentions))
     config = stack.config
-    if stack.is_hybrid and any(item.name == "documents" for item in spec.items):
+    if stack.is_hybrid and "documents" in spec.names:
         raise UserError(f"{spec}: layers of this model without attention would mix documents")
     if spec.rotates_source:
         raise UserError(f"{spec}: leave out cross_attention: cross-attention has no rope here")

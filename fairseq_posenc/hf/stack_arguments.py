@@ -45,7 +45,7 @@ class StackArguments:
         if "document_ids" in named:
             raise UserError("document_ids: pass position_ids that begin at 0 in each document")
         self.named, self.spec = named, positions.spec
-        self.has_documents = any(item.name == "documents" for item in self.spec.items)
+        self.has_documents = "documents" in self.spec.names
         name = "inputs_embeds" if named.get("input_ids") is None else "input_ids"
         self.inputs: Tensor = named[name]  # (B, T), or embeddings (B, T, C)
         shape = tuple(self.inputs.shape)

@@ -243,8 +243,7 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
         if _list_options(back, dims, shares) == layers:
             vars(stock).update(attention)  # to be saved: transformers' sdpa leaves a cap out
             return stock
-        read = {item.name for item in back.items}
-        lacking = [str(item) for item in spec.items if item.name not in read] or lacking
+        lacking = [str(item) for item in spec.items if item.name not in back.names] or lacking
     raise NoStockModelError(f"{config_class.__name__} cannot state {'+'.join(lacking)}")
 
 

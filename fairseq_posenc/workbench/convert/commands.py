@@ -87,17 +87,10 @@ def run_swap(options: argparse.Namespace) -> None:
     """Write a folder with other positions, and print the origin of each position parameter."""
     if options.position_encoding is None and options.max_positions is None:
         raise UserError("nothing to swap: give --position-encoding or --max-positions")
-    source = options.checkpoint
-    # The folder of an adapter (PEFT) has another file; `swap_folder` refuses it with advice.
-    if not (source / "config.json").is_file() and not (source / "adapter_config.json").is_file():
-        raise UserError(
-            f"--checkpoint {source} has no config.json: give a transformers model folder, such as "
-            "`hf download` prints, or use fairseq-train --finetune-from-model FILE --init-positions"
-        )
     from fairseq_posenc.workbench.convert.swap import swap_folder
 
     lines = swap_folder(
-        source,
+        options.checkpoint,
         options.out,
         spec=options.position_encoding or "own",
         max_positions=options.max_positions,

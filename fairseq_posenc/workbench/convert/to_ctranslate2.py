@@ -81,7 +81,7 @@ def _refuse_unsupported(trained: OpenModel) -> None:
         spec, activation = stack.spec, stack.cfg.activation_fn
         if activation not in _ACTIVATIONS:
             raise UserError(f"{lacks} the activation {activation}, only {', '.join(_ACTIVATIONS)}")
-        if others := sorted({item.name for item in spec.items} - known):
+        if others := sorted(spec.names - known):
             raise UserError(f"{lacks} {spec}: {others[0]} is not one of {', '.join(sorted(known))}")
 
 

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, Placeholders, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.hf.own_positions import read_trained_length
+from fairseq_posenc.hf.own_positions import read_spec, read_trained_length
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert import stock_classes
@@ -47,9 +47,6 @@ def import_folder(path: Path, out: Path) -> list[str]:
     Raises:
         UserError: the folder cannot be read, or fairseq has no such model.
     """
-    # The folder of an adapter (PEFT) has another file; `load_model` refuses it with advice.
-    if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
-        raise UserError(f"--from {path} has no config.json: give a transformers model folder")
     source = load_model(path)  # in evaluation mode
     stock, head = _find_stock_family(source, path)
     # Other families' classes do not read this field: they have torch's default, as fairseq does.
@@ -63,7 +60,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
     options = {**_list_options(config, stock), **_list_ties(source, stock)}
     task: dict[str, Any] = {"_name": _TASKS.get(head, head), "data": str(path)}
     if head == "masked_lm":  # without this option, `documents` cannot be trained
-        task["include_target_tokens"] = "documents" in str(options["position_encoding"])
+        task["include_target_tokens"] = "documents" in read_spec(source).names
     if stock.family == "translation":  # without our field `langs`, fairseq infers them from data
         task["source_lang"], task["target_lang"] = getattr(config, "langs", None) or (None, None)
     if stock.family == "causal_lm":  # </s> begins texts, unless the model was trained with <s>

@@ -132,8 +132,7 @@ def _set_positions(trained: OpenModel, model: PreTrainedModel) -> None:
     """Give a transformers model the positions of a trained one, whose weights are copied later."""
     stacks = [*trained.stacks.values()]  # one, or the encoder and the decoder
     specs = [stack.spec for stack in stacks]
-    by_ends = ("documents", "sentence_learned")  # which need the ends of sentences
-    needs_ends = any(item.name in by_ends for spec in specs for item in spec.items)
+    needs_ends = any(spec.names & {"documents", "sentence_learned"} for spec in specs)
     with warnings.catch_warnings():  # that positions are lost: the class's, which are untrained
         warnings.simplefilter("ignore")
         set_positions(

@@ -1,6 +1,6 @@
 """Captures the attention of every layer and head in a forward pass, and the parts of its scores."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +50,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
                 # The call has rotated queries and keys; `split` rotates the plain ones itself.
                 call = positions.prepare_call(module, queries, key, value, state, factor)
                 rotation = positions.rotation(state.shared, query.size(2))  # of all T, or None
-            _, weights = reference.attend(call._replace(need_weights=True))
-            assert weights is not None
+            weights = cast(Tensor, reference.attend(call._replace(need_weights=True))[1])
             layer = len([x for x in captured if (x.stack, x.cross) == (stack, cross)])  # so far
             keys = key.repeat_interleave(query.size(1) // key.size(1), 1)  # H heads, for `split`
             parts = split(queries, keys, call.terms, rotation, mask=call.mask)  # of the scores

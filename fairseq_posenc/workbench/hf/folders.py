@@ -84,11 +84,13 @@ def check_folder(folder: Path) -> None:
         UserError: it would run code or open files elsewhere, or is damaged.
     """
     with _readable_errors(folder):
+        if (folder / "adapter_config.json").exists():
+            raise UserError("has an adapter: merge it (merge_and_unload), and save the whole model")
+        if not (folder / "config.json").is_file():
+            raise UserError("no config.json: give a model of transformers; export one of fairseq")
         _refuse_links(folder)
         if (folder / "custom_generate").exists():
             raise UserError("has custom_generate, whose code transformers would run: delete it")
-        if (folder / "adapter_config.json").exists():
-            raise UserError("has an adapter: merge it (merge_and_unload), and save the whole model")
         _check_settings(json.loads((folder / "config.json").read_bytes()))
         for path in folder.glob("*.index.json"):
             for part in map(str, json.loads(path.read_bytes())["weight_map"].values()):
@@ -131,9 +133,8 @@ def _find_class(config: transformers.PretrainedConfig) -> Any:
     cls = getattr(transformers, name, None)
     if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise UserError(f"config.json names {shortened(name)}, a class that transformers lacks")
-    if isinstance(config, saving.ConfigWithPositions):
-        return derive(cls, (saving.ModelWithPositions,))  # `cls`, which also loads positions
-    return cls
+    is_ours = isinstance(config, saving.ConfigWithPositions)  # the class then loads positions, too
+    return derive(cls, (saving.ModelWithPositions,)) if is_ours else cls
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -160,5 +161,4 @@ def is_stock(folder: Path) -> bool:
 
 def read_limit(model: Any) -> int | None:
     """Count the positions of a model that has a trained row for each; None for all other models."""
-    names = {item.name for item in read_spec(model).items}
-    return count_positions(model) if "learned" in names else None
+    return count_positions(model) if "learned" in read_spec(model).names else None

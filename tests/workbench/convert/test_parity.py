@@ -22,6 +22,7 @@ from fairseq.data.data_utils import collate_tokens
 from fairseq.dataclass.configs import GenerationConfig
 
 import glue
+from fairseq_posenc.encodings.base import ENCODINGS
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.own_positions import read_trained_length
@@ -145,7 +146,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         (partial(edit_config, num_hidden_layers=5), "the weights lack"),
         (lambda x: (x / "dict.txt").write_text("x 1"), "dict.txt: has 6 symbols, the model has 97"),
         (partial(save_llama, words=[]), "a LlamaForCausalLM cannot be imported, only RoBERTa"),
-        (shutil.rmtree, "{folder} has no config.json: give a transformers"),
+        (shutil.rmtree, "{folder}: no config.json: give a model of transformers"),
     ],
 }
 
@@ -330,14 +331,16 @@ def save_model(name: str, spec: str = "own", types: int = 1) -> tuple[Any, Path]
 
 
 @pytest.mark.parametrize(
-    ("name", "spec", "types"), [("roberta", "own", 2), ("xlm_roberta", "m4m", 1)]
+    ("name", "spec", "types"), [("roberta", "own", 2), ("xlm_roberta", "documents_2", 1)]
 )
 @torch.no_grad()
-def test_a_roberta_of_transformers_computes_the_same_in_fairseq(name, spec, types):
+def test_a_roberta_of_transformers_computes_the_same_in_fairseq(name, spec, types, monkeypatch):
     """Unlike exports, it has types of tokens and rows of positions for padding."""
+    monkeypatch.setitem(ENCODINGS, "documents_2", ENCODINGS["m4m"])  # of a user's own
     model, folder = save_model(name, spec, types)
     path, given = carry("import", "--from", folder), exchanged.data_bin(range(SYMBOLS - 5))
-    (imported,), _, _ = load_model_ensemble_and_task([str(path)], {"data": str(given)})
+    (imported,), _, task = load_model_ensemble_and_task([str(path)], {"data": str(given)})
+    assert not task.cfg.include_target_tokens
     tokens = torch.randint(4, SYMBOLS, (2, 20))
     found = imported.eval()(tokens)[0]
     torch.testing.assert_close(found, model(tokens).logits, atol=1e-5, rtol=0)

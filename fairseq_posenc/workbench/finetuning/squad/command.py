@@ -123,7 +123,7 @@ def compose_training(
     data_bin.check_lengths(pretrained.max_positions, pretrained.path)
     version = data_bin.version.replace(".", "")  # 11 or 20
     path = find_shipped_folder("finetune_configs") / f"squad{version}.yaml"
-    if {item.name for item in pretrained.spec.items} & _DIVERGED:
+    if pretrained.spec.names & _DIVERGED:
         changes = ["optimization.lr=[2.5e-05]", *changes]  # their own rate
     values = {"task.data": data_bin.path.resolve(), "checkpoint.save_dir": out.resolve()}
     # Values by name, as texts: the model's options, `values` and `changes`, of which the last wins.
