@@ -26,8 +26,7 @@ def parse_page(name: str) -> dict[str, str]:
     Raises:
         ValueError: a section is missing.
     """
-    heading_line = rf"^({'|'.join(HEADINGS)}):$"
-    summary, *parts = re.split(heading_line, _read_docstring(name), flags=re.MULTILINE)
+    summary, *parts = re.split(rf"(?m)^({'|'.join(HEADINGS)}):$", _read_docstring(name))
     sections = dict(zip(parts[::2], parts[1::2]))  # `parts` are heading, section, heading, ...
     missing = [heading for heading in HEADINGS if not sections.get(heading, "").strip()]
     if missing:

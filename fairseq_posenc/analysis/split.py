@@ -12,15 +12,13 @@ from torch import Tensor
 
 from fairseq_posenc.backends import reference
 from fairseq_posenc.encodings.rotation import Rotation
-from fairseq_posenc.encodings.term import RowsByDistance
+from fairseq_posenc.encodings.term import Reset, RowsByDistance, ScaleFactor, States
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import NO_MASK, Mask
 
-# Names of terms (`encodings.term`) that add to the scores or multiply them. Of the others, `states`
-# belong to a `state_table`, a `reset` to any table. Specs refuse gains beside a product.
-_TABLES = ("query_table", "key_table")
-_BIASES = ("bias", "pair_bias")
-_PARTS = (*_TABLES, *_BIASES, "gain", "channel_gain", "state_table", "decay", "counted_table")
+_BIASES = ("bias", "pair_bias")  # names of terms, `Term.name`
+_FACTORS = ("query_table", "key_table")  # of products; specs refuse a gain beside these
+_PAIRWISE = (*_BIASES, *_FACTORS, "gain", "channel_gain", "state_table", "decay", "counted_table")
 
 
 class Split(NamedTuple):
@@ -78,23 +76,26 @@ def split(
     """
     query, key = query.double(), key.double()
     terms = terms.map(lambda x: x.double() if x.is_floating_point() else x)
-    summands = [replace(x, multiplies=False) if isinstance(x, RowsByDistance) else x for x in terms]
-
-    def compute(q: Tensor, k: Tensor, *names: str) -> Tensor:
-        chosen = (*names, "scale_factor", "reset", "states")  # the last two only serve tables
-        return reference.scores(q, k, Terms([x for x in summands if x.name in chosen]), mask)
-
-    content = compute(query, key)  # q_i.k_j and its scale alone
+    always = [x for x in terms if isinstance(x, (ScaleFactor, Reset, States))]
+    content = reference.scores(query, key, Terms(always), mask)  # resets and states serve tables
     if rotation is not None:
         query, key = rotation.rotate_queries(query), (key_rotation or rotation).rotate_keys(key)
-    rotated = compute(query, key)
-    added = {x.name: compute(query, key, x.name) - rotated for x in terms if x.name in _PARTS}
-    # Terms of states are added after a product, so scores minus `position` stay a product.
-    biases = (*_BIASES, "state_table") if terms.product else _BIASES
-    position = sum((added.pop(name) for name in biases if name in added), torch.zeros_like(content))
+    rotated = reference.scores(query, key, Terms(always), mask)  # the content of rotated tokens
+    added = {}  # by the name of a term: what it alone adds to the scores
+    for x in terms:
+        if x.name in _PAIRWISE:
+            # Rows that multiply are added here, so the difference has their scaled dot products.
+            term = replace(x, multiplies=False) if isinstance(x, RowsByDistance) else x
+            added[x.name] = reference.scores(query, key, Terms([*always, term]), mask) - rotated
+    # Rows of states are added after a product, so the scores without `position` are the product.
+    names = (*_BIASES, "state_table") if terms.product else _BIASES
+    position = sum((added[x] for x in names if x in added), torch.zeros_like(content))
     both = reference.scores(query, key, terms, mask) - content - position
-    details = added if rotation is None else {**added, "rotation": rotated - content}
-    if terms.product:  # the tables in `summands` add to scores, so differences are dot products
-        products = {"content": rotated} | {x: added[x] for x in _TABLES if x in added}
-        details = {name: x / terms.scale(query.size(-1)) for name, x in products.items()}
+    if terms.product:
+        factors = {"content": rotated} | {x: added[x] for x in _FACTORS if x in added}
+        details = {name: x / terms.scale(query.size(-1)) for name, x in factors.items()}
+    else:
+        details = {name: x for name, x in added.items() if name not in names}
+        if rotation is not None:
+            details["rotation"] = rotated - content
     return Split(content, position, both, details, terms.product)
