@@ -46,7 +46,7 @@ class Deberta(DistanceEncoding):
         ``reset``, pairs with the first token have two rows of their own in the table.
     """
 
-    rows_of = ("query", "key")  # so the table has vectors, which `use` projects
+    rows_of = ("query", "key")  # so the table has vectors, which `list_terms` projects
 
     def __init__(
         self, dims: Dims, *, scale_factor: float = 3.0, tie_projections: bool = False, **others: Any
@@ -54,7 +54,7 @@ class Deberta(DistanceEncoding):
         super().__init__(dims, scale_factor=scale_factor, **others)  # options of `DistanceEncoding`
         self.query_projection, self.key_projection = make_projections(dims, tie_projections)
 
-    def use(self, rows: Tensor, runs: Runs | None) -> list[Term]:
+    def list_terms(self, rows: Tensor, runs: Runs | None) -> list[Term]:
         """Project the rows that ``terms`` selected, ``(G, R, D)``, for queries and for keys."""
         return [
             RowsByDistance(rows @ self.query_projection, runs, of="query"),

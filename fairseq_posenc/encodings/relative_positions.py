@@ -42,10 +42,10 @@ class DistanceEncoding(Encoding):
         table.weight ``(G, 2K + 1, D)`` or ``(G, 2K + 1)``; table.reset ``(G, 2, D)`` or ``(G, 2)``.
     """
 
-    acts_on = "scores"  # their place in a spec; that of rows for values as well
-    length_options = ("max_distance",)  # trained rows keep their distances if it changes
+    acts_on = "scores"  # specs sort encodings by it; those with rows for values have it, too
+    length_options = ("max_distance",)  # a model may change it: `extend` keeps rows' distances
     is_signed: ClassVar[bool] = True  # False: the table has K + 1 rows, one for both r and -r
-    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # what rows multiply or add to; empty: numbers
+    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # what its vectors act on; empty: it has numbers
     multiplies: ClassVar[bool] = False  # whether numbers, or products with rows, multiply q_i.k_j
 
     def __init__(
@@ -58,7 +58,8 @@ class DistanceEncoding(Encoding):
         scale_factor: float = 1.0,
         reset: bool = False,
     ) -> None:
-        super().__init__(dims, None if "scale_factor" in self.without_options else scale_factor)
+        has_scale = "scale_factor" not in self.without_options  # rows for values have none
+        super().__init__(dims, scale_factor if has_scale else None)
         self.max_distance = dims.max_positions - 1 if max_distance is None else max_distance
         if self.max_distance < 1:
             raise UserError(
@@ -75,20 +76,22 @@ class DistanceEncoding(Encoding):
             self.table["reset"] = torch.empty(groups, 2, *row_shape)
 
     def terms(self, positions: Positions) -> list[Term]:
-        """List the terms with the rows of the distances, and the reset that two more rows need."""
-        limit, rows = self.max_distance, self.table["weight"]
-        if not self.is_signed:
-            rows = torch.cat([rows[:, 1:].flip(1), rows], 1)  # K ... 2 1 0 1 2 ... K
-        # The range: the first distance of each row after row 0; `kept`: the slice for this call.
-        kept, runs = Runs.select(range(1 - limit, limit + 1), positions)
+        """List the terms with the rows of a call's distances, and with the two of a reset."""
+        K, rows = self.max_distance, self.table["weight"]
+        if not self.is_signed:  # rows of 0, 1, 2 ... K become those of -K ... 2 1 0 1 2 ... K
+            rows = torch.cat([rows[:, 1:].flip(1), rows], 1)
+        starts = range(1 - K, K + 1)  # the distance at which each row but the first begins
+        # A slice, the rows that this call's distances need; and which distances share a row, None
+        # if each has its own.
+        kept, runs = Runs.select(starts, positions)
         rows = rows[:, kept]  # [G, R, ...]
         if not self.has_reset:
-            return self.use(rows, runs)
+            return self.list_terms(rows, runs)
         rows = torch.cat([rows, self.table["reset"]], 1)  # [G, R + 2, ...]
-        return [*self.use(rows, runs), Reset(positions.is_first())]
+        return [*self.list_terms(rows, runs), Reset(positions.is_first())]
 
-    def use(self, rows: Tensor, runs: Runs | None) -> list[Term]:
-        """List the terms with rows, ``(G, R, D)`` or ``(G, R)``; no runs: one for each distance."""
+    def list_terms(self, rows: Tensor, runs: Runs | None) -> list[Term]:
+        """List the terms with the rows of a call, ``(G, R, D)`` or ``(G, R)``, and their runs."""
         if not self.rows_of:
             return [NumbersByDistance(rows, runs, multiplies=self.multiplies)]
         return [RowsByDistance(rows, runs, of=x, multiplies=self.multiplies) for x in self.rows_of]
@@ -98,13 +101,14 @@ class DistanceEncoding(Encoding):
 
         Distances beyond the ends of a table are clipped, so the rows at its ends are repeated.
         """
-        missing = self.table["weight"].size(1) - weight.size(1)  # if signed, half at either end
-        other = name != "table.weight" or weight.shape[2:] != self.table["weight"].shape[2:]
-        if other or missing <= 0 or (self.is_signed and missing % 2):
+        table = self.table["weight"]
+        missing = table.size(1) - weight.size(1)  # rows; if signed, half of them at either end
+        is_table = name == "table.weight" and weight.shape[2:] == table.shape[2:]
+        if not is_table or missing <= 0 or (self.is_signed and missing % 2):
             return weight
-        earlier = missing // 2 if self.is_signed else 0
-        rows = torch.arange(-earlier, weight.size(1) + missing - earlier, device=weight.device)
-        return weight[:, rows.clamp(0, weight.size(1) - 1)]  # [G, 2K+1 or K+1, ...]
+        before = missing // 2 if self.is_signed else 0  # rows to add before the first one
+        index = torch.arange(table.size(1), device=weight.device) - before
+        return weight[:, index.clamp(0, weight.size(1) - 1)]  # [G, 2K+1 or K+1, ...]
 
 
 @register("shaw")
@@ -170,10 +174,10 @@ class Raffel(DistanceEncoding):
         if axes > 1 and self.has_reset:
             raise UserError("raffel(reset=true) has one axis: leave out axes or reset")
 
-    def use(self, rows: Tensor, runs: Runs | None) -> list[Term]:
+    def list_terms(self, rows: Tensor, runs: Runs | None) -> list[Term]:
         """Scale the numbers, ``(axes * G, R)``, which are added to scaled scores."""
         tables = rows.unflatten(0, (self.axes, -1)) * self.dims.scale(self.scale_factor)
-        return [sum_over_axes(tables, runs)]
+        return [sum_over_axes(tables, runs)]  # of a pair, the numbers of its distances on each axis
 
 
 @register("m1")
