@@ -9,7 +9,7 @@ Shapes: k sentences and h heads of a block, M queries, W keys, D head size. A ta
 an ``*_index``, which row each distance has (None: its own), and ``*_reset``, two rows of a reset.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,23 +60,16 @@ class Computation:
             yield block, hidden
 
     def attend(
-        self, call: Operands, block: Block, hidden: Tensor | None, sums: Tensor | None = None
-    ) -> tuple[Operands, Tensor]:
+        self, x: Operands, block: Block, hidden: Tensor | None, sums: Tensor | None = None
+    ) -> Tensor:
         """Compute the sums of values of a block, ``(k, h, M, D)``; callers divide by 1 - dropout.
 
         Args:
-            call: the tensors of the call.
+            x: the tensors of the block.
             block: its places in the call.
             hidden: the pairs that are hidden; see :meth:`list_blocks`.
             sums: the result, if it is known and only its graph is needed.
-
-        Returns:
-            The tensors of the block, the leaves of a graph of the block alone, and the sums.
         """
-        x = Operands._make(
-            None if y is None else block.select(y, axes).detach().requires_grad_(y.requires_grad)
-            for y, axes in zip(call, call.list_axes())
-        )
         with torch.set_grad_enabled(self.saves or sums is not None):
             scores = equation.score(  # without `scale`, which the operands contain
                 self._multiply_tokens(x),
@@ -96,7 +89,7 @@ class Computation:
             )
             if x.value_rows is not None:
                 attended = attended + bands.sum_rows(kept, x.value_rows)
-            return x, attended
+            return attended
 
     def _multiply_tokens(self, x: Operands) -> Tensor:
         """Combine the content q_i.k_j, its gain and the products with rows: ``(k, h, M, W)``."""
@@ -127,44 +120,26 @@ class Computation:
         ):
             scores = (F.pad(x.query, more, value=1.0) if more[1] else x.query) @ keys
         scores = copy_if_kept(scores)  # checkpointing may keep them, and they change in place below
-        for numbers in self._multiply_rows(x)():  # beside far keys, there is no gain and no reset
-            scores.narrow(3, before.size(2), x.key.size(2)).add_(numbers)
+        near = scores.narrow(3, before.size(2), x.key.size(2))  # a view
+        for numbers in _look_up(x, *_multiply_rows(x)):  # no gain and no reset beside far keys
+            near.add_(numbers)
         return scores
 
     def _combine(self, x: Operands) -> Tensor:
         """Combine the content of near pairs, its gain and the products with their rows."""
-        look_up = self._multiply_rows(x)  # only once: checkpointing runs `combine` twice
+        of_queries, of_keys = _multiply_rows(x)  # only once: checkpointing runs `combine` twice
 
         def combine() -> Tensor:
             qk = copy_if_kept(x.query @ x.key.mT)  # `equation` may add to it in place
             gain = None if x.gain_rows is None else _view_numbers(x, x.gain_rows, x.gain_reset)
-            return equation.score(qk, look_up(), product=self.product, gain=gain, add=Tensor.add_)
+            rows = _look_up(x, of_queries, of_keys)
+            return equation.score(qk, rows, product=self.product, gain=gain, add=Tensor.add_)
 
         if not self.product:
             return combine()
         # The gradient of each factor needs the others, which are computed again.
         scores: Tensor = checkpoint(combine, use_reentrant=False, preserve_rng_state=False)
         return scores
-
-    def _multiply_rows(self, x: Operands) -> Callable[[], Iterator[Tensor]]:
-        """Multiply tokens by rows; the result looks up the products of near pairs, by table."""
-        tables = []
-        for tokens, rows, index, of_keys, reset in (
-            (x.query, x.query_rows, x.query_index, False, x.query_reset),
-            (x.key, x.key_rows, x.key_index, True, x.key_reset),
-        ):
-            if rows is not None:
-                products = bands.multiply_rows(tokens, rows, index, of_keys)  # for `look_up`
-                dim = 2 if of_keys else 3  # one number for all queries, or for all keys
-                numbers = None if reset is None else (tokens @ reset.mT).unsqueeze(dim).unbind(-1)
-                tables.append((products, index, of_keys, numbers))
-
-        def look_up() -> Iterator[Tensor]:
-            for products, index, of_keys, numbers in tables:
-                pairs = bands.look_up(products, index, of_keys)  # [k, h, M, W]
-                yield pairs if numbers is None else _insert_reset(x, pairs, *numbers)
-
-        return look_up
 
     def _list_biases(self, x: Operands, block: Block) -> list[Tensor]:
         """List what is added to the scores, which are scaled already."""
@@ -195,7 +170,8 @@ class Blocks(torch.autograd.Function):
         sums = sums.permute(1, 2, 0, 3)  # [B, H, T, D]; fairseq's `(T, B, C)` is a view of it
         ctx.graphs = []
         for block, hidden in work.list_blocks(sums.device):
-            leaves, attended = work.attend(call, block, hidden)
+            leaves = call.select(block)
+            attended = work.attend(leaves, block, hidden)
             if work.saves:  # a graph: its leaves and its result
                 ctx.graphs.append((leaves, attended))
             block.select(sums, "BHTD").copy_(attended.detach())  # a view of the block's part
@@ -222,25 +198,50 @@ class Blocks(torch.autograd.Function):
                 if graphs:
                     leaves, attended = graphs.pop()
                 else:
-                    known = block.select(sums, "BHTD")
-                    leaves, attended = work.attend(call, block, hidden, known)
-                inputs = [leaf for leaf, total in zip(leaves, totals) if total is not None]
-                grads = iter(torch.autograd.grad(attended, inputs, block.select(grad, "BHTD")))
+                    leaves = call.select(block)
+                    attended = work.attend(leaves, block, hidden, block.select(sums, "BHTD"))
+                inputs = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+                grads = torch.autograd.grad(attended, inputs, block.select(grad, "BHTD"))
             del attended, leaves, inputs  # frees their memory for the next block
-            for total, axes in zip(totals, call.list_axes()):
-                if total is not None:
-                    block.select(total, axes).add_(next(grads))  # a view of the block's part
+            trained = [x for x in zip(totals, call.list_axes()) if x[0] is not None]
+            for (total, axes), part in zip(trained, grads, strict=True):
+                block.select(total, axes).add_(part)  # in a view of the block's part
         return None, *(None if total is None else total.contiguous() for total in totals)
+
+
+def _multiply_rows(x: Operands) -> tuple[Tensor | None, Tensor | None]:
+    """Multiply queries, and keys, by the rows of their tables, for :func:`_look_up`."""
+    of_queries, of_keys = None, None  # no table
+    if x.query_rows is not None:
+        of_queries = bands.multiply_rows(x.query, x.query_rows, x.query_index, of_keys=False)
+    if x.key_rows is not None:
+        of_keys = bands.multiply_rows(x.key, x.key_rows, x.key_index, of_keys=True)
+    return of_queries, of_keys
+
+
+def _look_up(x: Operands, of_queries: Tensor | None, of_keys: Tensor | None) -> Iterator[Tensor]:
+    """Look up the products of near pairs, one table after the other, ``(k, h, M, W)``."""
+    if of_queries is not None:
+        pairs = bands.look_up(of_queries, x.query_index, of_keys=False)
+        if x.query_reset is not None:
+            pairs = _insert_reset(x, pairs, (x.query @ x.query_reset.mT).unsqueeze(3))
+        yield pairs
+    if of_keys is not None:
+        pairs = bands.look_up(of_keys, x.key_index, of_keys=True)
+        if x.key_reset is not None:
+            pairs = _insert_reset(x, pairs, (x.key @ x.key_reset.mT).unsqueeze(2))
+        yield pairs
 
 
 def _view_numbers(x: Operands, numbers: Tensor, reset: Tensor | None) -> Tensor:
     """View numbers by distance as those of pairs (i + j, see above), ``(1 or k, G, M, W)``."""
     pairs = numbers.unfold(1, numbers.size(1) - x.query.size(2) + 1, 1)[None]
-    return pairs if reset is None else _insert_reset(x, pairs, *reset[..., None, None].unbind(1))
+    return pairs if reset is None else _insert_reset(x, pairs, reset[:, None, None])
 
 
-def _insert_reset(x: Operands, pairs: Tensor, of_query: Tensor, of_key: Tensor) -> Tensor:
-    """Replace the numbers of the first token's pairs, as the query, and as the key."""
+def _insert_reset(x: Operands, pairs: Tensor, numbers: Tensor) -> Tensor:
+    """Replace the numbers of the first token's pairs by two, ``(..., M or 1, W or 1, 2)``."""
+    as_query, as_key = numbers.unbind(-1)  # of the token as the query of a pair, and as its key
     assert x.first_query is not None
     assert x.first_key is not None
-    return torch.where(x.first_query, of_query, torch.where(x.first_key, of_key, pairs))
+    return torch.where(x.first_query, as_query, torch.where(x.first_key, as_key, pairs))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked.dropout import draw_seeds
+from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, SinkScore, States
 from fairseq_posenc.precision import at_least_fp32
 
@@ -69,6 +70,13 @@ class Operands(NamedTuple):
         axes["query_rows"] = "HRD" if self.query_index is None else "HUD"
         axes["key_rows"] = "HRD" if self.key_index is None else "HUD"
         return list(axes.values())
+
+    def select(self, block: Block) -> "Operands":
+        """Select the tensors of a block of a call, as leaves of a graph of the block alone."""
+        return Operands._make(
+            None if x is None else block.select(x, axes).detach().requires_grad_(x.requires_grad)
+            for x, axes in zip(self, self.list_axes())
+        )
 
 
 def lay_out(call: AttentionCall, has_far: tuple[bool, bool]) -> Operands:
