@@ -71,8 +71,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     # torch's own causal mask aligns the first query with the first key: it serves square scores
     # only, and nothing else may be hidden. In graphs, comparing lengths gives a SymBool, so `bool`.
     hides_more = mask.may_hide_all or mask.has_limits  # padding or pairs; a window or segments
-    is_torch_causal = mask.direction == "lr" and not (has_bias or hides_more)
-    causal = is_torch_causal and bool(tgt_len == src_len)
+    causal = mask.direction == "lr" and not (has_bias or hides_more) and bool(tgt_len == src_len)
     bias = None
     if not causal:
         total = sum_biases(terms, tgt_len, src_len, mask)  # [B or 1, G, T, S], or None
@@ -104,11 +103,10 @@ def _append_decay(
     whatever the precision of the model, as c adds up over all tokens. Values get as many channels,
     of zeros, and on a GPU zeros fill all three up to a fast width (:func:`_count_decay_channels`).
     """
-    src_len = key.size(2)
-    past = src_len - query.size(2)
+    past = key.size(2) - query.size(2)
     # Counted from the last token, whose c is then 0: a step of decoding rounds no large sum.
     decay = (decay - decay[:, :, -1:]).sum(-1).to(query.dtype)
-    decay = decay.expand(*query.shape[:2], src_len)[..., None]  # [B, H, S, 1]
+    decay = decay.expand(key.shape[:3])[..., None]  # [B, H, S, 1]
     ones = torch.ones_like(decay)
     query = torch.cat([query, decay[:, :, past:], ones[:, :, past:]], -1)
     key = torch.cat([key, ones, -decay], -1)  # [B, H, S, D + 2]

@@ -79,12 +79,11 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
         dropout=call.dropout,
         saves=saves,
     )
-    sums: Tensor = Blocks.apply(work, *operands)
-    attended = sums.flip(2)  # blocks have the queries in reverse
+    attended: Tensor = Blocks.apply(work, *operands).flip(2)  # blocks reverse the queries
     if call.dropout:
         attended.mul_(1 / (1 - call.dropout))  # blocks leave this out; a rate of 1 was refused
     if call.mask.may_hide_all:  # padding or pairs may leave a query without any key: zeros
-        visible = call.mask.count_visible(sums.size(2), call.key.size(2), sums.device)
+        visible = call.mask.count_visible(call.query.size(2), call.key.size(2), call.query.device)
         attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]
     return attended.type_as(call.query)
 

@@ -49,11 +49,10 @@ class Computation:
         self, device: torch.device, with_hidden: bool = True
     ) -> Iterator[tuple[Block, Tensor | None]]:
         """Yield each block with its hidden pairs, ``(k or 1, 1, M, W)``, or None without a mask."""
-        place: tuple[slice, slice] | None = None
-        hidden: Tensor | None = None
+        place, hidden = None, None  # of the block before, which often differs in heads alone
         for block in self.blocks:
             if self.mask is not None and with_hidden and place != (block.sentences, block.queries):
-                place = block.sentences, block.queries  # the next blocks differ in heads alone
+                place = block.sentences, block.queries
                 of_sentences = self.mask.select_sentences(block.sentences)
                 query_at, key_at = block.list_places(self.src_len, device)  # indices of tokens
                 hidden = of_sentences.hides(query_at, key_at)[:, None]
@@ -64,11 +63,7 @@ class Computation:
     ) -> Tensor:
         """Compute the sums of values of a block, ``(k, h, M, D)``; callers divide by 1 - dropout.
 
-        Args:
-            x: the tensors of the block.
-            block: its places in the call.
-            hidden: the pairs that are hidden; see :meth:`list_blocks`.
-            sums: the result, if it is known and only its graph is needed.
+        ``hidden``: pairs, see :meth:`list_blocks`; ``sums``: the result, if only its graph is new.
         """
         with torch.set_grad_enabled(self.saves or sums is not None):
             scores = equation.score(  # without `scale`, which the operands contain
@@ -186,27 +181,26 @@ class Blocks(torch.autograd.Function):
         work = ctx.work
         sums, *tensors = ctx.saved_tensors
         call = Operands._make(tensors)
-        totals: list[Tensor | None] = [None] * len(tensors)
-        for index, (name, x) in enumerate(zip(call._fields, tensors)):
+        totals: dict[str, Tensor] = {}  # of the blocks' gradients, by the operand's name
+        for name, x in call._asdict().items():
             if x is not None and x.requires_grad:  # gradients of keys and values come transposed
                 is_transposed = name.endswith(("key", "value"))
-                totals[index] = x.new_zeros(x.mT.shape).mT if is_transposed else torch.zeros_like(x)
-        graphs = ctx.graphs[::-1]  # `pop` takes the last one
-        ctx.graphs = []  # a second backward pass builds them again
+                totals[name] = x.new_zeros(x.mT.shape).mT if is_transposed else torch.zeros_like(x)
+        axes = call.axes()
+        graphs, ctx.graphs = ctx.graphs, []  # a second backward pass builds them again
         for block, hidden in work.list_blocks(grad.device, with_hidden=not graphs):
             with no_autocast(grad.device):  # as in the forward pass (`blocked.attend`)
                 if graphs:
-                    leaves, attended = graphs.pop()
+                    leaves, attended = graphs.pop(0)
                 else:
                     leaves = call.select(block)
                     attended = work.attend(leaves, block, hidden, block.select(sums, "BHTD"))
-                inputs = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+                inputs = [getattr(leaves, name) for name in totals]
                 grads = torch.autograd.grad(attended, inputs, block.select(grad, "BHTD"))
             del attended, leaves, inputs  # frees their memory for the next block
-            trained = [x for x in zip(totals, call.list_axes()) if x[0] is not None]
-            for (total, axes), part in zip(trained, grads, strict=True):
-                block.select(total, axes).add_(part)  # in a view of the block's part
-        return None, *(None if total is None else total.contiguous() for total in totals)
+            for (name, total), block_grad in zip(totals.items(), grads):
+                block.select(total, axes[name]).add_(block_grad)  # in a view of the block's part
+        return None, *(totals[x].contiguous() if x in totals else None for x in call._fields)
 
 
 def _multiply_rows(x: Operands) -> tuple[Tensor | None, Tensor | None]:

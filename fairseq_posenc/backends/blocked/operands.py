@@ -64,18 +64,18 @@ class Operands(NamedTuple):
     query_seeds: Annotated[Tensor | None, "BH2T"]  # of dropout, two for each query
     key_seeds: Annotated[Tensor | None, "BHS"]
 
-    def list_axes(self) -> list[str]:
-        """List the axes of each field in order: the annotated ones, but HRD without an index."""
+    def axes(self) -> dict[str, str]:
+        """Return the axes of each field in order: the annotated ones, but HRD without an index."""
         axes = {name: x.__metadata__[0] for name, x in Operands.__annotations__.items()}
         axes["query_rows"] = "HRD" if self.query_index is None else "HUD"
         axes["key_rows"] = "HRD" if self.key_index is None else "HUD"
-        return list(axes.values())
+        return axes
 
     def select(self, block: Block) -> "Operands":
         """Select the tensors of a block of a call, as leaves of a graph of the block alone."""
         return Operands._make(
             None if x is None else block.select(x, axes).detach().requires_grad_(x.requires_grad)
-            for x, axes in zip(self, self.list_axes())
+            for x, axes in zip(self, self.axes().values())
         )
 
 

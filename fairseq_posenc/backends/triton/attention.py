@@ -4,8 +4,7 @@ The forward pass is a single launch. In the backward pass, ``backward_kernel`` g
 of keys and values, and stores those of the parts of scores in *tiles* (:class:`Tiles`). Products of
 tiles give those of queries and the key table's term (``tokens_kernel``), and of trained tables.
 
-Slabs bound the memory of the tiles. A slab has a number of sequences (each a head of a sentence),
-as many as have tiles of at most ``MAX_BYTES``, and at least one.
+Slabs, each of one sequence (a head of a sentence) or more, keep tiles within ``MAX_BYTES``.
 
 B batch, H heads, T queries, S keys, R rows of a table, D head size.
 """
@@ -146,35 +145,22 @@ class Attention(torch.autograd.Function):
         block = min(tile.queries, tile.keys)  # divides both: they are powers of 2
         square = tile._replace(queries=block, keys=block)  # in which `stored` reads the tiles
 
-        grad_query = torch.empty_like(problem.query)
-        # The backward kernel writes the other two; `tokens_kernel` adds the key table's term.
-        is_added = problem.key_table is not None
-        grad_key = torch.empty_like(problem.key, dtype=torch.float32 if is_added else None)
-        grad_value = torch.empty_like(problem.value)
-        needed = zip(problem.tables, ctx.needs_input_grad[4:])  # after problem, query, key, value
-        trained = [table if is_needed else None for table, is_needed in needed]
+        has_key_term = problem.key_table is not None  # which `tokens_kernel` adds in float32
+        grad_query, grad_value = torch.empty_like(problem.query), torch.empty_like(problem.value)
+        grad_key = torch.empty_like(problem.key, dtype=torch.float32 if has_key_term else None)
+        needed = ctx.needs_input_grad[4:]  # of the tables: after problem, query, key and value
+        trained = [table if x else None for table, x in zip(problem.tables, needed)]
         batch, heads = problem.query.shape[:2]
         table_blocks = sum(triton.cdiv(x.rows.size(1), block) for x in trained if x is not None)
         copies = min(batch, math.ceil(PROGRAMS / max(1, heads * table_blocks)))
         table_grads = [x and shifts.new_zeros(copies * heads, *x.rows.shape[1:]) for x in trained]
-
-        # In a plain sum, the gradients of the query term and of the bias equal that of the score,
-        # which is stored anyway. PRODUCT: content and terms are multiplied.
-        plain_sum = not problem.PRODUCT and problem.gain is None
-        of_queries, of_keys, of_gain, of_bias = zip(problem.tables, table_grads)  # pairs
-        _, _, gain_grad, bias_grad = table_grads  # None: it is not trained
-        is_stored = {"content": True, "key_term": is_added, "gain": gain_grad is not None}
-        is_stored["query_term"] = problem.query_table is not None and not plain_sum
-        is_stored["bias"] = bias_grad is not None and not plain_sum
-        stored = [name for name, is_needed in is_stored.items() if is_needed]
-        slabs = split_slabs(problem, tile, len(stored))
+        slabs, tiles = allocate_tiles(problem, tile, needed)
         _, sequences, queries, keys = slabs[0]  # the largest slab: its memory serves all
-        memory = problem.query.new_empty(len(stored), sequences * queries * keys)
-        tiles = Tiles(**dict(zip(stored, memory)))  # the others are None
         query_ends, key_ends = (shifts.new_empty(2 * sequences * n) for n in (queries, keys))
-        by_query, by_key = tl.constexpr(1), tl.constexpr(-1)
+        of_queries, of_keys, of_gain, of_bias = zip(problem.tables, table_grads)  # both
         query_term = tiles.content if tiles.query_term is None else tiles.query_term
         bias = tiles.content if tiles.bias is None else tiles.bias
+        by_query, by_key = tl.constexpr(1), tl.constexpr(-1)
         factor = problem.scale * problem.kept_factor
         sides = [  # tables of numbers need no ends: they have a row for each distance
             Side(*of_queries, problem.query, grad_query, query_term, query_ends, factor, by_query),
@@ -182,24 +168,38 @@ class Attention(torch.autograd.Function):
             Side(*of_gain, None, None, tiles.gain, None, factor, by_query),
             Side(*of_bias, None, None, bias, None, problem.kept_factor, by_query),  # not scaled
         ]
-
-        blocks = triton.cdiv(problem.tgt_len, block)
-        blocks += triton.cdiv(problem.src_len, block) if is_added else 0
         of_tables = tuple(side for side in sides if side.table_grad is not None)
+        token_blocks = triton.cdiv(problem.tgt_len, block)
+        token_blocks += triton.cdiv(problem.src_len, block) if has_key_term else 0
         for slab in slabs:
             programs = slab.sequences * (slab.keys // tile.keys)
             arguments = grad, statistics, slab, tiles, grad_key, grad_value
             launch(backward_kernel, programs, problem, tile, *arguments)
-            programs = slab.sequences * blocks
+            programs = slab.sequences * token_blocks
             launch(tokens_kernel, programs, problem, square, slab, tiles.content, *sides[:2])
             if of_tables:
                 programs = copies * heads * table_blocks
                 launch(tables_kernel, programs, problem, square, slab, of_tables, copies)
         sums = [  # over copies, each of other sentences, and over heads that share a table
-            None if grad is None or x is None else grad.unflatten(0, (-1, len(x.rows))).sum(0)
-            for grad, x in zip(table_grads, trained)
+            None if x is None or table is None else x.unflatten(0, (-1, len(table.rows))).sum(0)
+            for x, table in zip(table_grads, trained)
         ]
         return None, grad_query, grad_key, grad_value, *sums
+
+
+def allocate_tiles(problem: Problem, tile: Tile, needed: list[bool]) -> tuple[list[Slab], Tiles]:
+    """Divide a problem into slabs, and allocate the tiles of the largest one, which serve all."""
+    _, _, needs_gain, needs_bias = needed  # which tables need a gradient
+    # In a plain sum, gradients of the query term and of the bias are those of the content.
+    plain_sum = not problem.PRODUCT and problem.gain is None  # nothing multiplies the content
+    is_stored = {"content": True, "key_term": problem.key_table is not None}
+    is_stored |= {"gain": needs_gain, "bias": needs_bias and not plain_sum}
+    is_stored["query_term"] = problem.query_table is not None and not plain_sum
+    stored = [name for name, is_needed in is_stored.items() if is_needed]
+    slabs = split_slabs(problem, tile, len(stored))
+    _, sequences, queries, keys = slabs[0]
+    memory = problem.query.new_empty(len(stored), sequences * queries * keys)
+    return slabs, Tiles(**dict(zip(stored, memory)))  # the others are None
 
 
 def launch(kernel: Any, programs: int, problem: Problem, tile: Tile, *arguments: Any) -> None:
