@@ -157,7 +157,7 @@ class Attention(torch.autograd.Function):
         slabs, tiles = allocate_tiles(problem, tile, needed)
         _, sequences, queries, keys = slabs[0]  # the largest slab: its memory serves all
         query_ends, key_ends = (shifts.new_empty(2 * sequences * n) for n in (queries, keys))
-        of_queries, of_keys, of_gain, of_bias = zip(problem.tables, table_grads)  # both
+        of_queries, of_keys, of_gain, of_bias = zip(problem.tables, table_grads)  # table, gradient
         query_term = tiles.content if tiles.query_term is None else tiles.query_term
         bias = tiles.content if tiles.bias is None else tiles.bias
         by_query, by_key = tl.constexpr(1), tl.constexpr(-1)
