@@ -21,12 +21,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 
 
-def make_projections(dims: Dims, tied: bool) -> tuple[nn.Parameter, nn.Parameter]:
-    """Create two empty projections ``(D, D)``; if ``tied``, one parameter twice."""
-    projection = nn.Parameter(torch.empty(dims.head_dim, dims.head_dim))
-    return projection, projection if tied else nn.Parameter(torch.empty_like(projection))
-
-
 @register("deberta")
 class Deberta(DistanceEncoding):
     """A trained vector for each signed distance is projected once for queries, once for keys.
@@ -52,7 +46,9 @@ class Deberta(DistanceEncoding):
         self, dims: Dims, *, scale_factor: float = 3.0, tie_projections: bool = False, **others: Any
     ) -> None:
         super().__init__(dims, scale_factor=scale_factor, **others)  # options of `DistanceEncoding`
-        self.query_projection, self.key_projection = make_projections(dims, tie_projections)
+        self.query_projection = nn.Parameter(torch.empty(dims.head_dim, dims.head_dim))
+        of_keys = nn.Parameter(torch.empty(dims.head_dim, dims.head_dim))
+        self.key_projection = self.query_projection if tie_projections else of_keys
 
     def list_terms(self, rows: Tensor, runs: Runs | None) -> list[Term]:
         """Project the rows that ``terms`` selected, ``(G, R, D)``, for queries and for keys."""

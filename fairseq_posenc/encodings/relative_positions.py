@@ -81,8 +81,7 @@ class DistanceEncoding(Encoding):
         if not self.is_signed:  # rows of 0, 1, 2 ... K become those of -K ... 2 1 0 1 2 ... K
             rows = torch.cat([rows[:, 1:].flip(1), rows], 1)
         starts = range(1 - K, K + 1)  # the distance at which each row but the first begins
-        # A slice, the rows that this call's distances need; and which distances share a row, None
-        # if each has its own.
+        # A slice of the rows for this call, and which distances share one (None: each has its own).
         kept, runs = Runs.select(starts, positions)
         rows = rows[:, kept]  # [G, R, ...]
         if not self.has_reset:

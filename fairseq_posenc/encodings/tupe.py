@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.projected_distances import make_projections
 from fairseq_posenc.encodings.relative_positions import DistanceEncoding
 from fairseq_posenc.encodings.t5 import Buckets
 from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Reset, Term
@@ -46,7 +45,9 @@ class Tupe(DistanceEncoding):
     ) -> None:
         super().__init__(dims, scale_factor=scale_factor, **others)  # options of `DistanceEncoding`
         self.positions = nn.Parameter(torch.empty(dims.max_positions, dims.head_dim))  # vectors p
-        self.query_projection, self.key_projection = make_projections(dims, tie_projections)
+        self.query_projection = nn.Parameter(torch.empty(dims.head_dim, dims.head_dim))
+        of_keys = nn.Parameter(torch.empty(dims.head_dim, dims.head_dim))
+        self.key_projection = self.query_projection if tie_projections else of_keys
 
     def terms(self, positions: Positions) -> list[Term]:
         """Add products of positions, scaled here, ``(B or 1, 1, T, S)``, and those by distance."""
