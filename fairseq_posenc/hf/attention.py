@@ -3,9 +3,8 @@
 A stack passes the state of a pass (:class:`PassState`) to its layers. Each selects its own part
 (:class:`LayerState`), with which transformers calls the function, beside queries and keys.
 
-If the model's own code rotates, the cache has rotated keys; if ours does, unrotated ones. Layers
-with the same encodings are of one *kind*; kinds are numbered as in ``Spec.layer_kinds``. B batch, T
-new of S tokens, of which K have keys, H heads (G of keys), D head size, C model size, R rows.
+If the model's own code rotates, the cache has rotated keys; if ours does, unrotated ones. B batch,
+T new of S tokens, of which K have keys, H heads (G of keys), D head size, C model size, R rows.
 """
 
 from collections.abc import Callable
@@ -48,19 +47,15 @@ class LayerState:
 class AttentionPositions(AttentionCore, nn.Module):
     """The positions of a layer's self-attention: its trained encodings, and how they are applied.
 
-    The stack's ``positions`` are read, not kept. Layer ``index`` has heads of width ``head_dim``.
+    The stack's ``positions`` are read, not kept; ``index`` is the layer's.
     """
 
-    def __init__(self, positions: HFStackPositions, index: int, head_dim: int) -> None:
+    def __init__(self, positions: HFStackPositions, index: int) -> None:
         super().__init__()
-        self.dims = positions.dims._replace(own_head_dim=head_dim)  # the stack has its widest D
-        self.cosine_width = positions.cosine_widths[index]  # of the model's code; 0: takes none
-        self.encodings = build_layer(positions.spec, self.dims, index)  # AttentionCore reads them
+        self.plan = positions.layers[index]
         self.spec, self.family = positions.spec, positions.family  # of all layers of the stack
-        self.kind = self.spec.layer_kind(index)
-        self.direction = positions.layer_directions[index]  # `both`, `lr` (causal) or `rl`
-        self.is_rotated = positions.is_rotated[index]  # whether the model's own code rotates
-        self.is_gated = self.kind in positions.gated_kinds  # its scores decay by forget gates
+        self.dims = positions.dims._replace(own_head_dim=self.plan.head_dim)
+        self.encodings = build_layer(positions.spec, self.dims, index)  # AttentionCore reads them
         self.backend = positions.backend
 
     def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
@@ -97,7 +92,7 @@ class AttentionPositions(AttentionCore, nn.Module):
                 f"tensor parallelism gave this process {query.size(1)} of {heads} heads, and terms "
                 "need all of them: use tp_plan only with rotations, else device_map or FSDP"
             )
-        shared, cache = state.shared, state.cache
+        plan, shared, cache = self.plan, state.shared, state.cache
         self._check_cache(shared, key.size(2))
         positions = shared.positions  # of all S tokens
         past = positions.src_len - query.size(2)  # number of tokens before the T new ones
@@ -109,13 +104,13 @@ class AttentionPositions(AttentionCore, nn.Module):
         # c of the scale 1 / sqrt(c * D): the spec's, or 1, times that of the model's own scale.
         factor = (terms.find(ScaleFactor) or ScaleFactor(1.0)).factor
         terms = Terms([ScaleFactor(factor * scale_factor), *terms.without(ScaleFactor)])
-        past_decay = caches.read_decay(cache, state.gates_layer, past) if self.is_gated else None
+        past_decay = caches.read_decay(cache, state.gates_layer, past) if plan.is_gated else None
         of_input = self.encodings.input_terms(state.inputs, positions, past_decay)
         if cache is not None and (decay := of_input.find(Decay)) is not None:
             caches.store_decay(cache, state.gates_layer, decay)
-        if not self.is_rotated:
+        if not plan.is_rotated:
             query, key = self.rotate_tokens(query, key, shared)
-        mask = shared.mask.with_direction(self.direction)
+        mask = shared.mask.with_direction(plan.direction)
         call = AttentionCall(query, key, value, terms | of_input, mask, dropout, state.need_weights)
         return use_kept(call, Kept(key, value), positions.src_len)  # cuts terms and mask to K
 
@@ -147,15 +142,15 @@ class AttentionWithPositions(Derived):
             raise UserError(CALLED_BY_ITSELF)
         positions: Any = getattr(self, POSITIONS)  # AttentionPositions, or PEFT's wrapper of a copy
         inputs: Tensor = args[0] if args else named["hidden_states"]
-        if positions.is_rotated:
-            named["position_embeddings"] = state.cosines[positions.kind]
-        elif width := positions.cosine_width:  # cosines of 1 and sines of 0 rotate nothing
+        if positions.plan.is_rotated:
+            named["position_embeddings"] = state.cosines[positions.plan.kind]
+        elif width := positions.plan.cosine_width:  # cosines of 1 and sines of 0 rotate nothing
             ones = torch.ones(1, 1, width, dtype=inputs.dtype, device=inputs.device)
             named["position_embeddings"] = (ones, torch.zeros_like(ones))
         if state.shared is None:  # the model's own attention is used
             return forward(self, *args, **named)
         cache = caches.find_self_cache([*named.values(), *args])
-        shared = state.shared[positions.kind]
+        shared = state.shared[positions.plan.kind]
         gates_layer = state.num_layers + (getattr(self, "layer_idx", 0) or 0)  # after the model's
         layer = LayerState(shared, inputs, cache, gates_layer, state.need_weights)
         output = forward(self, *args, **named, **{LAYER_STATE: layer})

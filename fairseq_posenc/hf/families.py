@@ -187,8 +187,8 @@ class Stack(NamedTuple):
     def refuse_other_layers(self, spec: Spec) -> None:
         """Refuse a spec read from the model that no longer fits: layers were removed or added."""
         if hasattr(self.module, POSITIONS):  # a kind: the index of encodings in `spec.layer_kinds`
-            kinds = [getattr(getattr(x, POSITIONS, None), "kind", None) for x in self.attentions]
-            fits = kinds == [spec.layer_kind(index) for index in range(len(kinds))]
+            plans = [getattr(getattr(x, POSITIONS, None), "plan", None) for x in self.attentions]
+            fits = all(x and x.kind == spec.layer_kind(index) for index, x in enumerate(plans))
         else:
             flags = [self.family.applies_cosines(attention) for attention in self.attentions]
             # EXAONE 4 without a window rotates in all layers, although no flag says so.
@@ -257,12 +257,12 @@ class Stack(NamedTuple):
         for part in self.attentions:  # if set before; `attention` may be of a layer added since
             positions = getattr(part, POSITIONS, None)
             if positions is not None and getattr(part, "layer_type", "") == layer_type:
-                return int(positions.cosine_width)
+                return int(positions.plan.cosine_width)
         rotary = getattr(self.module, self.family.rotary, None)
         buffers = {} if rotary is None else dict(rotary.named_buffers())
         # The frequencies of all pairs of coordinates: by type of layer in some models.
-        name = f"{layer_type}_inv_freq"
-        frequencies = buffers.get(name, next(iter(buffers.values()), torch.empty(0)))
+        usual = next(iter(buffers.values()), torch.empty(0))
+        frequencies = buffers.get(f"{layer_type}_inv_freq", usual)
         return frequencies.numel() * (1 if self.family.cosines == "half" else 2)
 
 

@@ -17,7 +17,7 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
-from fairseq_posenc import registry
+from fairseq_posenc import assembly, registry
 from fairseq_posenc.derived import add_mixin, refuse_replaced_forward
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import own_positions
@@ -94,16 +94,14 @@ def _find_supported_family(model: PreTrainedModel) -> Family:
 
 def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
     """Read the present spec of a stack, None if no spec describes it, and parse the new one."""
-    try:
+    if names_own(text):
         old_spec = own_positions.read_spec(stack.module)
-    except UserError:
-        if names_own(text):
-            raise
+        stack.refuse_other_layers(old_spec)  # if some were removed or added
+        return old_spec, expand_own(text, old_spec, len(stack.attentions))
+    try:
+        return own_positions.read_spec(stack.module), parse(text)
+    except UserError:  # also of `parse`, which then raises it again
         return None, parse(text)
-    if not names_own(text):
-        return old_spec, parse(text)
-    stack.refuse_other_layers(old_spec)  # if some were removed or added
-    return old_spec, expand_own(text, old_spec, len(stack.attentions))
 
 
 def _build_parts(
@@ -115,9 +113,10 @@ def _build_parts(
     # A model that is being loaded is on the device "meta", where constants cannot be computed.
     with torch.device("cpu" if weight.is_meta else weight.device):
         positions = HFStackPositions(spec, stack, max_positions, directions, boundary_id)
+        _refuse_layers_that_differ(positions, stack)
         parts: Parts = {stack.module: positions}
-        for index, (attention, width) in enumerate(zip(stack.attentions, stack.head_widths)):
-            parts[attention] = AttentionPositions(positions, index, width)
+        for index, attention in enumerate(stack.attentions):
+            parts[attention] = AttentionPositions(positions, index)
     for owner, part in parts.items():
         refuse_replaced_forward(owner)
         part.to(stack.module.dtype)
@@ -127,27 +126,56 @@ def _build_parts(
 def _refuse_unfit(spec: Spec, stack: Stack) -> None:
     """Refuse a spec that a stack cannot have."""
     spec.check_length(len(stack.attentions))
-    config = stack.config
     if stack.is_hybrid and "documents" in spec.names:
         raise UserError(f"{spec}: layers of this model without attention would mix documents")
     if spec.rotates_source:
         raise UserError(f"{spec}: leave out cross_attention: cross-attention has no rope here")
     # In some models of OPT, embeddings are projected to the width of the layers.
     width = stack.module.get_input_embeddings().embedding_dim
-    if spec.input_items and width != config.hidden_size:
+    if spec.input_items and width != stack.config.hidden_size:
         raise UserError(
             f"{spec}: the embeddings of this model have {width} channels, and its layers "
-            f"{config.hidden_size}: use encodings of the scores or rotations"
+            f"{stack.config.hidden_size}: use encodings of the scores or rotations"
         )
-    if spec.input_items and getattr(config, "hidden_size_per_layer_input", None):
+    if spec.input_items and getattr(stack.config, "hidden_size_per_layer_input", None):
         raise UserError(f"{spec}: this model finds tokens by their embeddings: add no vectors")
+
+
+def _refuse_layers_that_differ(positions: HFStackPositions, stack: Stack) -> None:
+    """Refuse positions that not all layers can have, as in Gemma 4, whose layers differ."""
+    spec, dims, layers = positions.spec, positions.dims, positions.layers
+    projects = any(x.rows("layer") is not None for x in assembly.draft_terms(spec, dims, "auto"))
+    keys: dict[str, int] = {}  # by type of layer, the kind of the last one with keys of its own
+    for index, (attention, plan) in enumerate(zip(stack.attentions, layers)):
+        layer_type = getattr(attention, "layer_type", "")
+        if not getattr(attention, "is_kv_shared_layer", False):
+            keys[layer_type] = plan.kind
+        elif keys.get(layer_type) != plan.kind or projects:
+            raise UserError(
+                f"{spec}: layer {index} of this model has no keys of its own: it must have the "
+                "positions of the layer whose keys it reads, and can project no rows of a table"
+            )
+    heads = sorted({*(getattr(stack.config, "num_attention_heads_per_layer", None) or ())})
+    if len(heads) > 1 and not positions.can_keep_attention:
+        raise UserError(
+            f"{spec}: layers of this model have different numbers of heads, "
+            f"{' and '.join(map(str, heads))}: use rotations alone"
+        )
+    widths = sorted({plan.head_dim for plan in layers})
+    dims_by_width = [dims._replace(own_head_dim=width) for width in widths]
+    counts = [assembly.count_parameters(spec, x, len(spec.layers)) for x in dims_by_width]
+    if len(widths) > 1 and not (positions.rotates_all and all(x == counts[0] for x in counts)):
+        raise UserError(
+            f"{spec}: heads of this model are {' and '.join(map(str, widths))} wide, by layer: "
+            "use own, or encodings without rotations and tables of this width, such as alibi"
+        )
 
 
 def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
     """Put the new modules into a model, in place of its present positions."""
-    # A model has one attention function: its own if that serves all stacks (`is_native`), or ours.
-    is_native = all(parts[stack.module].is_native for stack in stacks)
-    attention = parts[stacks[0].module].stock_attention if is_native else OUR_ATTENTION
+    # A model has one attention function: its own, if that can serve all stacks, or ours.
+    can_keep = all(parts[stack.module].can_keep_attention for stack in stacks)
+    attention = parts[stacks[0].module].stock_attention if can_keep else OUR_ATTENTION
     copies: dict[int, object] = {}  # parts of the model that share one keep sharing it
     for module in model.modules():  # other models may share their configurations
         config: Any = vars(module).get("config")
@@ -162,7 +190,6 @@ def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
             module.set_attn_implementation(old_attention)
         raise UserError(f"{type(model).__name__} {OWN_CODE}")
     for stack in stacks:
-        parts[stack.module].is_native = is_native
         stack.neutralize()  # removes the stack's own positions
     for owner, part in parts.items():
         vars(owner)["config"]._attn_implementation = attention  # may be a copy, in a copied layer

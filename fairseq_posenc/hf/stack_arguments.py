@@ -14,6 +14,7 @@ from fairseq_posenc.encodings.base import SharedEncodings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import CACHE_ADVICE, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.families import Stack
+from fairseq_posenc.hf.own_positions import ATTENTION_TYPES
 from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import (
@@ -55,6 +56,9 @@ class StackArguments:
         # `generate` makes a mask for each type of layer: our `make_mask` (attention.py) returns the
         # padding for all. Stock masks, of a model around this one, are None if they hide nothing.
         masks = mask.values() if isinstance(mask, dict) else [mask]
+        types = ATTENTION_TYPES & {*(getattr(stack.config, "layer_types", None) or ())}
+        if isinstance(mask, dict) and not types.issubset(mask):
+            raise UserError(f"a type of layers has no mask: {CACHE_ADVICE}")
         self.mask: Any = next((x for x in masks if x is not None), None)  # of any form
         if isinstance(self.mask, Tensor):
             self.mask = self.mask.to(self.inputs.device)
@@ -132,11 +136,6 @@ class StackArguments:
         if syncs and not from_zero and (ids < first_id - 1).any():  # padding has `first_id - 1`
             raise UserError(f"position_ids of this model count from {first_id}, as its class does")
         return torch.where(from_zero, ids, ids - first_id).clamp(min=0)
-
-    def may_be_packed(self) -> bool:
-        """Check whether the ids may count several texts, as they may if values cannot be read."""
-        packed = self.is_packed
-        return packed is not None and (not may_sync(packed.device) or bool(packed))
 
     def refuse_packed(self, separates_by_ids: bool) -> None:
         """Refuse several documents in a row, unless the spec, attention or a mask separates them.

@@ -1,12 +1,9 @@
 """Computes the positions of a stack of layers, at the beginning of its ``forward``.
 
-A stack is *native* if the model's own attention can compute all positions: they are only rotations,
-for which it gets our cosines and sines, and vectors that are added to the stack's input. Attention
-and its caches are then the model's. In all other stacks, our attention function computes them from
-the state of the pass (:class:`PassState`), which the stack passes to its layers.
-
-Layers with the same encodings are of one *kind*, numbered as in ``Spec.layer_kinds``.
-Shapes: B batch, T new tokens, S all tokens, those in the cache first.
+If the model's own attention can serve all positions, it is used: they are only rotations, for which
+it gets our cosines and sines, and vectors that are added to the stack's input. Otherwise our
+attention function computes them from the state of the pass (:class:`PassState`), which the stack
+passes to its layers. B batch, T new tokens, S all tokens, those in the cache first.
 """
 
 import inspect
@@ -20,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc import assembly
 from fairseq_posenc.derived import Derived
+from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_scaling import Dynamic, LongRope
 from fairseq_posenc.encodings.rotation import PairRotation
@@ -27,7 +25,7 @@ from fairseq_posenc.encodings.term import Decay
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import CACHE_ADVICE, UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.families import Stack
-from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_trained_length
+from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.hf.record import exchange_names
 from fairseq_posenc.hf.settings import OUR_ATTENTION, PASS_STATE, POSITIONS
 from fairseq_posenc.hf.stack_arguments import StackArguments
@@ -39,17 +37,26 @@ from fairseq_posenc.positions import may_sync
 from fairseq_posenc.shared import Shared, compute_shared
 from fairseq_posenc.specs import Spec
 
-Cosines = tuple[Tensor, Tensor]  # cosines and sines, each `(B or 1, T, width)`
-
 
 class PassState(NamedTuple):
     """The position state of a forward pass, which a stack passes to its layers."""
 
-    cosines: dict[int, Cosines]  # by kind of layer, those by which the model's own code rotates
+    # By kind of layer, cosines and sines by which the model's code rotates, `(B or 1, T, width)`.
+    cosines: dict[int, tuple[Tensor, Tensor]]
     shared: tuple[Shared, ...] | None = None  # None if the model's own attention is used
     need_weights: bool = False  # whether attention weights are requested
     num_layers: int = 0  # of the stack
-    is_uncounted: Tensor | None = None  # the mark of the cache, `caches.UNCOUNTED`
+
+
+class LayerPlan(NamedTuple):
+    """How a layer gets its positions."""
+
+    kind: int  # index of its encodings in `Spec.layer_kinds`, which equal layers share
+    direction: str  # `both`; `lr`: keys up to the query (causal); `rl`: keys from the query on
+    head_dim: int  # width of a head
+    cosine_width: int  # of the cosines that the model's code takes; 0: it takes none
+    is_rotated: bool  # whether the model's code rotates it, by our cosines
+    is_gated: bool  # whether its scores decay by forget gates
 
 
 class HFStackPositions(StackPositions):
@@ -70,82 +77,31 @@ class HFStackPositions(StackPositions):
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
         self.boundary_id = boundary_id  # of the token that ends a sentence; None: not known
-        first = parse_directions(directions, "directions")  # of the first layers
-        if first and stack.causal:
+        first, count = parse_directions(directions, "directions"), len(stack.attentions)
+        if first and causal:
             raise UserError("directions are for encoders: a decoder sees no later tokens")
-        count = len(stack.attentions)
         if len(first) > count:
             raise UserError(f"directions names {len(first)} layers, but the encoder has {count}")
         self.directions = format_directions(first)
-        self.layer_directions = first + ["lr" if causal else "both"] * (count - len(first))
+        all_directions = first + ["lr" if causal else "both"] * (count - len(first))
+        self.layers = _plan_layers(spec, self.dims, stack, all_directions)
+        # Whether the model's code applies all rotations, and whether its own attention and caches
+        # can serve all positions: no others, but for vectors that are added to the input.
+        self.rotates_all = [x.is_rotated for x in self.layers] == spec.list_rotated(count)
+        others = {item.encoding.acts_on for item in spec.items} - {"input", "rotation"}
+        has_terms = any(assembly.draft_terms(spec, self.dims, backend="auto"))
+        is_plain = stack.attends_plainly and not (self.directions or others or has_terms)
+        self.can_keep_attention = self.rotates_all and is_plain
         self.is_decoder = stack.is_decoder  # kept, as it takes time in each step of decoding
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
-        # For each layer: the width of the cosines that its code takes; whether it rotates by ours.
-        self.cosine_widths = [stack.find_cosine_width(x) for x in stack.attentions]
-        self.is_rotated = self._find_rotated(stack)
-        self.rotated_kinds = {spec.layer_kind(i) for i, x in enumerate(self.is_rotated) if x}
-        model_rotates = self.is_rotated == spec.list_rotated(count)  # so ours rotates nothing
-        # What each kind of layer adds to the scores of a single token, without values.
-        terms_by_kind = assembly.draft_terms(spec, self.dims, backend="auto")
-        acts_on = {item.encoding.acts_on for item in spec.items}
-        is_plain = acts_on <= {"input", "rotation"} and not (self.directions or any(terms_by_kind))
-        # Whether attention and caches are the model's own; False later if another stack needs ours.
-        self.is_native = model_rotates and stack.attends_plainly and is_plain
         # The attention function that the model had before it got ours, and the backend of ours.
         self.stock_attention = stack.config._attn_implementation
         earlier: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
         if earlier is not None and self.stock_attention == OUR_ATTENTION:
             self.stock_attention = earlier.stock_attention
         self.backend = "flex" if self.stock_attention == "flex_attention" else "auto"
-        if not self.is_native:  # else no backend of ours is used
-            assembly.draft_terms(spec, self.dims, self.backend)  # only refuses terms that it lacks
-        self.gated_kinds = {kind for kind, terms in enumerate(terms_by_kind) if terms.has(Decay)}
-        projects = any(terms.rows("layer") is not None for terms in terms_by_kind)  # table rows
-        self._refuse_layers_that_differ(stack, model_rotates, projects)
-
-    def _find_rotated(self, stack: Stack) -> list[bool]:
-        """Find for each layer whether its own code can rotate it, by our cosines."""
-        # Each kind's rotation, without values; with gradients, else trained ones would seem fixed.
-        with torch.device("meta"), torch.enable_grad():
-            encodings = assembly.build_shared(self.spec, self.dims)
-            rotations = encodings.rotations(torch.zeros(1, 1).long())  # None without a rotation
-        by_layer = [rotations[self.spec.layer_kind(i)] for i in range(len(stack.attentions))]
-        return [
-            isinstance(rotation, PairRotation)
-            # Not a trained one: reentrant checkpointing frees its graph after each layer.
-            and not rotation.phases.requires_grad
-            and self.family.applies_cosines(attention)
-            and rotation.has_cosines(self.family.cosines, width)
-            for rotation, attention, width in zip(by_layer, stack.attentions, self.cosine_widths)
-        ]
-
-    def _refuse_layers_that_differ(self, stack: Stack, model_rotates: bool, projects: bool) -> None:
-        """Refuse positions that not all layers can have, as in Gemma 4, whose layers differ."""
-        spec = self.spec
-        keys: dict[str, int] = {}  # by type of layer, the kind of the last one with keys of its own
-        for index, attention in enumerate(stack.attentions):
-            layer_type, kind = getattr(attention, "layer_type", ""), spec.layer_kind(index)
-            if not getattr(attention, "is_kv_shared_layer", False):
-                keys[layer_type] = kind
-            elif keys.get(layer_type) != kind or projects:
-                raise UserError(
-                    f"{spec}: layer {index} of this model has no keys of its own: it must have the "
-                    "positions of the layer whose keys it reads, and can project no rows of a table"
-                )
-        heads = sorted({*(getattr(stack.config, "num_attention_heads_per_layer", None) or ())})
-        if len(heads) > 1 and not self.is_native:  # native: the model's own code attends
-            raise UserError(
-                f"{spec}: layers of this model have different numbers of heads, "
-                f"{' and '.join(map(str, heads))}: use rotations alone"
-            )
-        widths = sorted({*stack.head_widths})
-        dims_by_width = [self.dims._replace(own_head_dim=x) for x in widths]
-        counts = [assembly.count_parameters(spec, x, len(spec.layers)) for x in dims_by_width]
-        if len(widths) > 1 and not (model_rotates and all(x == counts[0] for x in counts)):
-            raise UserError(
-                f"{spec}: heads of this model are {' and '.join(map(str, widths))} wide, by layer: "
-                "use own, or encodings without rotations and tables of this width, such as alibi"
-            )
+        if not self.can_keep_attention:  # refuses terms that the backend lacks
+            assembly.draft_terms(spec, self.dims, self.backend)
 
     @property
     def identity(self) -> Identity:
@@ -170,34 +126,32 @@ class HFStackPositions(StackPositions):
             raise UserError(f"weights {differences[0]}: keep is_causal and is_decoder as they were")
 
     def prepare(
-        self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[dict[str, Any], PassState]:
-        """Prepare a forward pass of the stack's module, ``forward(*args, **named)``.
+        self, module: nn.Module, named: dict[str, Any]
+    ) -> tuple[dict[str, Any], PassState, Tensor | None]:
+        """Prepare a pass of the stack's module, ``forward(**named)``; refuse unclear positions.
 
-        Return all arguments of this ``forward`` by name, and the state of the pass; refuse
-        arguments that do not determine the positions.
+        Return the arguments that ``forward`` gets in place of the caller's, the state for the
+        layers, and the mark of the cache, ``caches.UNCOUNTED``.
         """
-        named = {**dict(zip(self.parameter_names, args)), **named}
         if named.get("input_ids") is None and named.get("inputs_embeds") is None:
-            return named, PassState({})  # the model's code refuses such a call
+            return {}, PassState({}), None  # the model's code refuses such a call
         stack = Stack(self.family, module)
         arguments = StackArguments(named, self, stack)
+        is_ours = stack.config._attn_implementation == OUR_ATTENTION  # else the model's own
         self._check_attention(stack, arguments)
         # Not in steps of decoding; in those with a static cache too, whose number may be on a GPU.
         if isinstance(arguments.past, Tensor) or not arguments.past:
             _refuse_replaced_layers(stack)
         # FlashAttention keeps packed texts apart by ids; other layers of a hybrid do not read them.
-        has_flash = self.is_native and "flash" in stack.config._attn_implementation
-        separates_by_ids = has_flash and not stack.is_hybrid
+        separates_by_ids = "flash" in stack.config._attn_implementation and not stack.is_hybrid
         arguments.refuse_packed(separates_by_ids)
         changes = _list_changes(stack, arguments, separates_by_ids)
         self._fit_scalings(arguments)  # before any rotation is computed
         inputs, ids = arguments.inputs, arguments.ids
-        if self.is_native and self.input is None:  # only the rotations of new tokens are needed
+        if self.input is None and not is_ours:  # only the rotations of new tokens are needed
             if ids is None:  # they are counted, from those in the cache on
                 ids = torch.arange(inputs.size(1), device=inputs.device)[None] + arguments.past
-            cosines = self._make_cosines(module, self.shared.rotations(ids))
-            return {**named, **changes}, PassState(cosines)
+            return changes, PassState(self._make_cosines(module, self.shared.rotations(ids))), None
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
         self._refuse_inner_padding(positions, "attention_mask")  # which distances would count
         states = compute_shared(self.shared, positions)  # one for each kind of layer
@@ -208,34 +162,31 @@ class HFStackPositions(StackPositions):
         cosines = self._make_cosines(module, [x.rotation for x in states])
         requested = named.get("output_attentions")
         needs_weights = stack.config.output_attentions if requested is None else requested
-        ours = None if self.is_native else states  # what our attention function reads
-        state = PassState(cosines, ours, needs_weights, len(stack.layers), is_uncounted)
-        return {**named, **changes}, state
+        shared = states if is_ours else None
+        return changes, PassState(cosines, shared, needs_weights, len(stack.layers)), is_uncounted
 
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
-        """Refuse attention, masks and caches for which the positions were not set."""
+        """Refuse attention that leaves positions out, and caches and masks that do not fit it."""
         attention = stack.config._attn_implementation
-        if (attention == OUR_ATTENTION) == self.is_native:  # native: the model's, otherwise ours
-            right = self.stock_attention if self.is_native else OUR_ATTENTION
-            raise UserError(
-                f"the attention of this model was set to {attention!r}, which leaves its positions "
-                f"out: model.set_attn_implementation({right!r})"
-            )
-        masks = arguments.named.get("attention_mask")
-        types = getattr(stack.config, "layer_types", None) or ()
-        if isinstance(masks, dict) and not (ATTENTION_TYPES & {*types}).issubset(masks):
-            raise UserError(f"a type of layers has no mask: {CACHE_ADVICE}")
-        if self.is_native:  # our attention function refuses keys and masks itself
+        if attention != OUR_ATTENTION:
+            if not self.can_keep_attention:
+                raise UserError(
+                    f"the attention of this model was set to {attention!r}, which leaves its "
+                    f"positions out: model.set_attn_implementation({OUR_ATTENTION!r})"
+                )
             if any(getattr(x, "is_sliding", False) for x in getattr(arguments.cache, "layers", ())):
                 raise UserError(f"the cache drops keys of a window: {CACHE_ADVICE}")
             if isinstance(arguments.mask, BlockMask) and attention != "flex_attention":
                 raise UserError("a BlockMask needs attn_implementation='flex_attention'")
             return
+        # Our attention function refuses other keys and masks itself.
         given = arguments.named.get("use_cache")
         use_cache = getattr(stack.config, "use_cache", False) if given is None else given
-        if use_cache and 0 < len(types) < len(stack.layers):
-            raise UserError(f"layers were added: caches have {len(types)}, so pass use_cache=False")
-        if self.gated_kinds and getattr(arguments.cache, "offloading", False):
+        count = len(getattr(stack.config, "layer_types", None) or ())  # 0: not in a list
+        if use_cache and 0 < count < len(stack.layers):
+            raise UserError(f"layers were added: caches have {count}, so pass use_cache=False")
+        is_gated = any(layer.is_gated for layer in self.layers)
+        if is_gated and getattr(arguments.cache, "offloading", False):
             raise UserError(f"{self.spec}: offloaded caches lose forget gates: use another cache")
         if torch.jit.is_tracing():
             raise UserError("torch.jit.trace fixes the sizes of an input: use torch.export.export")
@@ -276,37 +227,63 @@ class HFStackPositions(StackPositions):
         embeddings = embeddings + vectors.type_as(embeddings)
         return embeddings / scale if self.is_decoder else embeddings
 
-    def _make_cosines(self, module: Any, rotations: list[Any]) -> dict[int, Cosines]:
+    def _make_cosines(self, module: Any, rotations: list[Any]) -> dict[int, tuple[Tensor, Tensor]]:
         """Convert the rotations by kind of layer to cosines, where the model's code rotates."""
         dtype, form = module.get_input_embeddings().weight.dtype, self.family.cosines
-        return {kind: rotations[kind].cosines(form, dtype) for kind in self.rotated_kinds}
+        kinds = {layer.kind for layer in self.layers if layer.is_rotated}
+        return {kind: rotations[kind].cosines(form, dtype) for kind in kinds}
 
 
-def _list_changes(stack: Stack, given: StackArguments, keeps_ids: bool) -> dict[str, Tensor | None]:
+def _plan_layers(spec: Spec, dims: Dims, stack: Stack, directions: list[str]) -> list[LayerPlan]:
+    """Plan the layers of a stack, which have these directions."""
+    # What each kind of layer adds to the scores of a single token, without values.
+    terms = assembly.draft_terms(spec, dims, backend="auto")
+    # The rotation of each kind or None, without values; with gradients, to tell trained ones.
+    with torch.device("meta"), torch.enable_grad():
+        rotations = assembly.build_shared(spec, dims).rotations(torch.zeros(1, 1).long())
+    plans = []
+    for index, attention in enumerate(stack.attentions):
+        kind, cosine_width = spec.layer_kind(index), stack.find_cosine_width(attention)
+        rotation = rotations[kind]
+        is_rotated = (
+            isinstance(rotation, PairRotation)
+            # Not a trained one: reentrant checkpointing frees its graph after each layer.
+            and not rotation.phases.requires_grad
+            and stack.family.applies_cosines(attention)
+            and rotation.has_cosines(stack.family.cosines, cosine_width)
+        )
+        width, is_gated = stack.head_widths[index], terms[kind].has(Decay)
+        plans.append(LayerPlan(kind, directions[index], width, cosine_width, is_rotated, is_gated))
+    return plans
+
+
+def _list_changes(stack: Stack, given: StackArguments, reads_ids: bool) -> dict[str, Tensor | None]:
     """List the arguments that the stock ``forward`` gets with other values than the caller's."""
-    named, inputs = given.named, given.inputs
-    # With the caller's value, Gemma 4's last layers would get fewer tokens than positions.
     changes: dict[str, Tensor | None] = {}
-    if "logits_to_keep" in named:
+    if "logits_to_keep" in given.named:
+        # With the caller's value, Gemma 4's last layers would get fewer tokens than positions.
         changes["logits_to_keep"] = None
-    if given.ids is not None and not (keeps_ids and given.may_be_packed()):
+    # In a graph the values of ids cannot be read: they may then count several texts.
+    packed = given.is_packed
+    may_be_packed = packed is not None and (not may_sync(packed.device) or bool(packed))
+    if given.ids is not None and not (reads_ids and may_be_packed):
         changes["position_ids"] = None  # else masks of transformers begin a document at each gap
     has_types = hasattr(getattr(stack.module, "embeddings", None), "token_type_ids")
-    if has_types and named.get("token_type_ids") is None:
+    if has_types and given.named.get("token_type_ids") is None:
         # Else its code reads zeros from a buffer that is as long as its own table of positions.
-        changes["token_type_ids"] = inputs.new_zeros(inputs.shape[:2], dtype=torch.long)
+        shape = given.inputs.shape[:2]
+        changes["token_type_ids"] = given.inputs.new_zeros(shape, dtype=torch.long)
     return changes
 
 
 def _refuse_cut_cache(stack: Stack, arguments: StackArguments, shared: Shared) -> None:
     """Refuse a copy of a cache, without our mark, that may have fewer keys than tokens."""
-    past, has_mark = arguments.past, hasattr(arguments.cache, UNCOUNTED)
-    if past and not has_mark and stack.is_decoder_alone:
+    if arguments.past and not hasattr(arguments.cache, UNCOUNTED) and stack.is_decoder_alone:
         needed = shared.needed_keys()
-        if needed.first is None and needed.last == past:  # keys, by which the copy counts tokens
+        if needed.first is None and needed.last == arguments.past:  # keys, for tokens in the copy
             raise UserError(
-                f"a cache of {past} keys that this model did not fill may lack those that a "
-                "window drops: copy whole caches, by copy.deepcopy"
+                f"a cache of {arguments.past} keys that this model did not fill may lack those "
+                "that a window drops: copy whole caches, by copy.deepcopy"
             )
 
 
@@ -335,14 +312,16 @@ class StackWithPositions(Derived):
         positions: Any = getattr(self, POSITIONS, None)  # HFStackPositions, or PEFT's copy of it
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")
-        named, state = positions.prepare(self, args, named)
+        named = {**dict(zip(positions.parameter_names, args)), **named}
+        changes, state, is_uncounted = positions.prepare(self, named)
+        named |= changes
         cosines = state.cosines.get(0) if len(positions.spec.layer_kinds) == 1 else None
         with begin_pass(cosines or (None, None)):  # which `stand_ins.NoRotation` returns
             output = forward(self, **named, **{PASS_STATE: state})
         results = output if isinstance(output, tuple) else output.values()
         # By this mark a later pass refuses to count on from ids that a caller gave in this one.
         if (cache := find_self_cache([*named.values(), *results])) is not None:
-            setattr(cache, UNCOUNTED, state.is_uncounted)
+            setattr(cache, UNCOUNTED, is_uncounted)
         return output
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -258,9 +258,9 @@ def test_rotations_by_the_models_code_are_those_of_the_library(kind):
     spec = f"{rope},{rope}+alibi,none,{rope.replace('(', '(base=500,')}"
     logits = compute_logits(set_positions(model, spec), inputs)
     layers = [layer for layer in model.modules() if isinstance(layer, AttentionPositions)]
-    assert any(layer.is_rotated for layer in layers)
+    assert any(layer.plan.is_rotated for layer in layers)
     for layer in layers:  # nothing is left to the model's code
-        layer.is_rotated = False
+        layer.plan = layer.plan._replace(is_rotated=False)
     assert distance(compute_logits(model, inputs), logits) < 1e-5
 
 

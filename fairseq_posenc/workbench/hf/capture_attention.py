@@ -15,7 +15,6 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import AttentionPositions, attend_with_positions, plain_queries
 from fairseq_posenc.hf.settings import LAYER_STATE, OUR_ATTENTION, POSITIONS
-from fairseq_posenc.hf.stack_forward import HFStackPositions
 
 
 @torch.no_grad()
@@ -57,10 +56,10 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
         return attend_with_positions(module, query, key, value, *mask, **named)
 
-    # For queries and keys before their rotation: if `is_native` is False, a stack calls `attend`;
-    # if `is_rotated` is False, the model's own code rotates by 0 (cosines of 1), and ours rotates.
-    flags = {HFStackPositions: "is_native", AttentionPositions: "is_rotated"}  # class -> attribute
-    changes = [(x, flags[type(x)], False) for x in model.modules() if type(x) in flags]
+    # For queries and keys before their rotation: if `is_rotated` is False, the model's own code
+    # rotates by 0 (cosines of 1), and ours rotates.
+    layers = [part for part in model.modules() if isinstance(part, AttentionPositions)]
+    changes = [(layer, "plan", layer.plan._replace(is_rotated=False)) for layer in layers]
     usual = model(**inputs, use_cache=False)[0]  # logits or states, to compare with below
     before = model.config._attn_implementation
     try:
