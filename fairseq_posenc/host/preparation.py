@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from fairseq import checkpoint_utils
-from fairseq.dataclass.configs import CheckpointConfig
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks.language_modeling import LanguageModelingTask
@@ -43,12 +42,9 @@ class CheckedModel(PositionCheckpoints):
     """Mixin for models: adapts their checkpoints, and checks the options of evaluations."""
 
     def prepare_for_inference_(self, cfg: DictConfig) -> None:
-        """Check the options of fairseq-generate, -interactive or -eval-lm; prepare as fairseq does.
-
-        ``from_pretrained`` gives the configuration of the training, which names no model to load.
-        """
+        """Check options of fairseq-generate, -interactive or -eval-lm; prepare as fairseq does."""
         super().prepare_for_inference_(cfg)  # type: ignore[misc]
-        if not cfg.common_eval.path:
+        if not cfg.common_eval.path:  # `from_pretrained` gives the configuration of the training
             return
         checks.check_precision(cfg.common)
         reads_targets = cfg.generation.score_reference or cfg.generation.prefix_size
@@ -95,35 +91,51 @@ def build_criterion(task: Any, cfg: Any, *args: Any, **named: Any) -> Any:
     fairseq-validate builds one for a model that it has loaded, which has a number of updates.
     """
     if new := [x for x in _built if _built[x]() is task and x.training and x.num_updates is None]:
-        if (settings := _find_settings(cfg, read_task_options(task))) is not None:
-            _prepare_training(new[-1], task, settings)  # the latest, if a task has built several
+        settings, is_copy = _find_settings(cfg, read_task_options(task))
+        if settings is not None:
+            _prepare_training(new[-1], task, settings, is_copy)  # the latest, if it built several
         else:
             logger.warning("no configuration of fairseq: options are unchecked, no folder locked")
     return type(task).build_criterion(task, cfg, *args, **named)
 
 
-def _find_settings(*sections: Any) -> Any:
-    """Find the configuration of fairseq that has one of these sections, or return None."""
+def _find_settings(*sections: Any) -> tuple[DictConfig | None, bool]:
+    """Find fairseq's configuration by its sections, or copy options to one; and say if it did."""
     # omegaconf 2.0 has no public root. A section without a dataclass is a namespace of all options.
     roots: list[Any] = [x._get_root() for x in sections if isinstance(x, DictConfig)]
-    options = (x for x in sections if isinstance(x, Namespace) and hasattr(x, "save_dir"))
-    roots += map(convert_namespace_to_omegaconf, options)
-    return next((root for root in roots if "checkpoint" in root), None)
+    if found := [root for root in roots if "checkpoint" in root]:
+        return found[0], False
+    options = [x for x in sections if isinstance(x, Namespace) and hasattr(x, "save_dir")]
+    return (convert_namespace_to_omegaconf(options[0]), True) if options else (None, False)
 
 
-def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
+def _prepare_training(model: Any, task: Any, settings: DictConfig, is_copy: bool) -> None:
     """Check the options of a training run, lock its folder, and prepare to resume it."""
+    _check_options(model, task, settings)
+    for function in filter(None, (checkpoint_utils.save_checkpoint, _find_counter())):
+        for name in ("best", "num_runs"):  # attributes that an earlier run of a hydra sweep left
+            vars(function).pop(name, None)
+    lock_save_dir(settings)
+    # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
+    # fairseq, which torch loads only if files may run code. So several ranks could not resume.
+    settings.checkpoint.load_checkpoint_on_all_dp_ranks |= not is_copy  # fairseq reads no copy
+    save_dirs[model] = settings.checkpoint.save_dir  # for the line on a divergence
+    keep_batches(task, settings.dataset.curriculum)
+    _prepare_saving(task, settings.checkpoint)
+    if not settings.distributed_training.use_sharded_state:  # files of each rank are not checked
+        _prepare_resumption(model, settings, is_copy)
+
+
+def _check_options(model: Any, task: Any, settings: DictConfig) -> None:
+    """Refuse options with which a training run would fail late, or be wasted."""
     is_ours = type(model).__module__.startswith("fairseq_posenc.")  # others may add settings
     if is_ours and isinstance(settings.model, DictConfig):  # hydra's, in which `+` adds any name
         refuse_unknown_settings(settings.model)
     checks.check_precision(settings.common, getattr(settings.model, "quant_noise_pq", 0))
-    for function in filter(None, (checkpoint_utils.save_checkpoint, _find_counter())):
-        for name in ("best", "num_runs"):  # attributes that an earlier run of a hydra sweep left
-            vars(function).pop(name, None)
-    started = os.environ.get("WORLD_SIZE", "1")
-    is_rank = "RANK" in os.environ and started.isdigit() and int(started) > 1  # one of several
-    if is_rank and settings.distributed_training.distributed_world_size == 1:
-        # Each would train alone, as rank 0, and write the same checkpoints.
+    started = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
+    is_alone = settings.distributed_training.distributed_world_size == 1
+    if is_alone and started.isdigit() and int(started) > 1:
+        # Each rank would train by itself, as rank 0, and write the same checkpoints.
         raise UserError(f"torchrun starts {started} ranks: give --distributed-world-size {started}")
     checks.refuse_wrong_checkpoints(settings.checkpoint, settings.task, settings.criterion)
     loss = getattr(settings.criterion, "_name", settings.criterion)  # or a name alone
@@ -138,17 +150,6 @@ def _prepare_training(model: Any, task: Any, settings: DictConfig) -> None:
             raise UserError(f"--max-tokens {batch}: give at least --tokens-per-sample, {block}")
         checks.refuse_long_blocks(settings.task, block, model.max_positions())
     checks.check_shards(getattr(settings.task, "data", None) or "", settings.dataset.train_subset)
-    lock_save_dir(settings)
-    # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
-    # fairseq, which torch loads only if files may run code. So several ranks could not resume.
-    # Settings that `_find_settings` converted are a copy: fairseq-train reads the options.
-    is_converted = all(isinstance(x, Namespace) for x in (settings.task, settings.criterion))
-    settings.checkpoint.load_checkpoint_on_all_dp_ranks |= not is_converted
-    save_dirs[model] = settings.checkpoint.save_dir  # for the line on a divergence
-    keep_batches(task, settings.dataset.curriculum)
-    _prepare_saving(task, settings.checkpoint)
-    if not settings.distributed_training.use_sharded_state:  # files of each rank are not checked
-        _prepare_resumption(model, settings, is_converted)
 
 
 def lock_save_dir(settings: DictConfig) -> None:
@@ -160,7 +161,7 @@ def lock_save_dir(settings: DictConfig) -> None:
     _held[folder] = locks.acquire(folder / ".fairseq-train", f"--save-dir {folder}")
 
 
-def _prepare_saving(task: Any, checkpoint: CheckpointConfig) -> None:
+def _prepare_saving(task: Any, checkpoint: DictConfig) -> None:
     """Check the room on the disk before each checkpoint, and write the count of ``--patience``.
 
     fairseq keeps the count only in memory (fairseq #3531). Before it writes a checkpoint, it calls
@@ -194,8 +195,8 @@ def refuse_full_disk(folder: str) -> None:
         )
 
 
-def _prepare_resumption(model: Any, settings: DictConfig, is_converted: bool) -> None:
-    """Check the checkpoint that a run starts from, and restore its count of ``--patience``."""
+def _prepare_resumption(model: Any, settings: DictConfig, is_copy: bool) -> None:
+    """Check the checkpoint that a run starts from; end a run with nothing left to train."""
     checkpoint, wanted = settings.checkpoint, settings.optimization.max_update
     if (path := find_start(checkpoint)) is None:
         return
@@ -214,38 +215,36 @@ def _prepare_resumption(model: Any, settings: DictConfig, is_converted: bool) ->
     resumed = check_resumption(path, settings, finetunes)  # what fairseq will load
     if finetunes:
         return
-    finished = ""  # or the reason why nothing is left to train
+    reason = ""  # why nothing is left to train
     if resumed.loads_optimizer:
         model.optimizer_source = path  # loading weights then refuses tables of other sizes
         if 0 < wanted <= resumed.updates:  # fairseq would make another one
-            finished = f"{path} has made {resumed.updates:,} updates; --max-update is {wanted:,}"
-    if finished and is_elsewhere:
-        raise UserError(
-            f"{finished}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
-            "--reset-meters --reset-dataloader start counting from 0"
-        )
-    if finished := finished or restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint):
-        logger.warning(f"{finished}: the training is finished, and nothing was changed")
+            reason = f"{path} has made {resumed.updates:,} updates; --max-update is {wanted:,}"
+            if is_elsewhere:
+                raise UserError(
+                    f"{reason}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
+                    "--reset-meters --reset-dataloader start counting from 0"
+                )
+    runs = restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint)
+    if not reason and checkpoint.restore_file == LAST and 0 < checkpoint.patience <= runs:
+        count = f"{runs} validations without improvement"
+        reason = f"{checkpoint.save_dir}: {count} reach --patience {checkpoint.patience}"
+    if reason:
+        logger.warning(f"{reason}: the training is finished, and nothing was changed")
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
-        if is_converted and _find_counter():  # fairseq-train, which does not read that -1
+        if is_copy and _find_counter():  # fairseq-train, which does not read that -1
             sys.exit()
 
 
-def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> str:
-    """Restore the count of ``--patience`` in a checkpoint (:func:`_prepare_saving`), if any.
-
-    Describe the end of a run that had ended, else return "": fairseq would train on.
-    """
+def restore_patience(progress: Any, checkpoint: DictConfig) -> int:
+    """Restore the count that :func:`_prepare_saving` wrote, and return it; 0 without one."""
     counter = _find_counter()
     is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader  # counts from 0 again
     has_metric = progress and progress["metric"] == checkpoint.best_checkpoint_metric
     if checkpoint.patience <= 0 or is_reset or counter is None or not has_metric:
-        return ""
+        return 0
     counter.best, counter.num_runs = progress["best"], progress["runs"]
-    is_same_training = checkpoint.restore_file == CheckpointConfig.restore_file  # the default
-    count = f"{counter.num_runs} validations without improvement"
-    state = f"{checkpoint.save_dir}: {count} reach --patience {checkpoint.patience}"
-    return state if counter.num_runs >= checkpoint.patience and is_same_training else ""
+    return int(counter.num_runs)
 
 
 def _find_counter() -> Any:

@@ -172,11 +172,11 @@ def test_a_training_without_a_configuration_warns_unless_options_are_of_argparse
     assert "no configuration of fairseq: options are unchecked, no folder locked" in caplog.text
     # Options of argparse, which fairseq gives to a user's task and criterion without dataclasses.
     options = Namespace(save_dir=str(tmp_path), patience=3, distributed_world_size=2)
-    settings = preparation._find_settings(None, options)
-    assert settings.checkpoint.patience == 3
+    settings, is_copy = preparation._find_settings(None, options)
+    assert (is_copy, settings.checkpoint.patience) == (True, 3)
     checkpoint_of(3, tmp_path / "checkpoint_last.pt")
     with pytest.raises(UserError, match=r"2 ranks read .*: add --load-checkpoint-on-all-dp-ranks"):
-        preparation._prepare_resumption(model, settings, is_converted=True)
+        preparation._prepare_resumption(model, settings, is_copy)
 
 
 @pytest.mark.slow
