@@ -1,6 +1,6 @@
 """Adapts fairseq's self-attention: its arguments and its cache, for :class:`AttentionCore`."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -19,16 +19,13 @@ from fairseq_posenc.transformer.forward_context import state_of_kind
 _NO_TORCHSCRIPT = "TorchScript is not supported: encodings and backends are chosen in Python"
 
 
-def _read_kept(buffer: dict[str, Tensor | None]) -> Kept | None:
-    """Read the kept keys and values from fairseq's cache, whose rows beam search reorders.
+class _Past(NamedTuple):
+    """What earlier steps of decoding have left for the next one; nothing, in other passes."""
 
-    ``prev_places``, the indices of the kept keys among all tokens, has equal rows; without it, the
-    keys are those of the last tokens.
-    """
-    key, value, places = (buffer.get(f"prev_{name}") for name in ("key", "value", "places"))
-    if key is None or value is None:
-        return None
-    return Kept(key, value, None if places is None else places[0].cpu())
+    kept: Kept | None = None  # their keys and values
+    has_padding: bool = False
+    decay: Decay | None = None  # of forget gates; a decoder has no sums for later keys
+    rows: ProjectedRows | None = None  # of DeBERTa's table, to which this step adds; None: no cache
 
 
 class PositionalAttention(AttentionCore, MultiheadAttention):
@@ -66,8 +63,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             raise UserError("positions do not work with xformers or added key biases: remove these")
         super().__init__(embed_dim, num_heads, self_attention=True, **kwargs)
         self.encodings = encodings
-        self.direction = direction
-        self.backend = backend
+        self.direction, self.backend = direction, backend
         self.stack, self.kind = stack, kind
 
     def __prepare_scriptable__(self) -> None:
@@ -105,21 +101,13 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
         shared = state_of_kind(self.stack, self.kind)  # refuses a call from outside the stack
         positions = shared.positions  # of all S tokens; the queries are the last T
-        buffer = self._get_input_buffer(incremental_state)  # of earlier steps; {} without any
+        past = self._read_past(incremental_state)
         # fairseq gives the padding of the new tokens, None if none is padding. A mask is needed if
         # they or earlier tokens have padding; the positions have that of all, `(B, S)`.
-        is_padded = key_padding_mask is not None or buffer.get("prev_key_padding_mask") is not None
+        is_padded = key_padding_mask is not None or past.has_padding
         padding = positions.padding if is_padded else None
-        rows = None
-        if incremental_state is not None:
-            # Rows of DeBERTa's table that earlier steps projected; `compute_terms` adds new ones.
-            key_of_rows = self._get_full_incremental_state_key("rows")  # not reordered with beams
-            rows = incremental_state.setdefault(key_of_rows, ProjectedRows())
-        sums = buffer.get("prev_decay")  # of forget gates' logarithms, for the S - T earlier tokens
-        past_decay = None if sums is None else Decay(sums)  # a decoder has no sums for later keys
-        of_input = self.encodings.input_terms(query.transpose(0, 1), positions, past_decay)
-        decay = of_input.find(Decay)  # for all S tokens, a rounded sum and its rest; None: no gates
-        terms = self.compute_terms(shared, rows) | of_input  # all that is added to the scores
+        of_input = self.encodings.input_terms(query.transpose(0, 1), positions, past.decay)
+        terms = self.compute_terms(shared, past.rows) | of_input  # all that is added to the scores
         q, k, v = self.project(query)  # [B, H, T, D] each
         q, k = self.rotate_tokens(q, k, shared)
         mask = shared.mask.with_direction(self.direction)._replace(
@@ -132,21 +120,41 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         dropout = float(self.dropout_module.p) if drops else 0.0
         call = AttentionCall(q, k, v, terms, mask, dropout, need_weights or need_head_weights)
         if incremental_state is not None:
-            kept = append_to_kept(_read_kept(buffer), k, v, positions.src_len)
+            kept = append_to_kept(past.kept, k, v, positions.src_len)
             call = use_kept(call, kept, positions.src_len)  # also to keys of earlier steps
             needed = kept.select(shared.needed_keys(), positions.src_len)  # by later queries
-            if (places := needed.places) is not None:  # a row for each of B, see `_read_kept`
-                places = places.to(query.device).expand(query.size(1), -1)
-            buffer = {
-                "prev_key": needed.key,
-                "prev_value": needed.value,
-                "prev_key_padding_mask": padding,  # of all tokens, also those without a key
-                "prev_places": places,
-                "prev_decay": None if decay is None else decay.earlier,  # [B, H, S, 2]
-            }
-            self._set_input_buffer(incremental_state, buffer)
+            self._store_past(incremental_state, needed, padding, of_input.find(Decay))
         attended, weights = attend(call, self.backend)
         if weights is not None:
             # [B, H, T, S] -> [H, B, T, S] or [B, T, S], as fairseq's class returns them
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return self.project_output(attended), weights
+
+    def _read_past(self, incremental_state: dict[str, Any] | None) -> _Past:
+        """Read fairseq's cache, whose tensors have a row for each sentence, as beams do."""
+        if incremental_state is None:
+            return _Past()
+        # Rows by distance are those of all sentences: under this key, beam search leaves them.
+        key_of_rows = self._get_full_incremental_state_key("rows")
+        rows = incremental_state.setdefault(key_of_rows, ProjectedRows())
+        buffer: dict[str, Any] = self._get_input_buffer(incremental_state)  # {} in the first step
+        if not buffer:
+            return _Past(rows=rows)
+        places, sums = buffer["prev_places"], buffer["prev_decay"]
+        places = None if places is None else places[0].cpu()  # all rows are equal
+        kept = Kept(buffer["prev_key"], buffer["prev_value"], places)
+        has_padding = buffer["prev_key_padding_mask"] is not None
+        return _Past(kept, has_padding, None if sums is None else Decay(sums), rows)
+
+    def _store_past(self, state: Any, kept: Kept, padding: Any, decay: Decay | None) -> None:
+        """Store what later steps need of S tokens so far: keys, padding ``(B, S)``, and decay."""
+        if (places := kept.places) is not None:
+            places = places.to(kept.key.device).expand(len(kept.key), -1)  # a row by sentence
+        buffer = {
+            "prev_key": kept.key,
+            "prev_value": kept.value,
+            "prev_key_padding_mask": padding,
+            "prev_places": places,
+            "prev_decay": None if decay is None else decay.earlier,  # `(B, H, S, 2)`
+        }
+        self._set_input_buffer(state, buffer)

@@ -101,7 +101,12 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
                     "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
                     "projections would not rotate; leave out one of the two"
                 )
-            rotate_projections(attention, (spec, dims), spec.layer_kind(self.index))
+            # Only these two are replaced: fairseq's forward, cache of keys and beam search stay.
+            of_layer = attention.head_dim, (spec, dims), spec.layer_kind(self.index)
+            attention.q_proj = RotatedProjection(attention.q_proj, *of_layer, is_key=False)
+            attention.k_proj = RotatedProjection(attention.k_proj, *of_layer, is_key=True)
+            # Otherwise fairseq would call torch's function, which only reads their weights.
+            attention.skip_embed_dim_check = True
         return cast("nn.Module", attention)
 
 
@@ -109,19 +114,6 @@ def wrap_layer(layer: nn.Module, cfg: Any) -> nn.Module:
     """Apply FSDP to a layer, as fairseq's stacks do: to a checkpointed one even if it is small."""
     least = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
     return fsdp_wrap(layer, min_num_params=least)
-
-
-def rotate_projections(attention: Any, stack: tuple[Spec, Dims], kind: int) -> None:
-    """Let fairseq's encoder-decoder attention rotate by positions (``rope(cross_attention=true)``).
-
-    Only the projections of queries and keys are replaced, by ones that rotate their output, so
-    fairseq's forward, caches of keys and beam search stay as they are.
-    """
-    head_dim = attention.head_dim
-    attention.q_proj = RotatedProjection(attention.q_proj, head_dim, stack, kind, is_key=False)
-    attention.k_proj = RotatedProjection(attention.k_proj, head_dim, stack, kind, is_key=True)
-    # Otherwise fairseq would call torch's function, which only reads the projections' weights.
-    attention.skip_embed_dim_check = True
 
 
 class RotatedProjection(nn.Linear):
