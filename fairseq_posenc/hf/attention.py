@@ -47,16 +47,15 @@ class LayerState:
 class AttentionPositions(AttentionCore, nn.Module):
     """The positions of a layer's self-attention: its trained encodings, and how they are applied.
 
-    The stack's ``positions`` are read, not kept; ``index`` is the layer's.
+    The stack's ``positions`` are read, not kept; ``index`` counts layers with attention.
     """
 
     def __init__(self, positions: HFStackPositions, index: int) -> None:
         super().__init__()
-        self.plan = positions.layers[index]
-        self.spec, self.family = positions.spec, positions.family  # of all layers of the stack
+        self.plan = positions.layer_plans[index]
+        self.spec, self.family, self.backend = positions.spec, positions.family, positions.backend
         self.dims = positions.dims._replace(own_head_dim=self.plan.head_dim)
         self.encodings = build_layer(positions.spec, self.dims, index)  # AttentionCore reads them
-        self.backend = positions.backend
 
     def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
         """Attend: arguments of :meth:`prepare_call` -> ``(B, T, H, D)``, weights or None."""

@@ -143,7 +143,7 @@ def _refuse_unfit(spec: Spec, stack: Stack) -> None:
 
 def _refuse_layers_that_differ(positions: HFStackPositions, stack: Stack) -> None:
     """Refuse positions that not all layers can have, as in Gemma 4, whose layers differ."""
-    spec, dims, layers = positions.spec, positions.dims, positions.layers
+    spec, dims, layers = positions.spec, positions.dims, positions.layer_plans
     projects = any(x.rows("layer") is not None for x in assembly.draft_terms(spec, dims, "auto"))
     keys: dict[str, int] = {}  # by type of layer, the kind of the last one with keys of its own
     for index, (attention, plan) in enumerate(zip(stack.attentions, layers)):

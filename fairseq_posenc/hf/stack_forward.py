@@ -84,10 +84,10 @@ class HFStackPositions(StackPositions):
             raise UserError(f"directions names {len(first)} layers, but the encoder has {count}")
         self.directions = format_directions(first)
         all_directions = first + ["lr" if causal else "both"] * (count - len(first))
-        self.layers = _plan_layers(spec, self.dims, stack, all_directions)
-        # Whether the model's code applies all rotations, and whether its own attention and caches
-        # can serve all positions: no others, but for vectors that are added to the input.
-        self.rotates_all = [x.is_rotated for x in self.layers] == spec.list_rotated(count)
+        self.layer_plans = _plan_layers(spec, self.dims, stack, all_directions)
+        # Whether the model's code applies all rotations; and whether its own attention can serve
+        # all positions: the others are then vectors that are added to the input.
+        self.rotates_all = [x.is_rotated for x in self.layer_plans] == spec.list_rotated(count)
         others = {item.encoding.acts_on for item in spec.items} - {"input", "rotation"}
         has_terms = any(assembly.draft_terms(spec, self.dims, backend="auto"))
         is_plain = stack.attends_plainly and not (self.directions or others or has_terms)
@@ -185,7 +185,7 @@ class HFStackPositions(StackPositions):
         count = len(getattr(stack.config, "layer_types", None) or ())  # 0: not in a list
         if use_cache and 0 < count < len(stack.layers):
             raise UserError(f"layers were added: caches have {count}, so pass use_cache=False")
-        is_gated = any(layer.is_gated for layer in self.layers)
+        is_gated = any(layer.is_gated for layer in self.layer_plans)
         if is_gated and getattr(arguments.cache, "offloading", False):
             raise UserError(f"{self.spec}: offloaded caches lose forget gates: use another cache")
         if torch.jit.is_tracing():
@@ -230,7 +230,7 @@ class HFStackPositions(StackPositions):
     def _make_cosines(self, module: Any, rotations: list[Any]) -> dict[int, tuple[Tensor, Tensor]]:
         """Convert the rotations by kind of layer to cosines, where the model's code rotates."""
         dtype, form = module.get_input_embeddings().weight.dtype, self.family.cosines
-        kinds = {layer.kind for layer in self.layers if layer.is_rotated}
+        kinds = {layer.kind for layer in self.layer_plans if layer.is_rotated}
         return {kind: rotations[kind].cosines(form, dtype) for kind in kinds}
 
 
