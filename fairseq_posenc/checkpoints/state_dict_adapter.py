@@ -77,7 +77,10 @@ class PositionCheckpoints(nn.Module):
         refuse_broken_weights(state_dict, model_state)
         _refuse_other_dictionary(state_dict, model_state)
         stacks = {name: x for name, x in self.named_modules() if isinstance(x, IdentifiedStack)}
-        changes = _match_identities(stacks, state_dict, prefix)
+        changes, identities = _match_identities(stacks, state_dict, prefix)
+        for key in [key for key in state_dict if key.endswith(STOCK_SINUSOIDS)]:
+            del state_dict[key]  # markers without weights
+        state_dict |= {f"{name}.{STATE_KEY}": x.to_tensor() for name, x in identities.items()}
         if any(x.layers_kept for x in stacks.values()) and not changes:
             for key in [x for x in state_dict if ".encodings." in x and x not in model_state]:
                 del state_dict[key]  # shared by pruned layers alone; else `fit_positions` drops it
@@ -112,12 +115,13 @@ class PositionCheckpoints(nn.Module):
 
 def _match_identities(
     stacks: dict[str, IdentifiedStack], state_dict: dict[str, Tensor], prefix: str
-) -> list[str]:
-    """Compare the identity of each stack with the checkpoint's; describe how positions differ.
+) -> tuple[list[str], dict[str, Identity]]:
+    """Compare the identity of each stack with the checkpoint's; refuse other settings of weights.
 
-    If they do, the state dict gets the model's identity, as it will get its position parameters.
+    Return how positions differ, and the identities to load, by the names of stacks in the state
+    dict; where positions differ, the model's, as its position parameters will be loaded.
     """
-    changes, mismatches = [], []
+    identities, changes, mismatches = {}, [], []
     for name, stack in stacks.items():
         trained = _read_identity(state_dict, f"{prefix}{name}.", stack.identity)
         ours, theirs = stack.identity.weight_settings, trained.weight_settings
@@ -128,27 +132,23 @@ def _match_identities(
         changes += [f"{name}: {difference}" for difference in differences]
         # The weights keep their settings; the model fills in those that the file lacks.
         loaded = stack.identity if differences else trained
-        loaded = loaded._replace(weight_settings=theirs.fill_unknown_from(ours))
-        state_dict[f"{prefix}{name}.{STATE_KEY}"] = loaded.to_tensor()
+        identities[prefix + name] = loaded._replace(weight_settings=theirs.fill_unknown_from(ours))
     if mismatches:
         raise UserError(
             "the checkpoint's weights mean something else in this model: "
             f"{'; '.join(mismatches)}; give it the settings and the dict.txt of its training"
         )
-    return changes
+    return changes, identities
 
 
 def _read_identity(state_dict: dict[str, Tensor], prefix: str, ours: Identity) -> Identity:
     """Read the identity of a stack, whose parameters' names begin with ``prefix``.
 
-    Checkpoints of fairseq's own models have none, but a table of learned positions (which has its
-    name in our models already), or markers of sinusoids, which are removed.
+    Those of fairseq have none, but a table of learned positions (renamed), or markers of sinusoids.
     """
     if prefix + STATE_KEY in state_dict:
         return Identity.from_tensor(state_dict[prefix + STATE_KEY])
-    if markers := {prefix + name for name in STOCK_SINUSOIDS} & state_dict.keys():
-        for key in markers:
-            del state_dict[key]
+    if any(prefix + marker in state_dict for marker in STOCK_SINUSOIDS):
         return ours._replace(positions=parse(STOCK_SPEC))
     has_table = prefix + LEARNED_TABLE in state_dict
     if has_table and all(item.name != "learned" for item in ours.positions.items):
