@@ -130,14 +130,13 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return self.project_output(attended), weights
 
-    def _read_past(self, incremental_state: dict[str, Any] | None) -> _Past:
+    def _read_past(self, state: dict[str, Any] | None) -> _Past:
         """Read fairseq's cache, whose tensors have a row for each sentence, as beams do."""
-        if incremental_state is None:
+        if state is None:
             return _Past()
         # Rows by distance are those of all sentences: under this key, beam search leaves them.
-        key_of_rows = self._get_full_incremental_state_key("rows")
-        rows = incremental_state.setdefault(key_of_rows, ProjectedRows())
-        buffer: dict[str, Any] = self._get_input_buffer(incremental_state)  # {} in the first step
+        rows = state.setdefault(self._get_full_incremental_state_key("rows"), ProjectedRows())
+        buffer: dict[str, Any] = self._get_input_buffer(state)  # {} in the first step
         if not buffer:
             return _Past(rows=rows)
         places, sums = buffer["prev_places"], buffer["prev_decay"]

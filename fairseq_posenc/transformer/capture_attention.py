@@ -38,10 +38,9 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
     changes: list[tuple[nn.Module, str, Any]] = []  # module, attribute, its value during `run`
     with ExitStack() as cleanup:
         for name, module in model.named_modules():
-            match = _NAME.search(name)
             if isinstance(module, TransformerEncoderLayerBase):
                 changes.append((module, "can_use_fastpath", False))  # which returns no weights
-            elif match and isinstance(module, MultiheadAttention):
+            elif (match := _NAME.search(name)) and isinstance(module, MultiheadAttention):
                 # torch's function returns only the mean over heads. With this attribute, fairseq
                 # computes attention itself.
                 changes.append((module, "skip_embed_dim_check", True))

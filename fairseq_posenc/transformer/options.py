@@ -103,8 +103,7 @@ def list_settings(name: str | None) -> set[str]:
     ARCH_MODEL_REGISTRY[name].add_args(parser)
     # The options of fairseq's models, without those that the parser already has.
     gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
-    options = vars(parser.parse_args([]))
-    known = {"_name", "decoder_input_dim", *options}  # architectures set the second
+    known = {"_name", "decoder_input_dim", *vars(parser.parse_args([]))}  # architectures set it
     return known if "position_encoding" in known else set()  # of another package: none
 
 
@@ -115,9 +114,8 @@ def read_options(args: Any) -> PositionConfig:
     """
     if safe_getattr(args, "no_token_positional_embeddings", False):
         raise UserError("--no-token-positional-embeddings: write --position-encoding none instead")
-    return PositionConfig(
-        **{x.name: safe_getattr(args, x.name, x.default) for x in fields(PositionConfig)}
-    )
+    values = {x.name: safe_getattr(args, x.name, x.default) for x in fields(PositionConfig)}
+    return PositionConfig(**values)
 
 
 def parse_options(options: PositionConfig) -> tuple[Spec, Spec, tuple[str, ...]]:

@@ -119,12 +119,11 @@ class _PositionalStack(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Adopt the length of loaded weights, and their settings that this model does not know."""
         loaded = Identity.from_tensor(state)  # compared before, in `checkpoints.state_dict_adapter`
-        length = loaded.trained_length  # may not be this model's number of positions
         self.weight_settings = self.weight_settings.fill_unknown_from(loaded.weight_settings)
-        self.dims = self.dims._replace(pretrained_length=length)
+        self.dims = self.dims._replace(pretrained_length=loaded.trained_length)
         for module in self.modules():
             if isinstance(module, Encoding):
-                module.set_dims(module.dims._replace(pretrained_length=length))
+                module.set_dims(module.dims._replace(pretrained_length=loaded.trained_length))
 
     def at_positions(self, tokens: Tensor, ids: Tensor | None) -> AbstractContextManager[None]:
         """Run the forward passes in a ``with`` block at a caller's positions.
@@ -212,18 +211,13 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         """
         if full_context_alignment:
             raise UserError("leave out full_context_alignment: decoders here see only the past")
-        if decoding := (incremental_state is not None):  # refuse tokens that are not the next one
-            layer: Any = self.layers[0]  # only to make a key that no other module uses
-            key = layer.self_attn._get_full_incremental_state_key("steps")
-            steps, tokens = incremental_state.get(key, 0), prev_output_tokens.size(1)
-            if tokens != steps + 1:
-                one_by_one = "with an incremental state, decode token by token, from the first"
-                raise UserError(f"{tokens} tokens were given to decode after {steps}: {one_by_one}")
-            incremental_state[key] = tokens  # the cache may have fewer keys, with a window
-        if (states := current_context()) is None:
+        states, decoding = current_context(), incremental_state is not None
+        if incremental_state is not None:
+            self._refuse_skipped_tokens(prev_output_tokens.size(1), incremental_state)
+            if states is not None:
+                raise UserError("at_positions: pass all tokens at once, no incremental state")
+        if states is None:
             states = self.compute_states(prev_output_tokens, decoding)
-        elif decoding:
-            raise UserError("at_positions: pass all tokens at once, without an incremental state")
         # Later steps of decoding find rotated keys in their caches.
         is_first = not decoding or prev_output_tokens.size(1) == 1
         if is_first and encoder_out is not None and self.spec.rotates_source:
@@ -235,6 +229,16 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )
         return cast("tuple[Tensor, Any]", decoded)
+
+    def _refuse_skipped_tokens(self, count: int, incremental_state: dict[str, Any]) -> None:
+        """Refuse ``count`` tokens to decode that are not one more than in the last step."""
+        layer: Any = self.layers[0]  # only to make a key that no other module uses
+        key = layer.self_attn._get_full_incremental_state_key("steps")
+        steps = incremental_state.get(key, 0)  # the cache may have fewer keys, with a window
+        if count != steps + 1:
+            one_by_one = "with an incremental state, decode token by token, from the first"
+            raise UserError(f"{count} tokens were given to decode after {steps}: {one_by_one}")
+        incremental_state[key] = count
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """Build no mask of pairs for fairseq: the direction of the layers replaces it."""
