@@ -241,7 +241,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27344, 27500),
+    "fairseq_posenc": (27341, 27500),
     "fairseq_posenc/encodings": (3635, 3800),
     "fairseq_posenc/backends": (3395, 3600),
     "fairseq_posenc/backends/triton": (1194, 1200),
@@ -251,13 +251,13 @@ LINES = {
     "fairseq_posenc/models": (476, 520),
     "fairseq_posenc/tasks": (803, 820),
     "fairseq_posenc/checkpoints": (778, 800),
-    "fairseq_posenc/host": (683, 700),
-    "fairseq_posenc/hf": (2695, 2700),
-    "fairseq_posenc/workbench": (8878, 10000),
+    "fairseq_posenc/host": (682, 700),
+    "fairseq_posenc/hf": (2694, 2700),
+    "fairseq_posenc/workbench": (8877, 10000),
     "fairseq_posenc/tokens": (773, 800),
     "fairseq_posenc/workbench/running": (668, 700),
     "fairseq_posenc/workbench/loading": (496, 520),
-    "fairseq_posenc/workbench/hf": (243, 260),
+    "fairseq_posenc/workbench/hf": (242, 260),
     "fairseq_posenc/workbench/results": (476, 500),
     "fairseq_posenc/workbench/experiments": (1566, 1700),
     "fairseq_posenc/workbench/training": (74, 400),
@@ -269,7 +269,7 @@ LINES = {
     "preprocess": (2582, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2976, 3600),
-    "tests": (29874, 32000),
+    "tests": (29873, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -100,7 +100,7 @@ def build_criterion(task: Any, cfg: Any, *args: Any, **named: Any) -> Any:
 
 
 def _find_settings(*sections: Any) -> tuple[DictConfig | None, bool]:
-    """Find fairseq's configuration by its sections, or copy options to one; and say if it did."""
+    """Return fairseq's configuration of these sections, and whether it is a copy of options."""
     # omegaconf 2.0 has no public root. A section without a dataclass is a namespace of all options.
     roots: list[Any] = [x._get_root() for x in sections if isinstance(x, DictConfig)]
     if found := [root for root in roots if "checkpoint" in root]:
