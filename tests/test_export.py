@@ -74,8 +74,7 @@ def check(layer: Layer, graph, lengths=LENGTHS, batches=(1, 3)) -> None:
 def test_an_exported_layer_takes_any_length_and_batch(spec, traced):
     layer = Layer(spec).eval()
     given = inputs(layer, traced, 3)
-    shapes = (DYNAMIC,) * len(given)
-    check(layer, torch.export.export(layer, given, dynamic_shapes=shapes).module())
+    check(layer, torch.export.export(layer, given, dynamic_shapes=(DYNAMIC,) * len(given)).module())
 
 
 COMPILED = ["none", "rope+alibi", "learned+m4m", "rope+window(size=4)", WINDOWS[3]]

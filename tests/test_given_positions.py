@@ -101,8 +101,7 @@ def build(spec: str, dtype: torch.dtype = torch.float64, **more) -> tuple:
     causal = more.pop("causal", needs_causal(spec))
     torch.manual_seed(0)
     positions = awake(StackPositions(spec, 16, 2, max_positions=24, causal=causal))
-    layer = awake(SelfAttention(positions, **more))
-    return positions.to(dtype).eval(), layer.to(dtype).eval()
+    return positions.to(dtype).eval(), awake(SelfAttention(positions, **more)).to(dtype).eval()
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:
@@ -353,8 +352,7 @@ def test_flex_looks_rows_up_by_ids(spec, tgt_len):
     call = whole_call(layer, state, query, key, value)
     expected = reference.attend(call)[0]
     modify = build_score_mod(call.terms, tgt_len, 6, query.device, query=call.query, key=call.key)
-    scale = call.terms.scale(8)
-    ours = attend_uncompiled(call.query, call.key, call.value, modify, scale=scale)
+    ours = attend_uncompiled(call.query, call.key, call.value, modify, scale=call.terms.scale(8))
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 

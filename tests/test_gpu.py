@@ -165,8 +165,7 @@ def test_a_compiled_model_of_transformers(spec):
     model = cell.model.to(GPU)
     inputs = {key: x.to(GPU) for key, x in pad(cell.inputs, 3, 0).items()}
     expected = compute_logits(model, inputs)[:, 3:]
-    compiled = torch.compile(model)
-    assert distance(compute_logits(compiled, inputs)[:, 3:], expected) < 1e-4
+    assert distance(compute_logits(torch.compile(model), inputs)[:, 3:], expected) < 1e-4
     if spec == "own":  # a static cache serves rotations alone
         settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": PADDING}
         tokens = model.generate(**inputs, **settings, cache_implementation="static")

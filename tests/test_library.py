@@ -82,8 +82,7 @@ def test_step_by_step_equals_the_full_pass(spec):
     padding = padding_of(9, 0, 2)
     full = ours(*positions(embeddings, padding))[0]
     cache = Cache()
-    steps = [slice(0, 3), *(slice(i, i + 1) for i in range(3, 8)), slice(8, 9)]
-    for step in steps:
+    for step in [slice(0, 3), *(slice(i, i + 1) for i in range(3, 8)), slice(8, 9)]:
         x, shared = positions(embeddings[:, step], padding[:, : step.stop], past=step.start)
         found = ours(x, shared, cache)[0]
         real = ~padding[:, step]

@@ -107,8 +107,7 @@ def test_examples_of_docstrings_run(module):
 
 
 def example() -> str:
-    text = (ROOT / "docs/library.md").read_text()
-    code, *_ = re.findall(r"```python\n(.+?)```", text, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.+?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
     return code
 
 

@@ -106,8 +106,7 @@ def test_axial_rotations_equal_those_of_dinov3():
     ids = 2 * math.pi * (centers.t()[:, None] + 1)
     query, key = torch.randn(2, 1, 2, 12, 32)
     theirs = [apply(x, cosines, sines, modeling_dinov3_vit.rotate_half(x)) for x in (query, key)]
-    options = {"base": 100.0, "layout": "half", "axes": 2}
-    ours = [rotate(options, ids, x) for x in (query, key)]
+    ours = [rotate({"base": 100.0, "layout": "half", "axes": 2}, ids, x) for x in (query, key)]
     torch.testing.assert_close(
         ours[0] @ ours[1].transpose(2, 3),
         theirs[0] @ theirs[1].transpose(2, 3),

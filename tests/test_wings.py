@@ -150,20 +150,14 @@ def file_of(module: str) -> Path:
     return path / "__init__.py"
 
 
-def draw_arrows() -> tuple[dict[Path, set[Path]], dict[str, set[str]]]:
-    """Collect the files that each file imports from, and the rooms that each room does."""
-    files: dict[Path, set[Path]] = {}
+def test_neither_files_nor_rooms_form_a_circle():
+    files: dict[Path, set[Path]] = {}  # what each imports from
     rooms: dict[str, set[str]] = {}
     for path in FILES:
         named = {file_of(each) for each in imports(path) if each.startswith(SELF)} - {path}
         files[path] = {each for each in named if each.name != "__init__.py"}
         if room := folder_of(path):
             rooms.setdefault(room, set()).update(set(filter(None, map(folder_of, named))) - {room})
-    return files, rooms
-
-
-def test_neither_files_nor_rooms_form_a_circle():
-    files, rooms = draw_arrows()
     assert len(rooms) > 15
     for arrows in (files, rooms):
         TopologicalSorter(arrows).prepare()  # raises for a circle, and names it
@@ -310,13 +304,3 @@ def test_docstrings_keep_their_share_of_the_lines():
     )
     package = [n for name, n in tracked_lines().items() if name.startswith("fairseq_posenc/")]
     assert lines >= DOCSTRING_SHARE * sum(package)
-
-
-if __name__ == "__main__":  # python -m tests.test_wings counts the rooms and the arrows
-    _, found = draw_arrows()
-    pairs = [(room, other) for room, others in found.items() for other in others]
-    up = [each for each in pairs if wing(each[0].split("/")[0]) < wing(each[1].split("/")[0])]
-    print(f"{len(found)} rooms, {len(pairs)} arrows, {len(up)} to a wing above")
-    for room, (reached, target) in LINES.items():
-        lines = sum(count for name, count in tracked_lines().items() if name.startswith(f"{room}/"))
-        print(f"{room:45}{lines:7} now{reached:7} at most{target:7} the target")

@@ -119,8 +119,7 @@ def test_no_call_waits_for_a_gpu(form, mask):
     for first in (terms.first, None if terms.first is None else terms.first[:1]):
         given = change_terms(terms, reset=first)
         out, _ = blocked.attend(AttentionCall(*qkv, given, masks()[mask], dropout=0.1))
-        grads = torch.autograd.grad(out.sum(), qkv)
-        assert [x.shape for x in grads] == [x.shape for x in qkv]
+        assert [x.shape for x in torch.autograd.grad(out.sum(), qkv)] == [x.shape for x in qkv]
 
 
 def test_no_weight_is_a_denormal_number():

@@ -80,8 +80,7 @@ def make_terms(form: str, starts: Sequence[int], tgt_len: int, reset: bool) -> t
     shared: dict[str, Any] = {}
     if "state_table" in FORMS[form]:  # which has no rows of a reset
         reset = False
-        states = torch.randn(B, H, tgt_len, D, dtype=torch.float64, requires_grad=True)
-        shared["states"] = states
+        shared["states"] = torch.randn(B, H, tgt_len, D, dtype=torch.float64, requires_grad=True)
     whole = {**shared}
     distances = range(1 - T, tgt_len)
     runs = Runs(starts, 1 - T, tgt_len - 1)

@@ -76,10 +76,9 @@ def attended(
 
 def linears(given: Tensors, *names: str) -> Tensors:
     """Return the weights and biases of their projections under our names."""
-    ours = ("q_proj", "k_proj", "v_proj", "out_proj")
     return {
         f"{our}.{part}": given[f"{their}.{part}"]
-        for our, their in zip(ours, names)
+        for our, their in zip(("q_proj", "k_proj", "v_proj", "out_proj"), names)
         for part in ("weight", "bias")
         if f"{their}.{part}" in given
     }

@@ -235,8 +235,7 @@ def test_t5_adds_the_bias_outside_the_scale():
     bias = oracles.t5(q, k, params, options) - q @ k.transpose(1, 2) / 2
     assert_close(bias[:, 0, 4], params["table"][:, 16 + 4])
     assert_close(bias[:, 4, 0], params["table"][:, 4])
-    one_sided = {**options, "bidirectional": False}
-    bias = oracles.t5(q, k, params, one_sided) - q @ k.transpose(1, 2) / 2
+    bias = oracles.t5(q, k, params, {**options, "bidirectional": False}) - q @ k.transpose(1, 2) / 2
     assert_close(bias[:, 0, 4], params["table"][:, 0])
 
 

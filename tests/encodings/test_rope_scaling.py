@@ -219,7 +219,6 @@ def formulas(base=10000.0, room=ROOM):
     low, high = max(math.floor(pair(32.0)), 0), min(math.ceil(pair(1.0)), WIDTH - 1)
     yarn = 1 - ((pairs - low) / (high - low)).clamp(0, 1)
     llama = ((plain * LENGTH / (2 * math.pi) - 1.0) / 3.0).clamp(0, 1)
-    divisors = torch.tensor([1, 1, 1.5, 2, 3, 4, 4, 4])
     return {
         "none": (plain, 1.0),
         "linear:3": (plain / 3.0, 1.0),
@@ -231,7 +230,7 @@ def formulas(base=10000.0, room=ROOM):
         ),
         f"llama3:8:length={LENGTH}": (plain * llama + plain / 8.0 * (1 - llama), 1.0),
         f"longrope:4:{LISTS}:length={LENGTH}": (
-            plain / divisors,
+            plain / torch.tensor([1, 1, 1.5, 2, 3, 4, 4, 4]),
             math.sqrt(1 + math.log(4.0) / math.log(LENGTH)),
         ),
         "proportional:2:part=0.7": (plain / 2.0 * (pairs < 5), 1.0),

@@ -136,8 +136,7 @@ def halting(folder: Path) -> tuple[dict[str, str], Path]:
     halted = new_directory() / "halted"
     paths = [str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])]
     fault = {"PYTHONPATH": os.pathsep.join(paths), "HALT": f"{folder},{halted}"}
-    alone = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return {**os.environ, **alone, **fault}, halted
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **fault}, halted
 
 
 def kill_command(words: Sequence[Any], holds: Callable[[], Any], folder: Path, **how: Any) -> None:

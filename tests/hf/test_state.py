@@ -127,8 +127,7 @@ def test_with_prefill_generated_tokens_see_the_whole_prompt(options: str, settin
     for row, left in enumerate((0, 3)):
         text = out.sequences[row, left:]
         i, j = torch.arange(len(text))[:, None], torch.arange(len(text))
-        first = 2 if "first" in options else 0
-        seen = (j <= i) & ((j > i - 3) | (j < first) | (i >= size - left))
+        seen = (j <= i) & ((j > i - 3) | (j < 2 * ("first" in options)) | (i >= size - left))
         pairs = torch.zeros(1, 1, *seen.shape).double().masked_fill(~seen, -torch.inf)
         logits = stock(text[None], attention_mask=pairs).logits[0, size - left - 1 : -1]
         if "num_beams" in settings:

@@ -69,8 +69,7 @@ def test_a_training_starts_from_its_own_last_checkpoint_or_from_what_is_named(tm
 
 @pytest.mark.parametrize("option", ["restore_file", "finetune_from_model", "continue_once"])
 def test_a_missing_start_stops_fairseq(tmp_path, option):
-    absent = tmp_path / "absent" / "checkpoint_last.pt"
-    for path in (absent, tmp_path):
+    for path in (tmp_path / "absent" / "checkpoint_last.pt", tmp_path):
         message = f"--{option.replace('_', '-')} {path} is not a file; training would start"
         with pytest.raises(UserError, match=message):
             find_start(configured(save_dir=str(tmp_path), **{option: str(path)}).checkpoint)
@@ -93,8 +92,7 @@ def test_a_last_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_pa
     restore_if_torn(last, configured(save_dir=str(tmp_path)).checkpoint)
     assert last.read_bytes() == whole
     assert {path.name for path in tmp_path.iterdir()} == before
-    message = [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING]
-    assert message == [
+    assert [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING] == [
         f"{last} was not written to its end; training resumes from checkpoint_1_12.pt, the "
         "newest complete checkpoint (update 12)"
     ]

@@ -314,8 +314,7 @@ def test_files_with_spaces_of_all_kinds(tmp_path):
     for language, lines in zip(("fr", "en"), sentences(7, 2)):
         assert texts(out, "test", language) == raw(out, "test", language) == lines
         assert_same_numbers(out, "sentencepiece.model", language)
-    left = {path.name for path in out.iterdir() if path.suffix not in (".bin", ".idx")}
-    assert left == {
+    assert {path.name for path in out.iterdir() if path.suffix not in (".bin", ".idx")} == {
         *("dict.fr.txt", "dict.en.txt", "manifest.json", "request.json"),
         "sentencepiece.model",
         *(f"{split}.raw.{language}" for split in ("valid", "test") for language in ("fr", "en")),

@@ -144,8 +144,7 @@ def test_half_precision_is_close_to_float64(spec, dtype):
     exact, _ = attention(x, x, x)
     half, _ = attention.to(dtype)(*[x.to(dtype)] * 3)
     assert half.dtype == dtype
-    multiplied = "m4m" if "m4m" in spec else ""
-    bound = BOUNDS.get(multiplied, USUAL_BOUNDS)[dtype]
+    bound = BOUNDS.get("m4m" if "m4m" in spec else "", USUAL_BOUNDS)[dtype]
     assert (half.double() - exact).abs().max() / exact.abs().max() < bound
 
 

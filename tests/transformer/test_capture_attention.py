@@ -49,8 +49,7 @@ def test_parts_are_those_of_the_ids_that_a_caller_gives(spec):
     model = make_model("masked_lm", position_encoding=spec)
     tokens = make_tokens()
     ids = torch.arange(9).flip(0)[None] * 2
-    seen = capture_attention(model, lambda: model(tokens, position_ids=ids))
-    for attention in seen:
+    for attention in capture_attention(model, lambda: model(tokens, position_ids=ids)):
         torch.testing.assert_close(
             attention.weights.double(), attention.split.scores.softmax(-1), rtol=1e-4, atol=1e-6
         )

@@ -42,8 +42,7 @@ CAUSAL_BY_EMPTY = [[EOS, 5, EOS, 6, EOS], [EOS, 8, EOS, 9, EOS], [EOS, 10, 11, E
 )
 def test_a_document_in_a_block_gives_what_it_gives_alone(spec, family, end):
     causal = family == "causal_lm"
-    by_end = {"eos": (DOCUMENTS, CAUSAL), "empty": (BY_EMPTY, CAUSAL_BY_EMPTY)}
-    documents = by_end[end][causal]
+    documents = {"eos": (DOCUMENTS, CAUSAL), "empty": (BY_EMPTY, CAUSAL_BY_EMPTY)}[end][causal]
     model = wake(make_model(family, position_encoding=f"{spec}+documents(end={end})")).double()
     block = list(chain(*documents))
     outputs = model(torch.tensor([[PAD] * 3 + block, block + [PAD] * 3], dtype=torch.long))[0]

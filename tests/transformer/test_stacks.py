@@ -344,8 +344,7 @@ def test_nothing_of_a_forward_pass_survives_it(family):
 @pytest.mark.parametrize(("family", "spec"), some_of(IN_TURN, CASES))
 def test_half_precision_models_run_and_stay_close(family, spec):
     # Every family meets both types; test_attention.py has every encoding with both.
-    even = (FAMILIES.index(family) + SPECS.index(spec)) % 2
-    dtype = torch.float16 if even else torch.bfloat16
+    dtype = torch.float16 if (FAMILIES.index(family) + SPECS.index(spec)) % 2 else torch.bfloat16
     model = wake(make_model(family, position_encoding=spec)).to(dtype)
     tokens = make_tokens()
     half = logits(model, family, tokens)

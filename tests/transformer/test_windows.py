@@ -262,10 +262,9 @@ def test_a_mask_is_its_definition_for_each_pair(direction, tgt_len):
 def test_sentences_leave_out_keys_that_only_others_see():
     """Documents with borders of their own: a batch computes what its sentences do one by one."""
     ids = (torch.rand(4, 2048) < 1 / 200).cumsum(1)
-    query = torch.randn(4, 2, 2048, 8)
 
     def count(segments, rows):
-        return count_pairs(query[:rows], Mask("lr", segments=segments))
+        return count_pairs(torch.randn(4, 2, 2048, 8)[:rows], Mask("lr", segments=segments))
 
     alone = [count(ids[row : row + 1], 1) for row in range(4)]
     assert count(ids, 4) == sum(alone)
@@ -293,8 +292,7 @@ def test_decoding_equals_the_full_pass(spec, limits, family):
     state = tiny_models.assert_decoding_equals_full_pass(model, family, source, [order] * 8)
     # The layers with limits have kept what later queries will see, the others everything.
     own = [key for key, x in state.items() if isinstance(x, dict) and "prev_key" in x]
-    lengths = {state[key]["prev_key"].size(2) for key in own}
-    assert lengths - {source.size(1)} == {LAST[limits], 8}
+    assert {state[key]["prev_key"].size(2) for key in own} - {source.size(1)} == {LAST[limits], 8}
 
 
 STEPS = [slice(0, 12), *(slice(i, i + 1) for i in range(12, 17)), slice(17, 20), slice(20, 30)]

@@ -342,8 +342,7 @@ def test_a_roberta_of_transformers_computes_the_same_in_fairseq(name, spec, type
     (imported,), _, task = load_model_ensemble_and_task([str(path)], {"data": str(given)})
     assert not task.cfg.include_target_tokens
     tokens = torch.randint(4, SYMBOLS, (2, 20))
-    found = imported.eval()(tokens)[0]
-    torch.testing.assert_close(found, model(tokens).logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(imported.eval()(tokens)[0], model(tokens).logits, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -195,8 +195,7 @@ def test_the_reading_of_a_pair_adds_up(shown, screen):
     shown(screen, "kind=decoder&layer=2&head=2&query=5&key=2")
     printed = screen.locator(".reading").inner_text()
     weight, score, *parts = map(number, re.findall(r"(?<= )[−\d.]*\d(?=[, .+]|$)", printed))
-    layer = shown.layer("decoder", 1)
-    assert weight == pytest.approx(layer.weights[0, 1, 5, 2].item(), abs=1e-2)
+    assert weight == pytest.approx(shown.layer("decoder", 1).weights[0, 1, 5, 2].item(), abs=1e-2)
     assert score == pytest.approx(sum(parts), abs=3e-2)
     assert "“two” to “of”" in printed
     shown(screen, "kind=decoder&query=2&key=5")
