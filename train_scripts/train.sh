@@ -16,9 +16,14 @@ program=$(command -v fairseq-hydra-train) || {
     echo "train.sh: error: fairseq is not installed here: make install, or docs/start.md" >&2
     exit 2
 }
+python=$(dirname "$(readlink -f "$program")")/python
+[ -x "$python" ] || {
+    echo "train.sh: error: there is no python beside $program; activate the environment that has fairseq" >&2
+    exit 2
+}
 # The plugin comes first, so that it also explains errors in the settings, in one line, and leaves
 # out what hydra and torch remark on fairseq's code at each start.
-exec "$(dirname "$program")/python" -c 'import sys
+exec "$python" -c 'import sys
 sys.path = [x for x in sys.path if x]   # the installed package runs, not a folder of its name here
 from fairseq_posenc.user_dir import register
 register()

@@ -182,6 +182,12 @@ def test_a_mistake_is_one_line(name, setting, message, place):
     assert "Traceback" not in said
 
 
+def test_a_program_without_a_python_is_one_line(tmp_path):
+    (tmp_path / "fairseq-hydra-train").touch(0o755)
+    said = run(tmp_path, "laptop", PATH=f"{tmp_path}:/usr/bin:/bin", fails=True)
+    assert said.startswith(f"train.sh: error: there is no python beside {tmp_path}/fairseq-hydra-t")
+
+
 @pytest.mark.slow
 def test_slurm_starts_the_script_once_on_each_node(tmp_path):
     (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
