@@ -5,6 +5,7 @@ L layers, H heads, T queries, S keys.
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ STACKS = {
     "cross": ("decoder", "encoder"),
 }
 MOST_TOKENS = 1024  # of a text: each head has figures for all pairs of them
+MOST_PAIRS = 2**26  # of all heads; they take about 100 bytes each
 TEMPLATE = Path(__file__).with_name("inspect.html")
 # A matrix has at least `MIN_STEPS` steps between its smallest and its largest value, each at most
 # `LARGEST_STEP`; but larger steps if there would be more than `_MAX_STEPS`.
@@ -48,11 +50,12 @@ class TextAttention(NamedTuple):
         return group_by(self.captured, lambda layer: "cross" if layer.cross else layer.stack)
 
 
-def refuse_long_text(reader: str, length: int, limit: int | None) -> None:
-    """Refuse a text that is longer than ``MOST_TOKENS``, or than its reader's limit, if any."""
-    most = MOST_TOKENS if limit is None else min(limit, MOST_TOKENS)
+def refuse_long_text(reader: str, length: int, limit: int | None, heads: int) -> None:
+    """Refuse a text longer than its reader's limit, if any, or than the heads allow to show."""
+    shown = min(MOST_TOKENS, math.isqrt(MOST_PAIRS // heads))
+    most = shown if limit is None else min(limit, shown)
     if length > most:
-        who = reader if most == limit else "a picture or page"
+        who = reader if most == limit else f"a picture or page of {heads:,} heads"
         raise UserError(f"{who} reads {most} tokens, and the text has {length}; shorten it")
 
 

@@ -42,10 +42,14 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
     if not inputs["input_ids"].numel():
         raise UserError(f"--text: the tokenizer of {folder} finds no token in it")
     check_ids(folder, inputs["input_ids"], model)
-    refuse_long_text(str(folder), inputs["input_ids"].size(1), read_limit(model))
+    config = model.config.get_text_config()
+    limits = read_limit(model), config.num_hidden_layers * config.num_attention_heads  # all heads
+    refuse_long_text(str(folder), inputs["input_ids"].size(1), *limits)
     ids = {"encoder": inputs["input_ids"]}  # by stack, `(1, T)`
     if has_two_stacks:
         ids["decoder"] = _read_target(folder, model, tokenizer, inputs, target)
+        refuse_long_text(str(folder), ids["decoder"].size(1), *limits)
+        check_ids(folder, ids["decoder"], model)
         inputs["decoder_input_ids"] = ids["decoder"]
     labels = {stack: _label(tokenizer, tokens[0].tolist()) for stack, tokens in ids.items()}
     # `own` keeps the positions, but in modules of ours, which `capture_attention` reads.
@@ -55,7 +59,9 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
     if not has_two_stacks and captured[0].stack == "decoder":  # of a causal LM, its only stack
         labels = {"decoder": labels["encoder"]}
     specs: dict[str, str | None] = dict.fromkeys(labels, positions)  # the same for both stacks
-    sha256 = _checksum_weights(folder)
+    found = (sorted(folder.glob(pattern)) for pattern in _WEIGHTS)
+    sums = [checksum(path) for path in next(filter(None, found))]
+    sha256 = sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
     return TextAttention(folder, sha256, type(model).__name__, specs, labels, captured)
 
 
@@ -78,21 +84,10 @@ def _read_target(
         tokens = [start, *tokenizer(text_target=target)["input_ids"]]
     if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id:  # the end is only predicted
         tokens.pop()
-    refuse_long_text(str(folder), len(tokens), read_limit(model))
-    ids = torch.tensor([tokens])
-    check_ids(folder, ids, model)
-    return ids
+    return torch.tensor([tokens])
 
 
 def _label(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
     """Label each token with its text; byte-level tokens are not readable themselves."""
-    pieces = [tokenizer.decode([token]).strip() for token in tokens]
     names = tokenizer.convert_ids_to_tokens(tokens)
-    return [piece or name for piece, name in zip(pieces, names)]
-
-
-def _checksum_weights(folder: Path) -> str:
-    """Compute the SHA-256 checksum of a folder's weights; for several files, of their checksums."""
-    found = (sorted(folder.glob(pattern)) for pattern in _WEIGHTS)
-    sums = [checksum(path) for path in next(filter(None, found))]
-    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
+    return [tokenizer.decode([x]).strip() or name for x, name in zip(tokens, names)]

@@ -27,6 +27,7 @@ from fairseq_posenc.workbench.plots.inspection import (
     find_telling_head,
     find_visible,
     quantize,
+    refuse_long_text,
     render_page,
 )
 from fairseq_posenc.workbench.plots.read_checkpoint import read_with_checkpoint, tokenize
@@ -247,6 +248,8 @@ def test_models_of_fairseqs_own_show_weights_and_scores(family):
         assert [plane["name"] for plane in kind["planes"]] == ["weight", *PARTS]
     with pytest.raises(UserError, match=r"reads 1[0-9]* tokens, and the text has"):
         read_with_checkpoint(opened, " ".join(["w1"] * 1100))
+    with pytest.raises(UserError, match="of 270 heads reads 498 tokens, and the text has 499"):
+        refuse_long_text("SmolLM2", 499, 8192, heads=270)
     state = torch.load(save_dir / "checkpoint_last.pt")
     broken = next(value for name, value in state["model"].items() if name.endswith("k_proj.weight"))
     broken[0, 0] = torch.nan

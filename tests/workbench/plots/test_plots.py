@@ -209,8 +209,7 @@ class TestCurves:
 
     @pytest.mark.parametrize("family", ARCHITECTURES)
     def test_of_a_model_scores_are_those_of_its_trained_tables(self, family):
-        subject = collect_subjects(make_model(family, position_encoding="t5"))
-        for stack in subject.values():
+        for stack in collect_subjects(make_model(family, position_encoding="t5")).values():
             before, *_ = drawings.compute_curves(stack, reach=6)
             next(stack.by_layer[0].shared.parameters()).data += 1
             after, *_ = drawings.compute_curves(stack, reach=6)
@@ -344,7 +343,7 @@ class TestCheckpoints:
             ("masked_lm", "attention --text w1 --head 9", "--head 9: "),
             ("masked_lm", "attention --text w1 --stack cross", "has encoder only"),
             ("masked_lm", "attention --text w1 --target w2", "--target is for translation"),
-            ("masked_lm", f"attention --text '{'w1 ' * 1100}'", "page reads 1024 tokens, and the"),
+            ("masked_lm", f"attention --text '{'w1 ' * 1100}'", "8 heads reads 1024 tokens, and"),
             ("causal_lm", f"attention --text '{'w1 ' * 40}'", "sequence of 41 tokens is longer"),
         ],
     )
