@@ -320,6 +320,8 @@ def parse_corpus(words: Sequence[str]) -> CorpusRequest:
     paths = []
     for word in words[1:]:
         name, equals, value = word.partition("=")
+        if equals and name in settings:
+            raise UserError(f"{option}: {name}= is given twice")
         if equals and name in ("size", "lines", "hold-out", "field", "where"):
             settings[name] = value
         else:

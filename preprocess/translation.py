@@ -19,6 +19,7 @@ import argparse
 import io
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def run(args: argparse.Namespace) -> None:
         UserError: a file is missing or broken.
     """
     languages = args.source_lang, args.target_lang
+    if len(set(languages)) == 1:  # both sides would be the same files
+        raise UserError(f"--target-lang {args.target_lang}: is the source language too")
     if args.corpus == "iwslt17":
         corpus = read_iwslt(args.path, languages, args.valid, args.test)
     else:
@@ -119,8 +122,11 @@ def _write_split(
     if name == "train":
         both = np.concatenate([tokens for tokens, _ in sides])
         counts = np.bincount(both, minlength=len(dictionary))
+        counted = Dictionary()  # has the special symbols from the start
+        for index in range(dictionary.nspecial, len(dictionary)):
+            counted.add_symbol(dictionary[index], n=int(counts[index]))  # in both languages
         for language in languages:
-            _save_dictionary(dictionary, counts, folder / f"dict.{language}.txt")
+            save_dictionary(counted, folder / f"dict.{language}.txt")
     pair = "-".join(languages)
     for language, items, side in zip(languages, sides, split.sides):
         if name != "train":  # not NAME.SOURCE-TARGET.LANGUAGE: fairseq would read that as its data
@@ -132,14 +138,6 @@ def _write_split(
         figures[language] = {"pieces": count, "unknown": unknown}
         warn_of_unknown(f"{name}.{language}", unknown, count)
     return figures
-
-
-def _save_dictionary(dictionary: Dictionary, counts: np.ndarray, path: Path) -> None:
-    """Save a dictionary with the number of each of its symbols in both languages, ``(V,)``."""
-    counted = Dictionary()  # has the special symbols from the start
-    for index in range(dictionary.nspecial, len(dictionary)):
-        counted.add_symbol(dictionary[index], n=int(counts[index]))
-    save_dictionary(counted, path)
 
 
 def _describe(figures: dict[str, Any]) -> str:
@@ -233,10 +231,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _ratio(text: str) -> float:
     """Parse a finite number of at least 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 1 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a finite number of at least 1, not '{text}'")
-    return number
+    with suppress(ValueError):
+        if 1 <= (number := float(text)) < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"must be a finite number of at least 1, not '{text}'")

@@ -56,7 +56,7 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     files: list[str] = []
     for name in inputs:
         path = Path(name)
-        if path.is_dir():
+        if name and path.is_dir():  # pathlib takes "" for the current folder
             below = [file for file in path.rglob("*") if file.is_file()]
             files += sorted(
                 str(file) for file in below if "/." not in f"/{file.relative_to(path).as_posix()}"
@@ -65,10 +65,10 @@ def find_files(inputs: Sequence[str]) -> list[str]:
             files.append(name)
         else:
             why = "is not a file or folder" if path.exists() else "does not exist"
-            raise UserError(f"{name} {why}; give local files or folders")
+            raise UserError(f"{name or repr(name)} {why}; give local files or folders")
     files = [name for name in files if os.path.getsize(name)]
     if not files:
-        raise UserError(f"no text in {', '.join(inputs)}")
+        raise UserError(f"no text in {', '.join(inputs)}; name files or folders with text")
     return files
 
 

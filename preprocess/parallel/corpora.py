@@ -236,7 +236,8 @@ def _list_release(path: Path) -> dict[str, Union[Path, bytes]]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; give the .tgz of the release") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise UserError(f"{path}: not a whole .tgz archive ({error}); fetch it again") from None
+        reason = str(error).partition("\n")[0].rstrip(":")  # tarfile lists what it tried
+        raise UserError(f"{path}: not a whole .tgz archive ({reason}); fetch it again") from None
 
 
 def _parse_talks(text: NumberedLines) -> tuple[NumberedLines, dict[str, int]]:

@@ -171,6 +171,7 @@ NUMBERS = [
     ("mix --corpus plain TEXT size=-1B", "size=-1B: write a number of B"),
     (f"mix --corpus plain TEXT size={'9' * 400}GiB", "write a number of B"),
     ("mix --corpus plain TEXT lines=²", "lines= is a whole number of lines or documents, not '²'"),
+    ("mix --corpus plain TEXT size=1B size=2B", "size=2B: size= is given twice"),
     ("mix --corpus plain TEXT hold-out=2", "fewer than hold-out"),
     ("mix --corpus plain TEXT hold-out=1", "nothing is left to train on: lower hold-out="),
     ("mix --corpus plain TEXT size=1B", "left to train on: lower hold-out=, or raise size="),
@@ -180,6 +181,7 @@ NUMBERS = [
     ("squad --max-length 5", "--max-length 5: give 6 or more"),
     ("translation --max-ratio nan", f"--max-ratio: {FINITE}, not 'nan'"),
     ("translation --max-ratio 0.5", f"--max-ratio: {FINITE}, not '0.5'"),
+    ("translation --target-lang fr", "--target-lang fr: is the source language too"),
     ("translation --vocab-size 0", f"argument --vocab-size: {WHOLE} 1, not '0'"),
 ]
 
