@@ -205,6 +205,11 @@ def _format(content: Request) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
+def json_values(content: Any) -> Any:
+    """Copy content for JSON, which has no NaN and no infinity: None in their place."""
+    return json.loads(json.dumps(content), parse_constant=lambda constant: None)
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file that a command wrote in order to continue from it; refuse a damaged one."""
     try:

@@ -16,6 +16,7 @@ import torch
 
 import fairseq_posenc
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import json_values
 from fairseq_posenc.workbench.running.devices import count_cores
 from measuring import page
 
@@ -24,9 +25,8 @@ DTYPES = ("float32", "bfloat16", "float16")  # names in torch
 
 def new_parser(description: str | None) -> argparse.ArgumentParser:
     """Create a parser whose help shows the script's docstring as it is written."""
-    return argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    layout = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=description, formatter_class=layout)
 
 
 def add_training_options(
@@ -117,7 +117,7 @@ def print_rows(
 ) -> None:
     """Print the rows of a script: the machine and a table, or with ``--json`` nothing but JSON."""
     if args.json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps(json_values(rows), indent=1))
     else:
         print("\n".join([machine(args.device), "", format_table(rows)]))
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from fairseq_posenc.errors import UserError, suggest
 from fairseq_posenc.user_dir import USER_DIR, import_user_dir
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.examples import EXAMPLES
+from fairseq_posenc.workbench.examples import add_examples
 from fairseq_posenc.workbench.running.exit_codes import run_main
-from fairseq_posenc.workbench.running.options import Parser, add_examples
+from fairseq_posenc.workbench.running.options import Parser
 
 
 class Command(NamedTuple):
@@ -49,17 +49,13 @@ class Command(NamedTuple):
 GROUPS: dict[str, dict[str, Command]] = {
     "look at encodings and models": {
         "list": Command("list the position encodings", ".encodings_command:list"),
-        "describe": Command(
-            "describe the formula and cost of an encoding", ".encodings_command:describe"
-        ),
+        "describe": Command("show an encoding's formula and cost", ".encodings_command:describe"),
         "count": Command("count the position parameters of a model", ".encodings_command:count"),
         "plot": Command("plot the positions of a checkpoint or of a spec", ".plots.command:plot"),
         "inspect": Command("show attention to a text on an HTML page", ".plots.command:inspect"),
     },
     "compare encodings": {
-        "choose": Command(
-            "recommend an encoding, from measurements of small models", ".experiments.choose"
-        ),
+        "choose": Command("recommend an encoding, measured on small models", ".experiments.choose"),
         "compare": Command("train and compare position encodings", ".experiments.compare.command"),
         "learning-curves": Command("plot learning curves from logs", ".reports.curves_command"),
     },
@@ -67,12 +63,8 @@ GROUPS: dict[str, dict[str, Command]] = {
         "preprocess": Command("binarize texts for fairseq", ".preprocessing"),
     },
     "fine-tune and evaluate": {
-        "glue": Command(
-            "fine-tune a masked LM on GLUE, and write the results", ".finetuning.glue.command"
-        ),
-        "squad": Command(
-            "fine-tune on SQuAD, predict answers, score them", ".finetuning.squad.command"
-        ),
+        "glue": Command("fine-tune a masked LM on GLUE, and report", ".finetuning.glue.command"),
+        "squad": Command("fine-tune on SQuAD, answer, score", ".finetuning.squad.command"),
         "translate": Command("translate sentences", ".translation.command_translate"),
         "bleu": Command("score translation models by BLEU and chrF", ".translation.command_bleu"),
         "lm-length": Command(
@@ -83,14 +75,8 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "convert": {
         "swap": Command("replace the positions of a transformers model", ".convert.commands:swap"),
-        "export": Command(
-            "write a model for Hugging Face's transformers or CTranslate2",
-            ".convert.commands:export",
-        ),
-        "import": Command(
-            "convert a Hugging Face transformers model to a start checkpoint",
-            ".convert.commands:import",
-        ),
+        "export": Command("export to transformers or CTranslate2", ".convert.commands:export"),
+        "import": Command("convert a transformers model for fairseq", ".convert.commands:import"),
     },
     "maintain": {
         "doctor": Command("check and test this installation", ".doctor"),
@@ -154,7 +140,7 @@ def _build_parser(chosen: str) -> Parser:
             command.add_arguments(subparser)
             if name not in _WITHOUT_ENCODINGS:
                 _add_user_dir(subparser)
-            add_examples(subparser, EXAMPLES[name])
+            add_examples(subparser, name)
     return parser
 
 

@@ -4,6 +4,8 @@
 subcommand.
 """
 
+from argparse import ArgumentParser
+
 # Lines indented by two spaces are examples of the command above; a backslash continues a line.
 _TEXT = r"""
 user-dir
@@ -75,3 +77,9 @@ for _line in _TEXT.replace("\\\n    ", "").strip().splitlines():
     else:  # a command, whose examples follow
         _command = _line
         EXAMPLES[_command] = []
+
+
+def add_examples(parser: ArgumentParser, command: str) -> None:
+    """End the help with a command's examples."""
+    examples = "\n  ".join(["examples:", *EXAMPLES[command]])
+    parser.epilog = "\n\n".join(filter(None, [parser.epilog, examples]))

@@ -23,8 +23,7 @@ def stock(tmp_path: Path) -> PreTrainedModel:
 
 def swap(folder: Path, *words: Any, source: str = "stock") -> PreTrainedModel:
     out = folder / "swapped"
-    written = ["--checkpoint", folder / source, "--out", out, *words]
-    assert main(["swap", *map(str, written)]) == 0
+    assert main(["swap", *map(str, ["--checkpoint", folder / source, "--out", out, *words])]) == 0
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(out)
     return model
 
@@ -107,6 +106,7 @@ def test_own_positions_are_the_same_model(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--position-encoding", "", "--seed", str(10**30)], "cannot read position encoding ''"),
         (["--position-encoding", "owl"], "unknown position encoding 'owl'"),
         (["--position-encoding", "own(size=3)"], "no option 'size'"),
         (["--position-encoding", "own(bas=3)"], "no option 'bas'; did you mean base? they are"),

@@ -98,6 +98,10 @@ ODD = {
     "half a character": (["describe", "caf\udce9"], "is not UTF-8"),
     "data": (["bleu", "--data", "a:b", "x=y"], "--data: 'a:b': fairseq splits names at ':'"),
     "out": (["compare", "--out", "a:b"], "--out: 'a:b': fairseq splits names at ':'"),
+    "empty out": (["compare", "--out", ""], "--out: the name is empty; the current folder is ."),
+    "empty data": (["squad", "train", "--data", " "], "--data: the name is empty"),
+    "empty place": (["preprocess", "plain_text", "--out", ""], "--out: the name is empty"),
+    "empty text": (["preprocess", "chinese", "--out", "o", "--train="], "'' is not a file"),
     "lsit": (["lsit"], "there is no command 'lsit': did you mean list? "),
     "qqq": (["qqq"], "there is no command 'qqq': fairseq-posenc --help lists all"),
 }

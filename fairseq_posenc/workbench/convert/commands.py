@@ -92,7 +92,7 @@ def run_swap(options: argparse.Namespace) -> None:
     lines = swap_folder(
         options.checkpoint,
         options.out,
-        spec=options.position_encoding or "own",
+        spec="own" if options.position_encoding is None else options.position_encoding,
         max_positions=options.max_positions,
         extend=options.extend,
         seed=options.seed,

@@ -48,7 +48,7 @@ def swap_folder(
         UserError: the folder cannot be read, or its model cannot have such positions.
     """
     with whole_folder(out) as folder:  # renamed to `out` at the end
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % 2**64)  # torch takes no larger ones
         model: Any = load_model(source)
         origin = f"source: {source}: {type(model).__name__}, positions: {read_positions(model)}"
         old = dict(model.named_parameters())

@@ -101,7 +101,7 @@ def build_tokenizer(tokenization: Path | str, dictionary: Dictionary) -> Tokeniz
         return _build_sentencepiece(tokenization, dictionary)
     # A JSON file of another form raises AttributeError or TypeError.
     except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
-        raise UserError(f"{tokenization}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{tokenization}: {' '.join(str(error).split())}; see --tokens") from None
 
 
 def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Path) -> list[str]:
@@ -174,7 +174,7 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
         "of BPE with user-defined symbols": is_bpe and len(trainer.user_defined_symbols) > 0,
     }
     if traits := [trait for trait, has_it in unsupported.items() if has_it]:
-        raise ValueError(f"a sentencepiece model {traits[0]} is not supported; use --tokens none")
+        raise ValueError(f"a sentencepiece model {traits[0]} is not supported")
     scores = {x.piece: x.score for x in proto.pieces if x.type not in (x.CONTROL, x.UNKNOWN)}
     vocabulary = _extend_vocabulary(dictionary.symbols, scores)
     if is_bpe:
@@ -222,8 +222,7 @@ def _build_simple(unit: str, dictionary: Dictionary) -> Tokenizer:
 def _extend_vocabulary(symbols: list[str], pieces: Iterable[str]) -> dict[str, int]:
     """Number the dictionary's symbols, in its order, and then the pieces that it lacks."""
     if surplus := len(symbols) - len(set(symbols)):  # later ids would not be the dictionary's
-        fault = f"the dictionary has pieces of the tokenizer twice ({surplus:,})"
-        raise ValueError(f"{fault}: --tokens none exports the model without a tokenizer")
+        raise ValueError(f"the dictionary has pieces of the tokenizer twice ({surplus:,})")
     return {symbol: index for index, symbol in enumerate(dict.fromkeys([*symbols, *pieces]))}
 
 

@@ -13,12 +13,12 @@ STATISTIC_TITLES = {"m4m": "best run", "decbert": "mean of the seeds"}
 def select_figures(record: Record) -> dict[str, float]:
     """Select the figures that the protocol's paper reports, by column, and add their average."""
     statistic = STATISTICS[record.data["protocol"]]
-    selected = [row for row in record.rows if row["reported"]]  # of MNLI, only the matched set's
-    reported = {row["task"]: name_column(row["task"], row["metric"])[1] for row in selected}
+    named = [(*name_column(row["task"], row["metric"]), row) for row in record.rows]
+    # Of MNLI only the matched set's accuracy_m is marked; accuracy_mm is the same metric.
+    reported = {(row["task"], metric) for _, metric, row in named if row["reported"]}
     figures: dict[str, float] = {}
-    for row in record.rows:  # with MNLI's accuracy_mm, which is the metric accuracy too
-        column, metric = name_column(row["task"], row["metric"])  # such as MNLI-mm and accuracy
-        if metric == reported.get(row["task"]):
+    for column, metric, row in named:  # such as MNLI-mm and accuracy
+        if (row["task"], metric) in reported:
             figures[column] = float(row[statistic])
     if len(figures) > 1:
         figures["average"] = statistics.fmean(figures.values())

@@ -59,10 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write the tables and pictures, and print the tables."""
     logs = parse_named(args.logs, "NAME=LOG")
-    by_model = {
-        name: [_read_log(name, Path(path)) for path in split_paths(paths)]
-        for name, paths in logs.items()
-    }
+    by_model = {x: [_read_log(x, Path(y)) for y in split_paths(logs[x])] for x in logs}
     with lock_folder(args.out):
         tables = collect_figures(by_model)
         text = format_tables(tables)

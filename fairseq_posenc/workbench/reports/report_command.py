@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from fairseq_posenc.checkpoints.recovery import LAST, flatten
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import json_values
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.finetuning.glue_figures import STATISTIC_TITLES, select_figures
 from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
@@ -26,8 +27,8 @@ from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, TRAIN_LOG, read_
 from fairseq_posenc.workbench.running.progress import say
 
 _GLUE_NAMES = ("MNLI-m", "MNLI-mm", *(x for x in TASKS if x != "MNLI"), "average", "collapsed runs")
-_WHOLE = ("updates", "seed", "collapsed runs")  # columns without decimals; others have two, or:
-_DIGITS = dict.fromkeys(_WHOLE, 0) | {"train loss": 3, "valid loss": 3, "valid accuracy": 4}
+_DIGITS = {"updates": 0, "seed": 0, "collapsed runs": 0}  # decimals of columns; others have two
+_DIGITS |= {"train loss": 3, "valid loss": 3, "valid accuracy": 4}
 
 Figures = dict[str, float | None]  # by column; None if unknown
 
@@ -64,8 +65,8 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"{path}: no results of glue, squad predict, bleu or training yet")
         for x in found:  # a link to a training run has another name, but the same fingerprint
             results.setdefault((x.table, Path(x.path).resolve(), x.fingerprint or x.model), x)
-    rows = results.values()
-    print(json.dumps([x._asdict() for x in rows], indent=1) if args.json else format_report(rows))
+    rows = [x._asdict() for x in results.values()]
+    print(json.dumps(json_values(rows), indent=1) if args.json else format_report(results.values()))
 
 
 def _find_results(path: Path, known: set[Path]) -> Iterator[Result]:
@@ -80,9 +81,11 @@ def _find_results(path: Path, known: set[Path]) -> Iterator[Result]:
     elif path.suffix == ".json":
         # Most files in folders are no records; one that the user named (`known` is empty) must be.
         with suppress(UserError) if known else nullcontext():
-            record = read(path)
-            if record.kind in _READERS:
-                yield from _READERS[record.kind](record, path)
+            if (record := read(path)).kind in _READERS:
+                try:
+                    yield from list(_READERS[record.kind](record, path))
+                except (KeyError, TypeError):  # of missing or other fields
+                    say(f"{path}: left out: another version wrote it; run {record.kind} again")
 
 
 def _read_glue(record: Record, path: Path) -> Iterator[Result]:

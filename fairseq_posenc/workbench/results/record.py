@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.folders import read_json
+from fairseq_posenc.folders import json_values, read_json
 
 _T = TypeVar("_T")
 _K = TypeVar("_K")
@@ -33,9 +33,8 @@ class Record:
         return next(iter(self.figures.values()), ())
 
     def write(self, path: Path) -> None:
-        """Write the record into a file, as JSON with null for NaN and infinite figures."""
-        content = json.loads(json.dumps(vars(self)), parse_constant=lambda constant: None)
-        write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        """Write the record into a file."""
+        write_whole(path, json.dumps(json_values(vars(self)), indent=1, ensure_ascii=False) + "\n")
 
 
 def group_by(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:

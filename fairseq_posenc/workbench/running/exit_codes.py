@@ -26,7 +26,9 @@ def run_main(program: Callable[[], int | None]) -> int:
     try:
         try:
             os.getcwd()  # raises in a deleted folder, where torch would end the process
-            _interrupt_on_kill()
+            for number in (signal.SIGTERM, signal.SIGHUP):  # `kill` and a closed terminal
+                if signal.getsignal(number) is signal.SIG_DFL:  # else ignored, as under `nohup`
+                    signal.signal(number, signal.default_int_handler)  # so that cleanup runs
             return program() or 0
         finally:
             _flush(sys.stdout)
@@ -55,10 +57,3 @@ def _flush(stream: TextIO) -> None:
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # the exit flushes too
         raise
-
-
-def _interrupt_on_kill() -> None:
-    """Raise KeyboardInterrupt on ``kill`` and on a closed terminal too, so that cleanup runs."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # ignored ones stay so, as under `nohup`
-            signal.signal(number, signal.default_int_handler)

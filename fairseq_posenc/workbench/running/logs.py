@@ -24,7 +24,7 @@ class Entry(NamedTuple):
     updates: int  # training updates so far; 0 if the line does not say
     loss: float  # in bits: mean since the previous line (training), or over the validation text
     perplexity: float  # of the tokens, without label smoothing; NaN if the loss is not finite
-    accuracy: float | None  # of the tokens, in percent; None if the criterion does not report it
+    accuracy: float | None  # of the tokens, in percent; None if not reported or not finite loss
     speed: float  # tokens per second; 0 if the line does not say
     figures: Mapping[str, str] = {}  # all figures by name, as text, without the prefix `valid_`
 
@@ -60,13 +60,14 @@ def parse_line(text: str) -> Entry | None:
     figures = {name.removeprefix("valid_"): value for name, value in _FIGURE.findall(match[2])}
     try:
         loss = float(figures["loss"])
-        bits = float(figures.get("nll_loss", loss)) if math.isfinite(loss) else math.nan
+        is_finite = math.isfinite(loss)
+        bits = float(figures.get("nll_loss", loss)) if is_finite else math.nan
         return Entry(
             kind=match[1],
             updates=int(float(figures.get("num_updates", 0))),
             loss=loss,
             perplexity=2.0 ** min(bits, 1000.0),  # more would overflow
-            accuracy=float(figures["accuracy"]) if "accuracy" in figures else None,
+            accuracy=float(figures["accuracy"]) if is_finite and "accuracy" in figures else None,
             speed=float(figures.get("wps", 0)),
             figures=figures,
         )

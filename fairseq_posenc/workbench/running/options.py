@@ -20,6 +20,7 @@ class Parser(ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=RawDescriptionHelpFormatter)
+        self.register("type", Path, path)  # what argparse calls for `type=Path`
 
     def error(self, message: str) -> NoReturn:
         """Raise argparse's message as a UserError."""
@@ -74,22 +75,23 @@ def parse_slurm(words: Sequence[str]) -> dict[str, str | bool] | None:
         return None
     given = {k: v or True for k, _, v in (x.lstrip("-").partition("=") for x in words[1:])}
     if words[0] != "slurm" or given.get("time", True) is True or {*given} & {"array", "job-name"}:
-        form = "local, or slurm with options of sbatch, as in slurm partition=gpu time=12:00:00"
+        form = "local, or slurm with time= and other options of sbatch, as in slurm time=12:00:00"
         raise UserError(f"--on {' '.join(words)}: write {form}, without array or job-name")
     return given
 
 
-def add_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
-    """End the help with examples, each a whole command."""
-    examples = "\n  ".join(["examples:", *lines])
-    parser.epilog = "\n\n".join(filter(None, [parser.epilog, examples]))
+def path(text: str) -> Path:
+    """Parse the path of a file or folder; refuse an empty one, which pathlib takes for ``.``."""
+    if not text.strip():
+        raise ArgumentTypeError("the name is empty; the current folder is .")
+    return Path(text)
 
 
 def data_path(text: str) -> Path:
     """Parse the path of a folder for fairseq; refuse colons, at which fairseq splits paths."""
     if ":" in text:
         raise ArgumentTypeError(f"'{text}': fairseq splits names at ':'; name a folder without one")
-    return Path(text)
+    return path(text)
 
 
 def positive_int(text: str) -> int:
@@ -120,6 +122,8 @@ def positive_ints(text: str) -> tuple[int, ...]:
     numbers = sorted(positive_int(part.strip()) for part in text.split(","))
     if len(set(numbers)) < len(numbers):
         raise ArgumentTypeError(f"{text}: a number occurs twice")
+    if numbers[-1] >= 2**32:  # of seeds
+        raise ArgumentTypeError(f"{text}: numpy takes only numbers below 2^32")
     return tuple(numbers)
 
 
@@ -139,7 +143,7 @@ def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
         name, value = text[:end].strip(), text[end + 1 :].strip()
         if not name or not value:
             raise UserError(f"cannot read {text!r}: write {form}")
-        if name in named or "/" in name or name in (".", ".."):
+        if name in named or "/" in name or name[0] == "." or name.endswith((".json", ".md")):
             raise UserError(f"{name!r}: each value needs its own name, which a folder can have")
         named[name] = value
     return named
@@ -149,12 +153,12 @@ def split_paths(text: str) -> list[str]:
     """Split paths at commas, except in names of existing files.
 
     Raises:
-        UserError: a path occurs twice.
+        UserError: a path is empty, or occurs twice.
     """
     parts = text.split(",")
     heads = [",".join(parts[:end]) for end in range(1, len(parts) + 1)]  # possible first paths
     first = next(filter(os.path.exists, reversed(heads)), heads[0])  # too long a name is no file
     others = split_paths(text[len(first) + 1 :]) if first != text else []
-    if Path(first).resolve() in map(Path.resolve, map(Path, others)):
-        raise UserError(f"{first}: occurs twice; name each path once")
+    if not first or Path(first).resolve() in map(Path.resolve, map(Path, others)):
+        raise UserError(f"{first!r} is empty or occurs twice; name each path once")
     return [first, *others]

@@ -62,5 +62,5 @@ def _print_all(translator: Translator, sentences: list[str], args: argparse.Name
             print(sentence)
             labels = ["greedy", *(f"beam {args.beam}, {n}" for n in range(1, len(hypotheses) + 1))]
             for label, hypothesis in zip(labels, [first, *hypotheses]):
-                print(f"  {label:<10}  {hypothesis.score:8.4f}  {hypothesis.text}")
+                print(f"  {label:<{len(labels[-1])}}  {hypothesis.score:8.4f}  {hypothesis.text}")
     sys.stdout.flush()

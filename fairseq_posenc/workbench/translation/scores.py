@@ -74,13 +74,13 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
     differences: list[Row] = []
     for index, name in enumerate(others, start=1):
         # Exchanging none or all of n differing lines keeps the difference: p is at least 2 / 2^n.
-        # sacreBLEU counts only larger differences, so its p may be smaller.
+        # sacreBLEU's may be smaller: it counts larger differences alone, or draws lines again.
         least = 2.0 ** (1 - sum(map(ne, joined[name], joined[baseline])))
         for metric in METRICS:
             first, other = results[metric][0], results[metric][index]  # 0 is the baseline
             row = {"system": name, "metric": metric, "difference": other.score - first.score}
-            p_value = max(least, other.p_value) if num_checkpoints > 1 else other.p_value
-            differences.append({**row, "p_value": p_value if row["difference"] else None})
+            p_value = max(least, other.p_value) if row["difference"] else None
+            differences.append({**row, "p_value": p_value})
     return differences, {name: str(signature) for name, signature in signatures.items()}
 
 

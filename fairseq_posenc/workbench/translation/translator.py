@@ -120,17 +120,17 @@ class Translator:
         Raises:
             UserError: a sentence is too long for the encodings.
         """
+        if abs(length_penalty) > 10:  # powers of lengths would overflow
+            raise UserError(f"--lenpen {length_penalty:g}: give a number from -10 to 10")
         encoded = [self.encode(sentence) for sentence in sentences]
         lengths = [len(tokens) for tokens in encoded]
-        # The only token of an empty sentence is its end.
-        nonempty = [tokens for tokens in encoded if len(tokens) > 1]
+        nonempty = [tokens for tokens in encoded if len(tokens) > 1]  # not only an end
         empty = Hypothesis("", 0.0)  # its translation, without the model
         if not nonempty:
             return [[empty] for _ in sentences]
         self.interface.cfg.dataset.max_tokens = max(_MAX_TOKENS, *lengths)  # the longest fits
-        table = self.interface.models[0].encoder.embed_positions
+        table = self.interface.models[0].encoder.embed_positions  # fairseq's own check nothing
         try:
-            # fairseq's own positions, which check nothing.
             if isinstance(table, LearnedPositionalEmbedding) and max(lengths) > table.max_positions:
                 limit = f"the {table.max_positions} positions of 'learned'"
                 raise UserError(f"a sequence of {max(lengths)} tokens is longer than {limit}")

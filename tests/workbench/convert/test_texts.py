@@ -118,10 +118,10 @@ def test_a_tokenizer_loads_with_its_special_symbols():
     [
         ("bpe", {"treat_whitespace_as_suffix": True}, [1], "spaces at the ends"),
         ("bpe", {"user_defined_symbols": ["<x>"]}, [1], "user-defined symbols"),
-        ("bpe", {"byte_fallback": True}, [1], "single bytes is not supported; use --tokens none"),
+        ("bpe", {"byte_fallback": True}, [1], "single bytes is not supported; see --tokens"),
         # Pieces are there by their numbers in GPT-2's file; one is so by its name as well.
         ("gpt2", {}, [1, 2, 3], "dict.txt: lacks 259 pieces of the tokenizer"),
-        ("gpt2", {}, [*range(262), "!"], "has pieces of the tokenizer twice (1): --tokens"),
+        ("gpt2", {}, [*range(262), "!"], "has pieces of the tokenizer twice (1); see --tokens"),
         ("data", {}, [1], "name the tokenizer with --tokens"),
     ],
 )
@@ -166,7 +166,7 @@ def write_data(sides):
         pieces = [f"{cuts[-1].id_to_piece(n)} 1\n" for n in range(3, len(cuts[-1]))]
         text = "".join(reversed(pieces) if number else pieces)
         (data / f"dict{side}.txt").write_text(text, encoding="utf-8")
-    return data, cuts[0]
+    return data, cuts
 
 
 def run_alone(code):
@@ -204,7 +204,7 @@ def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machi
     library, family, spec, more, before, after, monkeypatch, capsys
 ):
     """Texts are written as in fairseq; special tokens are ``before`` and ``after`` them."""
-    data, cut = write_data([".de", ".en"] if family == "translation" else [""])
+    data, (cut, *target) = write_data([".de", ".en"] if family == "translation" else [""])
     private = {"save_dir": "/private/runs", "restore_file": "/private/x.pt"}
     trained = checkpoint(family, spec, data, **private, **more)
     if family != "masked_lm":
@@ -229,6 +229,10 @@ def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machi
         symbols = cut.encode(text, out_type=str)
         ids = [*before, *map(trained.task.source_dictionary.index, symbols), *after]
         assert Tokenizer.from_file("tokenizer.json").encode(text).ids == ids
+        for other in target:
+            symbols = other.encode(text, out_type=str)
+            ids_of_target = [*map(trained.task.target_dictionary.index, symbols), 2]
+            assert Tokenizer.from_file("target/tokenizer.json").encode(text).ids == ids_of_target
         lines = code.replace(PROMPT, text)
         if library == "ctranslate2":
             printed = run_alone(lines)

@@ -18,13 +18,14 @@ from sklearn import metrics as theirs
 
 from fairseq_posenc.checkpoints.dictionary import MANIFEST
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import REQUEST
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.data import find_training_data, open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig
 from fairseq_posenc.workbench.finetuning import recipes
 from fairseq_posenc.workbench.finetuning.glue import report
-from fairseq_posenc.workbench.finetuning.glue.runs import CONFIGS
+from fairseq_posenc.workbench.finetuning.glue.runs import CONFIGS, list_runs
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
 from glue import find_file, read_examples, truncate_lengths
 from tests.helpers.glue_files import HEADERS, train_pieces, write_task
@@ -202,6 +203,10 @@ def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces):
     pretrained = SimpleNamespace(path=tmp_path / "x.pt", spec="m4m", model_options={})
     report.write_results([], tmp_path, pretrained, "m4m")
     assert [path.name for path in submission.iterdir()] == ["WNLI.tsv"]
+    (folder := tmp_path / "RTE" / "lr1-seed1").mkdir(parents=True)
+    (folder / REQUEST).write_text('{"task": "RTE"}')
+    with pytest.raises(UserError, match="lr1-seed1: is a run of another version; delete that"):
+        list_runs(tmp_path)
 
 
 # Examples of the published files: train (0 is unknown), valid and test.

@@ -232,4 +232,6 @@ def test_windows_together_give_the_best_text_and_the_surest_that_there_is_one():
     assert found == ("q", "the\n cat", 2.0 - 6.0)  # the span with 9.0 has no text
     empty = predict.WindowSpans([], 1.0)
     assert predict.combine_windows("q", "", tokens, [empty]) == ("q", "", 0.0)
+    with pytest.raises(UserError, match="question q: the model's scores are NaN or infinite"):
+        predict.combine_windows("q", "", tokens, [empty._replace(null_score=np.nan)])
     assert predict.Predictor(with_head(), None, "learned").predict([], max_tokens=64) == []

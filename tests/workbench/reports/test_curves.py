@@ -65,12 +65,16 @@ def test_every_format_says_the_same(tmp_path):
         (entry,), (training,) = curve.validations, curve.training
         assert entry[1:5] == (100, 6.0, 32.0, 41.5)  # updates, loss, perplexity, accuracy
         assert (*training[1:3], curve.speed) == (50, 9.1, 1234)
+    (tmp_path / "train.log").write_text(PLAIN.format("valid", JSON[1].replace('"6"', '"nan"')))
+    assert read_curve_file(tmp_path / "train.log").best.accuracy is None
 
 
 def test_bad_input_is_one_line(tmp_path, capsys):
     full, empty = write(tmp_path / "a", 5), write(tmp_path / "b")
     for words, says in (
         (["nothing"], "write NAME=LOG"),
+        ([f"a={full},"], "'' is empty or occurs twice"),
+        ([f"a.json={full}"], "'a.json': each value needs its own name"),
         (["a=missing.log"], "there is no log file missing.log"),
         ([f"a={empty}"], "prints one per epoch, not with --log-format none"),
         ([f"a={full}"] * 2, "'a': each value needs its own name"),

@@ -68,6 +68,12 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
         '| valid | {"valid_loss": "3", "valid_accuracy": "25", "valid_num_updates": "3"}\n'
     )
     text, _ = call(capsys, "report", tmp_path)
+    state["extra_state"]["best"] = math.nan
+    torch.save(state, tmp_path / "3" / "checkpoint_last.pt")
+    rows = json.loads(
+        call(capsys, "report", tmp_path / "3", "--json")[0], parse_constant=pytest.fail
+    )
+    assert rows[0]["figures"]["perplexity"] is None
     assert row(text, "`1`")[1:-1] == ["`m4m`", "1", str(EPOCHS), "4.00"]
     assert row(text, "`2`")[-2] == "8.00"
     assert row(text, "`3`")[1:-1] == ["`fairseq's`", "3", str(EPOCHS), "-"]
@@ -83,6 +89,8 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
 def test_nothing_to_report_is_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "x.json").write_text("x")
+    Record("glue", {"tasks": []}, {"name": "of another version"}).write(tmp_path / "old.json")
+    assert "old.json: left out: another version" in call(capsys, "report", tmp_path, code=2)[1]
     for name, words in (("x", "no such"), ("empty", "no results of"), ("x.json", "cannot be")):
         assert words in refused(capsys, "report", tmp_path / name)
 

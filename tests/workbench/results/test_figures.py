@@ -51,8 +51,7 @@ def test_lines_are_averaged_where_all_have_a_value():
 def test_a_line_has_the_means_and_the_band():
     _, (axes,) = pictures.new_panels(1, 1, (4, 4))
     means = [intervals.interval([1, 2, value]) for value in (3, math.nan, 6)]
-    few = [intervals.interval([1, 2])] * 3
-    lines = {"all": [*enumerate(means)], "_few": [*enumerate(few)]}
+    lines = {"all": [*enumerate(means)], "_few": [*enumerate([intervals.interval([1, 2])] * 3)]}
     pictures.draw_means(axes, lines, lambda _, y: f"{y:,.1f}")
     drawn = [list(line.get_ydata()) for line in axes.lines]
     assert drawn == [pytest.approx([2, math.nan, 3], nan_ok=True), [1.5] * 3]

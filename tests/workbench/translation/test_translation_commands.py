@@ -320,6 +320,8 @@ def test_what_scores_the_same_is_no_difference_and_a_few_lines_are_chance(traini
         assert [(row["difference"], row["p_value"]) for row in found] == [(0, None)] * 2
     found, _ = compare(lines, {"a": [lines, lines], "b": [["", ""], ["", lines[1]]]})
     assert [row["p_value"] for row in found] == [2 / 2**3] * 2
+    found, _ = compare(lines[:1], {"a": [lines[:1]], "b": [["one two"]]})
+    assert [row["p_value"] for row in found] == [1] * 2  # the bootstrap draws the same line always
 
 
 @slow
@@ -353,6 +355,8 @@ def test_a_killed_evaluation_goes_on_with_the_next_training(evaluated, tmp_path,
     assert first.stat().st_mtime_ns == before
     for name in ("1.txt", "2.txt"):
         assert lines(out / "rope" / name) == lines(evaluated / "rope" / name)
+    message = refused(capsys, "translate", "--checkpoint", last, "--lenpen", "1e308", "x")
+    assert message == "--lenpen 1e+308: give a number from -10 to 10"
     message = refused(capsys, *command, "--lenpen", "2")
     assert message.startswith(f"{first}: was made with other search: [3, 1.0], not [3, 2.0]")
 
@@ -361,7 +365,7 @@ def test_a_killed_evaluation_goes_on_with_the_next_training(evaluated, tmp_path,
     ("command", "message"),
     [
         ("translate --checkpoint no.pt x", "--checkpoint no.pt: no such file"),
-        ("translate --checkpoint no.pt --beam 0 x", "argument --beam: must be a whole number of"),
+        ("translate --checkpoint no.pt --beam 0 x", "argument --beam: must be a whole number"),
         ("bleu b.pt", "cannot read 'b.pt': write NAME=PATH or NAME=PATH,PATH"),
         ("bleu a=b.pt a=c.pt", "'a': each value needs its own name"),
         ("bleu a=b,c d=e", "name the same number of checkpoints for each system: a"),

@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> None:
         folders.claim(out, facts)  # refuses a folder whose results were made with other values
         for glue_run in planned:
             runs.claim(glue_run, out)  # the same for each run: its settings, in its own folder
+        listed = runs.list_runs(out)  # these, and those of earlier commands
         pending = {x.label: partial(fine_tune, x, out) for x in planned if not x.is_finished(out)}
         say(f"{len(planned)} runs, {len(pending)} of them not finished yet; results: {out}")
         try:  # a run that fails does not stop the others
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
 
                 run_on_slurm(pending, out / "slurm", slurm, args.jobs)
         finally:  # the report covers the runs that succeeded, and lists the others
-            record = report.write_results(runs.list_runs(out), out, pretrained, args.protocol)
+            record = report.write_results(listed, out, pretrained, args.protocol)
     print(report.format_report(record))
     say(f"wrote {out}/results.md, {out}/results.json and {out}/submission/")
     if missing := report.complete_submission(out / "submission", args.data):  # adds WNLI's file

@@ -137,8 +137,7 @@ def format_report(record: Record) -> str:
     ]
     if collapsed := [f"- `{run['folder']}`" for run in record.figures["runs"] if run["collapsed"]]:
         text = "(they predict NaN, the same for everything, or exactly at chance)"
-        parts.append(f"Collapsed runs {text}, which the figures above include:")
-        parts.append("\n".join(collapsed))
+        parts += [f"Collapsed runs {text}, which the figures above include:", "\n".join(collapsed)]
     if data["unfinished"]:
         parts.append(f"Not finished: {data['unfinished']}.")
     return "\n\n".join(parts) + "\n"

@@ -125,6 +125,9 @@ def claim(run: GlueRun, out: Path) -> None:
 
 
 def list_runs(out: Path) -> list[GlueRun]:
-    """List the runs in a folder, also those that earlier commands began."""
-    requests = sorted(out.glob(f"*/*/{folders.REQUEST}"))  # the fields, as `claim` wrote them
-    return [GlueRun(**folders.read_json(path)) for path in requests]
+    """List the runs in a folder, also earlier ones; refuse one that another version began."""
+    found = {path: folders.read_json(path) for path in sorted(out.glob(f"*/*/{folders.REQUEST}"))}
+    for path, fields in found.items():
+        if not isinstance(fields, dict) or fields.keys() != {*GlueRun._fields}:
+            raise UserError(f"{path.parent}: is a run of another version; delete that folder")
+    return [GlueRun(**fields) for fields in found.values()]

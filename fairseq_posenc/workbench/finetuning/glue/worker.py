@@ -52,17 +52,13 @@ def fine_tune(run: GlueRun, out: Path, environment: programs.Environment) -> Non
             # A bare name, as messages show it; `run_logged` finds it beside the running Python.
             evaluation = [Path(sys.executable).name, "-m", __name__, str(folder)]
             programs.run_logged(evaluation, folder / logs.TRAIN_LOG, lock, environment=environment)
-        shrink_checkpoints(folder)  # after the result: training cannot continue from shrunk ones
+        # After the result: training cannot continue from what is left of the checkpoints.
+        weights = {**open_whole(folder / BEST), "last_optimizer_state": None}  # a third of the file
+        write_state(weights, folder / BEST)  # replaced as a whole: a kill leaves the old or the new
+        (folder / LAST).unlink(missing_ok=True)
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
     say(f"{run.label}: finished, {scores}")
-
-
-def shrink_checkpoints(folder: Path) -> None:
-    """Drop the optimizer's state (two thirds) from the best checkpoint; delete the last one."""
-    path = folder / BEST  # replaced as a whole: a kill leaves the old file or the new one
-    write_state({**open_whole(path), "last_optimizer_state": None}, path)
-    (folder / LAST).unlink(missing_ok=True)
 
 
 def evaluate(folder: Path) -> None:

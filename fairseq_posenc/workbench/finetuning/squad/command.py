@@ -19,7 +19,7 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.tasks.squad.databin import SquadDataBin, open_data_bin
 from fairseq_posenc.tokens.squad_file import V2, Squad, read_by_id, read_squad
 from fairseq_posenc.user_dir import find_shipped_folder
-from fairseq_posenc.workbench.examples import EXAMPLES
+from fairseq_posenc.workbench.examples import add_examples
 from fairseq_posenc.workbench.finetuning import recipes
 from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
 from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, list_missing
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (description, add_options, run_action) in ACTIONS.items():
         subparser = actions.add_parser(name, help=description, description=description)
         add_options(subparser)
-        options.add_examples(subparser, EXAMPLES[f"squad {name}"])
+        add_examples(subparser, f"squad {name}")
         subparser.set_defaults(run_action=run_action)
 
 

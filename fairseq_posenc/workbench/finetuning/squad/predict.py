@@ -83,6 +83,8 @@ def combine_windows(
     """Choose the best span, in any window of a question, whose text is not empty."""
     # As in BERT, the smallest score of no answer counts. Every question has a window.
     null_score = min(window.null_score for window in windows)
+    if not np.isfinite(null_score):
+        raise UserError(f"question {question_id}: the model's scores are NaN or infinite")
     for span in sorted(chain(*(window.spans for window in windows)), key=lambda span: -span.score):
         text = context[tokens.starts[span.first] : tokens.ends[span.last]].strip()  # characters
         if text:
@@ -142,11 +144,10 @@ class Predictor(NamedTuple):
                 for number, spans_of_window in zip(numbers, self._score(windows)):
                     spans_of_questions[number].append(spans_of_window)
                 progress.update(len(batch))
-        predictions = []
-        for question, spans in zip(questions, spans_of_questions):
-            tokens = self.window_maker.tokenize_context(question.context)
-            predictions.append(combine_windows(question.id, question.context, tokens, spans))
-        return predictions
+        return [
+            combine_windows(x.id, x.context, self.window_maker.tokenize_context(x.context), spans)
+            for x, spans in zip(questions, spans_of_questions)
+        ]
 
     @torch.inference_mode()
     def _score(self, windows: Sequence[SquadWindow]) -> list[WindowSpans]:
