@@ -1,7 +1,7 @@
 """Speed of whole training steps of fairseq's models, with each position encoding.
 
 A step is fairseq's trainer's: forward, backward, clipping and Adam, on the dummy task of a family.
-The utilisation is the model's operations per second (`measuring/flops.py` has the formula) divided
+The utilization is the model's operations per second (`measuring/flops.py` has the formula) divided
 by those of a large matrix product in the same run. All models take turns; `stock` is fairseq's own.
 
     python benchmarks/train.py --family causal_lm --size base --encodings rope shaw
@@ -82,7 +82,7 @@ def _measure(args: argparse.Namespace, case: Case, group: list[Contender], flops
                 "tokens_per_second": case.batch * case.length / seconds,
                 "ratio": timing.ratio(rounds, index, 0),
                 "flops": flops / seconds,
-                "utilisation": flops / seconds / peak_flops,
+                "utilization": flops / seconds / peak_flops,
             }
         )
     return rows

@@ -25,7 +25,7 @@ from fairseq_posenc.specs import Item, Items, Spec, name_modules
 
 
 def build_encodings(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
-    """Build encodings and initialise their parameters.
+    """Build encodings and initialize their parameters.
 
     Args:
         items: encodings by the names of their modules; or a spec, for all of its encodings.

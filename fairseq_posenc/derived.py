@@ -1,4 +1,4 @@
-"""Changes the behaviour of objects in place: by derived classes, or by attributes for a while.
+"""Changes the behavior of objects in place: by derived classes, or by attributes for a while.
 
 The class of an object that changes for good is derived from its stock class and from all of its
 mixins, which come first. One mixin may change ``forward``, by a method ``run_forward(forward, args,

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 LengthRule = Literal["copy", "interpolate"]
 LENGTH_RULES: dict[str, str] = {
     "copy": "repeats the table from position 0 on",
-    "interpolate": "stretches it, so that the positions between come from their neighbours",
+    "interpolate": "stretches it, so that the positions between come from their neighbors",
 }
 
 
@@ -123,7 +123,7 @@ def _copy_parameter(
     """Copy a trained parameter to an encoding: see :func:`copy_parameters`.
 
     A table with a row per distance can only become longer. One with a row per position loses its
-    last rows, or gets more: filled by a rule, else left as they were initialised. The result says
+    last rows, or gets more: filled by a rule, else left as they were initialized. The result says
     what is untrained; it is empty if nothing is.
     """
     parameter = encoding.get_parameter(name)

@@ -1,6 +1,6 @@
 r"""Converts Chinese plain text to a fairseq data-bin; every character is a token.
 
-The dictionary is made from the training text, unless --dict names one. Text is not normalised.
+The dictionary is made from the training text, unless --dict names one. Text is not normalized.
 
   fairseq-posenc preprocess chinese --train zh.train --valid zh.valid --test zh.test \
       --out data-bin/zh --min-count 5 --longest-line 512

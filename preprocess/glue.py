@@ -230,19 +230,19 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
         UserError: names a line that has too few columns, or a label that the task does not have.
     """
     lines = _read_lines(path)
-    is_labelled = split not in task.test_splits
-    header: Sequence[str] = task.headless if is_labelled else ()  # of a file without a header line
+    is_labeled = split not in task.test_splits
+    header: Sequence[str] = task.headless if is_labeled else ()  # of a file without a header line
     if not header:
         _, first_line = next(lines, (1, ""))
         header = first_line.split("\t")
     columns = [_find_column(header, name, path) for name in task.sentences]  # one, or two
-    label_column = _find_column(header, task.label, path) if is_labelled else None
+    label_column = _find_column(header, task.label, path) if is_labeled else None
     sentences: tuple[list[str], ...] = tuple([] for _ in columns)
     labels, ids, broken = [], [], 0
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) != len(header):
-            if not (task.may_be_broken and is_labelled):  # only QQP's labelled files
+            if not (task.may_be_broken and is_labeled):  # only QQP's labeled files
                 raise UserError(
                     f"{path}, line {number}: {len(cells)} columns instead of {len(header)}; "
                     "fix the file, or download it again"

@@ -6,7 +6,7 @@ r"""Converts parallel text to a fairseq data-bin: a release of IWSLT 2017, or fi
   fairseq-posenc preprocess translation files --train text/train --valid text/dev \
       --test text/test --source-lang de --target-lang en --out data-bin/de-en
 
-Joint BPE pieces are learnt from the training text by sentencepiece. Besides fairseq's files, the
+Joint BPE pieces are learned from the training text by sentencepiece. Besides fairseq's files, the
 folder has sentencepiece.model, the raw validation and test sets, valid.raw.LANGUAGE and
 test.raw.LANGUAGE, to compute BLEU against, and manifest.json with the options, the inputs' SHA-256,
 and all counts. Further sets are called valid1, test1 and so on, as in fairseq. The test set of

@@ -9,7 +9,7 @@ feed-forward part, V the vocabulary, n the length. For each token, the forward p
 
 A training step has three times as many: forward, and the gradients of both factors. Causal
 attention counts as a whole, as it is computed. The count is the same for every encoding: operations
-of encodings are not part of it, so their time lowers the utilisation (operations per second of a
+of encodings are not part of it, so their time lowers the utilization (operations per second of a
 step, divided by those of a large product, the ceiling).
 
 Source: the counting of Chowdhery et al. (2022), "PaLM", arXiv:2204.02311, appendix B, without its

@@ -172,7 +172,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "tokens/s": "{tokens_per_second:,.0f}",
         "time / stock": "{ratio:.3f}",
         "TFLOP/s": "{flops:.4g}",
-        "utilisation": "{utilisation:.1%}",
+        "utilization": "{utilization:.1%}",
     },
     "repeated_rows": {
         "pass": "{pass}",

@@ -153,7 +153,7 @@ def parity(rng: random.Random, length: int) -> Example:
 
 @register("01")
 def even_pairs(rng: random.Random, length: int) -> Example:
-    """Say whether the number of unequal neighbours is even (1) or odd (0) (Deletang et al. 2023).
+    """Say whether the number of unequal neighbors is even (1) or odd (0) (Deletang et al. 2023).
 
     It is even if the first and the last bit are equal.
     """

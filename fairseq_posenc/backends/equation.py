@@ -95,7 +95,7 @@ def subtract_sums(query_sums: Tensor, key_sums: Tensor) -> Tensor:
 def softmax(
     scores: Tensor, hidden: Tensor | None, sink: Tensor | None = None, may_hide_all: bool = True
 ) -> Tensor:
-    """Mask and normalise scores; a query that may see no key gets zeros.
+    """Mask and normalize scores; a query that may see no key gets zeros.
 
     Masks come last: they are applied to the whole score, and never multiplied.
 

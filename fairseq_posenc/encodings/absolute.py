@@ -61,7 +61,7 @@ class Learned(Encoding):
         super().__init__(dims)
         self.axes = axes
         self.max_positions = dims.max_positions  # also read by `transformer.stacks`, for fairseq
-        # An nn.Embedding, so that fairseq's BERT initialisation draws it like fairseq's table.
+        # An nn.Embedding, so that fairseq's BERT initialization draws it like fairseq's table.
         self.table = nn.Embedding(axes * dims.max_positions, dims.embed_dim)
 
     def reset_parameters(self) -> None:

@@ -56,7 +56,7 @@ class Alibi(Bias):
         Press et al. (2022), "Train Short, Test Long", arXiv:2108.12409, section 3; slopes as in
         the authors' code, even where the number of heads is not a power of two.
     Differs:
-        the paper is about causal models. In encoders, ``mode=symmetric`` penalises later keys like
+        the paper is about causal models. In encoders, ``mode=symmetric`` penalizes later keys like
         earlier ones; ``mode=asymmetric`` gives them the slopes of the heads in reverse order. On
         several ``axes`` the penalties of all are added.
     """
@@ -81,7 +81,7 @@ class Alibi(Bias):
             # Numbers that are drawn for counted tokens ascend. A caller's position ids, and the
             # numbers drawn for them, may have any order, so they are compared by pair.
             if positions.counted:
-                return [self._penalise_ascending(positions.drawn)]
+                return [self._penalize_ascending(positions.drawn)]
             positions = positions._replace(ids=positions.drawn, consecutive=False)
         return super().terms(positions)
 
@@ -91,8 +91,8 @@ class Alibi(Bias):
         slopes = torch.where(distances > 0, later_slopes[:, None], slopes[:, None])  # [H, n]
         return -slopes * distances.abs().float()
 
-    def _penalise_ascending(self, ids: Tensor) -> Decay:
-        """Penalise the distances of ascending positions p, ``(B or 1, S)``, by their decay.
+    def _penalize_ascending(self, ids: Tensor) -> Decay:
+        """Penalize the distances of ascending positions p, ``(B or 1, S)``, by their decay.
 
         With c = -slope * p, the scores of earlier keys j get c_i - c_j = -slope * (p_i - p_j), and
         those of later keys c_j - c_i. Float32 would round the difference of large numbers, so they

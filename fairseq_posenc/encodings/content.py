@@ -106,7 +106,7 @@ class Inkling(Encoding):
         layers without a window also have ``logn(factor=0.1,length=N)``; in the others, E is the
         length of the window.
     Differs:
-        the model is causal, normalises queries and keys, and divides by d, not by its root. E is by
+        the model is causal, normalizes queries and keys, and divides by d, not by its root. E is by
         default the smaller of 1024 and n.
     """
 

@@ -65,7 +65,7 @@ class DebertaV2(Encoding):
     Equation:
         e_ij = (q_i.k_j + q_i.(W_K p_b) + k_j.(W_Q p_b)) / sqrt(c d), where c = 3, b is the bucket
         of i - j (one distance each up to buckets // 2, then logarithmic up to the trained length),
-        p_b the normalised row of the table, W_Q and W_K the layer's projections, without its norms.
+        p_b the normalized row of the table, W_Q and W_K the layer's projections, without its norms.
     Shapes:
         table ``(2 * buckets, C)`` and its layer norm ``(C,)``, one for all layers.
     Parameters:
@@ -93,7 +93,7 @@ class DebertaV2(Encoding):
         self.norm_bias = nn.Parameter(torch.empty(dims.embed_dim))
 
     def terms(self, positions: Positions) -> list[Term]:
-        """Compute the normalised rows for each layer to project, ``(1, R, C)``."""
+        """Compute the normalized rows for each layer to project, ``(1, R, C)``."""
         index, runs = self.bucket_rule.select(positions)  # rows `(R,)`, and the distances of each
         shape = (self.dims.embed_dim,)
         normed = F.layer_norm(self.table, shape, self.norm_weight, self.norm_bias, eps=1e-7)

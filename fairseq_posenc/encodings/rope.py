@@ -59,7 +59,7 @@ class Rope(Encoding):
         ``sections``, the number of pairs of each axis, the axes share one range of frequencies
         (M-RoPE of Qwen2-VL, arXiv:2409.12191); with ``pairs=interleaved`` they take turns in it
         (Qwen3-VL). With ``pairs=alternating`` they take turns, too, and the pairs of an axis are
-        neighbours (Pixtral, arXiv:2410.07073). Text has equal positions on all axes.
+        neighbors (Pixtral, arXiv:2410.07073). Text has equal positions on all axes.
     """
 
     acts_on = "rotation"
@@ -102,7 +102,7 @@ class Rope(Encoding):
     def _assign_axes(self) -> list[int]:
         """Assign an axis, a number from 0, to each pair of coordinates.
 
-        The pairs of an axis are neighbours, or the axes take turns until their sections are full,
+        The pairs of an axis are neighbors, or the axes take turns until their sections are full,
         and the first axis gets the remaining pairs, as in Qwen3-VL: 4/2/2 gives 0 1 2 0 1 2 0 0.
 
         Raises:

@@ -14,7 +14,7 @@ from fairseq_posenc.precision import at_least_fp32
 
 # How a model of transformers lays out the cosines of a head's pairs: `half`, each once; `pairs`,
 # each twice in a row; `doubled` and `doubled_pairs`, all of them, then all again. The model pairs
-# coordinate t with t + W/2 in `half` and `doubled`, neighbours in `pairs` and `doubled_pairs`.
+# coordinate t with t + W/2 in `half` and `doubled`, neighbors in `pairs` and `doubled_pairs`.
 CosineForm = Literal["half", "pairs", "doubled", "doubled_pairs"]
 
 
@@ -109,7 +109,7 @@ class PairRotation(NamedTuple):
             first, second = exact.unflatten(-1, (2, -1) if self.half else (-1, 2)).unbind(dim)
             turned = (first * cos - second * sin, first * sin + second * cos)
             rotated = torch.stack(turned, dim).flatten(-2)  # [B, H, T, W]
-        # Complex products are faster on CPUs, several times so for neighbouring pairs.
+        # Complex products are faster on CPUs, several times so for neighboring pairs.
         elif self.half:
             first, second = exact.chunk(2, dim=-1)
             pairs = torch.complex(first, second) * self.phases  # [B, H, T, W/2]

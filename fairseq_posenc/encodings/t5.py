@@ -37,7 +37,7 @@ class T5(Encoding):
     Source:
         Raffel et al. (2020), "T5", arXiv:1910.10683, section 2.1; buckets as in the authors' code.
     Differs:
-        the scores keep their scale (``scale_factor``), which T5 folds into its initialisation.
+        the scores keep their scale (``scale_factor``), which T5 folds into its initialization.
         On several ``axes`` each has a table, and their numbers are added.
     """
 

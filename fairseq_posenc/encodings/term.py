@@ -109,7 +109,7 @@ class ByDistance(Term):
     def select_keys(self, places: Tensor, tgt_len: int, src_len: int) -> Self:
         """Keep the rows of the keys at ``places``: see :meth:`Term.select_keys`.
 
-        A query reads neighbouring rows, in the order of its keys; the query before it begins one
+        A query reads neighboring rows, in the order of its keys; the query before it begins one
         row later. So the last query's rows are kept, and T - 1 more: with S = 8, T = 2 and the
         places 0 1 2 5 6 7, the rows of the distances -7 -6 -5 -2 -1 0 and 1. The query before the
         last one would then read row -2 for key 2, which is 4 away: so the last T - 1 keys before a

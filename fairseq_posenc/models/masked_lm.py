@@ -34,7 +34,7 @@ class PositionalRobertaEncoder(RobertaEncoder):
     def build_encoder(
         self, args: Any, dictionary: Any, embed_tokens: nn.Embedding
     ) -> PositionalEncoder:
-        """Build the stack with BERT's initialisation, of linear layers and embeddings."""
+        """Build the stack with BERT's initialization, of linear layers and embeddings."""
         encoder = PositionalEncoder(configure_stack(args, "encoder"), dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
@@ -142,7 +142,7 @@ class PositionalRoberta(CheckedModel, RobertaModel):
         return self.span_head(states, src_tokens.eq(encoder.dictionary.pad()))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Initialise a span head that the checkpoint lacks; drop one that the model lacks."""
+        """Initialize a span head that the checkpoint lacks; drop one that the model lacks."""
         super().upgrade_state_dict_named(state_dict, name)
         prefix = f"{name}.span_head." if name else "span_head."
         head = {} if self.span_head is None else self.span_head.state_dict(prefix=prefix)

@@ -131,7 +131,7 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
         UserError: the file has no answers, or no paragraph contains its own.
     """
     if not squad.answered:
-        raise UserError(f"{squad.path}: has no answers, so nothing can be learnt; name another")
+        raise UserError(f"{squad.path}: has no answers, so nothing can be learned; name another")
     dictionary = window_maker.dictionary
     sequences: list[np.ndarray] = []
     spans: list[tuple[int, int]] = []

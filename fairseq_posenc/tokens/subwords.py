@@ -142,7 +142,7 @@ class Pieces:
 
 
 class PieceEncoder(SymbolEncoder):
-    """Encodes with sentencepieces; offsets refer to the text before the model normalises it."""
+    """Encodes with sentencepieces; offsets refer to the text before the model normalizes it."""
 
     def __init__(self, pieces: Pieces, dictionary: "Dictionary") -> None:
         super().__init__(pieces, dictionary)

@@ -31,7 +31,7 @@ class _Past(NamedTuple):
 class PositionalAttention(AttentionCore, MultiheadAttention):
     """fairseq's self-attention with position encodings, directions and a choice of backend.
 
-    Decoder layers, BERT's initialisation and beam search rely on fairseq's class, which has the
+    Decoder layers, BERT's initialization and beam search rely on fairseq's class, which has the
     projections, the format of caches and their reordering; `AttentionCore` has the steps.
 
     Args:

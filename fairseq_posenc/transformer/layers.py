@@ -98,7 +98,7 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
         if spec.select_layers([self.index]).rotates_source:
             if cfg.quant_noise.pq > 0:
                 raise UserError(
-                    "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
+                    "rope(cross_attention=true) does not work with --quant-noise-pq: quantized "
                     "projections would not rotate; leave out one of the two"
                 )
             # Only these two are replaced: fairseq's forward, cache of keys and beam search stay.
@@ -130,7 +130,7 @@ class RotatedProjection(nn.Linear):
     def __init__(
         self, plain: nn.Linear, head_dim: int, stack: tuple[Spec, Dims], kind: int, is_key: bool
     ) -> None:
-        # On "meta" nothing is initialised; the parameters are replaced below.
+        # On "meta" nothing is initialized; the parameters are replaced below.
         super().__init__(plain.in_features, plain.out_features, device="meta")
         self.weight, self.bias = plain.weight, plain.bias
         self.head_dim, self.stack, self.kind, self.is_key = head_dim, stack, kind, is_key

@@ -54,7 +54,7 @@ _function: Callable[[bytes], Any]  # of `map_chunks`; set in each worker process
 
 
 def _start_worker(function: Callable[[bytes], Any]) -> None:
-    """Initialise a worker, which ignores Ctrl-C and ends with the main process."""
+    """Initialize a worker, which ignores Ctrl-C and ends with the main process."""
     global _function
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)

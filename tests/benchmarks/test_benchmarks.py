@@ -190,11 +190,11 @@ def test_generate_and_train_print_their_rows():
     assert generated[0]["ratio"] == 1.0
     trained = json.loads(script("train.py", *tiny, "--family", "translation").out)
     assert [row["encoding"] for row in trained] == ["stock", "none", "rope"]
-    assert all(0 < row["utilisation"] < 1 for row in trained)
+    assert all(0 < row["utilization"] < 1 for row in trained)
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
-def test_what_survives_has_learnt(family, tmp_path, monkeypatch, capsys):
+def test_what_survives_has_learned(family, tmp_path, monkeypatch, capsys):
     (path := tmp_path / "text").write_text("a b c d e f g " * 300)
     words = "survive.py --json --encodings rope --backends reference --updates 20 --length 16 "
     words += f"--batch 4 --dropout 0 --dtype bfloat16 --families {family} --text {path}"

@@ -44,7 +44,7 @@ def read_last_write(question: list[str]) -> list[str]:
     return [written]
 
 
-def find_neighbour(question: list[str]) -> list[str]:
+def find_neighbor(question: list[str]) -> list[str]:
     words, (given, shift) = halves(question)
     assert len(set(words)) == len(words)
     return [word for i, word in enumerate(words) if i == words.index(given) + int(shift)]
@@ -91,7 +91,7 @@ BRUTE_FORCE = {
     "cycle_navigation": lambda steps: [str((steps.count("right") - steps.count("left")) % 5)],
     "even_pairs": lambda bits: [str(1 - sum(a != b for a, b in pairwise(bits)) % 2)],
     "flip_flop": read_last_write,
-    "indirect_indexing": find_neighbour,
+    "indirect_indexing": find_neighbor,
     "look_up": lambda question: [question[int("".join(halves(question)[1]))]],
     "missing_duplicate": lambda words: [words[words.index("_") - len(words) // 2]],
     "modular_arithmetic": lambda question: [str(eval("".join(question)) % 5)],

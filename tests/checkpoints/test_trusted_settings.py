@@ -98,7 +98,7 @@ def test_settings_that_contain_each_other_are_refused():
         check_settings({"cfg": shared})
 
 
-def test_no_class_that_torch_may_load_has_behaviour():
+def test_no_class_that_torch_may_load_has_behavior():
     """Settings are a Namespace, which only keeps what it is given; the others are numpy's."""
     allow_safe_classes()
     for name in ("__setstate__", "__reduce__", "__new__", "__getattr__", "__del__"):

@@ -96,7 +96,7 @@ def test_frequencies_are_those_of_the_formulas(scaling, room):
 
 
 @pytest.mark.parametrize("scaling", [*THEIRS, "ntk:4", "proportional:1:part=0.25"])
-def test_neighbours_padding_and_decoding_change_nothing(scaling):
+def test_neighbors_padding_and_decoding_change_nothing(scaling):
     torch.manual_seed(1)
     positions = StackPositions(f"rope(scaling={scaling})", 2 * WIDTH, 2, ROOM, causal=True)
     layer = SelfAttention(positions).eval()

@@ -79,8 +79,8 @@ def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: 
     torch.manual_seed(0)
     model = task.build_model(config.model).eval()
     for name, weight in model.named_parameters():
-        centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-        torch.nn.init.normal_(weight, centre, 0.1)
+        center = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        torch.nn.init.normal_(weight, center, 0.1)
     path = new_directory() / "checkpoint.pt"
     stored: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     write_start_checkpoint(stored, model.state_dict(), path)

@@ -9,8 +9,8 @@ from pathlib import Path
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI
 from tests.helpers.preprocess import write_pieces
 
-COLOURS = ("red", "blue", "green")
-WORDS = [*COLOURS, "a", "bird", "sees", "the", "old", "tree", "and", "sings", "of", "it"]
+COLORS = ("red", "blue", "green")
+WORDS = [*COLORS, "a", "bird", "sees", "the", "old", "tree", "and", "sings", "of", "it"]
 # Columns of the files with labels and without, as they are published; CoLA's first have no header.
 HEADERS = {
     "WNLI": ("index,sentence1,sentence2,label", "index,sentence1,sentence2"),
@@ -41,13 +41,13 @@ def write_task(
     labels = task.classes or ("0.000", "2.571", "5.000")
     written: dict[str, list[tuple[str, str]]] = {}
     for split in (split for split in task.files if split in sizes):
-        labelled = split not in task.test_splits
-        columns = HEADERS["WNLI" if split == "test2" else name][not labelled].split(",")
-        lines = [] if labelled and task.headless else ["\t".join(columns)]
+        labeled = split not in task.test_splits
+        columns = HEADERS["WNLI" if split == "test2" else name][not labeled].split(",")
+        lines = [] if labeled and task.headless else ["\t".join(columns)]
         written[split] = examples = []
         for number in range(sizes[split]):
             which = rng.randrange(len(labels))
-            words = [*rng.choices(WORDS[3:], k=rng.randint(2, 6)), *[COLOURS[which]] * 3]
+            words = [*rng.choices(WORDS[3:], k=rng.randint(2, 6)), *[COLORS[which]] * 3]
             words += ['"old\u2028', "of\x85"] if name == "MRPC" else []
             rng.shuffle(words)
             text, label = " ".join(words).strip(), labels[which - (split == wrong)]
@@ -55,11 +55,11 @@ def write_task(
             cells = {**dict.fromkeys(task.sentences, "the tree"), task.sentences[-1]: text}
             cells |= {"index": str(number), "id": str(number), task.label: label}
             lines.append("\t".join(cells.get(column, "x") for column in columns))
-        lines += ["short"] if name == "QQP" and labelled else []
+        lines += ["short"] if name == "QQP" and labeled else []
         path = folder / name / f"{task.files[split]}.tsv"
         path.parent.mkdir(parents=True, exist_ok=True)
         content = "\n".join([*lines, ""])
-        if name == "MRPC" and labelled:
+        if name == "MRPC" and labeled:
             encoded = content.replace("\n", "\r\n").encode("utf-8-sig")
             path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(encoded))
         else:

@@ -343,7 +343,7 @@ def sandwich(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
 def tupe_shared(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j + (W_Q p_i).(W_K p_j)) / sqrt(c d) + b[head, bucket], c = 2 (TUPE's code).
 
-    p are the layer-normalised rows of params["positions"] [n+1, embed_dim]; the token at position
+    p are the layer-normalized rows of params["positions"] [n+1, embed_dim]; the token at position
     i has row i + 1. params["query_weight"], "key_weight" [embed_dim, embed_dim] with biases, split
     over heads; "buckets" [heads, num_buckets + 1], T5's for both directions. With the reset:
     theta_1 = (row 0 with row 0) + bucket 16, theta_2 = (row 1 with row 1) + the extra bucket.
@@ -392,7 +392,7 @@ def deberta_v2(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j + q_i.(W_K p_b) + k_j.(W_Q p_b)) / sqrt(c d), c = 3 (DeBERTa's code).
 
     b is the bucket of i - j: itself up to buckets/2, then logarithmic up to max_positions. p are
-    layer-normalised (epsilon 1e-7). options["project_query"] and ["project_key"] are the layer's
+    layer-normalized (epsilon 1e-7). options["project_query"] and ["project_key"] are the layer's
     projections, functions of a row [embed_dim]; by default they change nothing.
     """
     head_dim = q.shape[-1]
@@ -532,7 +532,7 @@ def rotated_width(head_dim: int, options: dict) -> int:
 
 
 def rotation_pair(t: int, width: int, options: dict) -> tuple[int, int]:
-    """Return the two coordinates of pair t: neighbours, or the same place in both halves."""
+    """Return the two coordinates of pair t: neighbors, or the same place in both halves."""
     layout = options.get("layout", "interleaved")
     if layout == "interleaved":
         return 2 * t, 2 * t + 1

@@ -97,7 +97,7 @@ CASES = {
     "pope": Case("pope", left=2),
     "cope": Case("cope(positions=4)", "as the causal mask counts", causal=True, left=2),
     "rope": Case("rope", left=2),
-    "rope_half": Case("rope(layout=half)", "halves, not neighbours"),
+    "rope_half": Case("rope(layout=half)", "halves, not neighbors"),
     "rope_fraction": Case("rope(fraction=0.5)", "frequencies of the rotated part"),
     "rope_base": Case("rope(base=500)"),
     "rope_linear": Case("rope(scaling=linear:4)", tgt_len=2, src_len=40, max_positions=16),

@@ -187,7 +187,7 @@ SENTENCES = [
     '"Stop!" he said. | "Why?" | (Nobody knew.) | [Later.] | Then it rained.',
     "He said no. | The end. | See no. 5 and Fig. 3 or pp. 10 of vol. 2, e.g. Paris etc. and more.",
     "See www.example.com for more. | Version 2.0 is out.",
-    "a tokenised line . | The next one , by Mr. X . | And H. americanus .",
+    "a tokenized line . | The next one , by Mr. X . | And H. americanus .",
     "战争开始了。 | “为什么？” | 没有人知道！ | 结束",
     "Ende. | Über uns, z.B. Anna. | ¿Qué? | Élan.",
     "no end",

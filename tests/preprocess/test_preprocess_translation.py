@@ -443,9 +443,9 @@ def test_a_stopped_run_keeps_what_was_finished(tmp_path):
         process.terminate()
     assert process.wait() == STOPPED
     assert not out.exists()
-    learnt = model.stat().st_mtime_ns
+    learned = model.stat().st_mtime_ns
     make(*files(data, out))
-    assert (out / model.name).stat().st_mtime_ns == learnt
+    assert (out / model.name).stat().st_mtime_ns == learned
     make(*files(data, tmp_path / "again"))
     one, other = (folder / "train.fr-en.fr.bin" for folder in (out, tmp_path / "again"))
     assert one.read_bytes() == other.read_bytes()

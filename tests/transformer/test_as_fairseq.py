@@ -145,7 +145,7 @@ def test_heads_of_cross_attention_can_be_pruned(spec):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_misspelt_activation_function_is_shown_at_once(family, capsys):
+def test_a_misspelled_activation_function_is_shown_at_once(family, capsys):
     """On the command line when it is read; in a configuration of hydra's, before any layer."""
     with pytest.raises(SystemExit):
         configuration(ARCHITECTURES[family], "--activation-fn", "gulu")
@@ -343,20 +343,20 @@ def test_roberta_as_fairseq_tests_it(arch, tmp_path):
     size = ["--arch", arch, "--max-positions", 64]
     masked = ["--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", 64]
     checkpoint = trains(sentences_bin(), tmp_path / "mlm", *masked, *size)
-    labelled = tmp_path / "labelled"
+    labeled = tmp_path / "labeled"
     for split in ("train", "valid"):
         (tmp_path / split).write_text("".join(f"{index % 2}\n" for index in range(8)))
     text = sentences_bin().parent
     dictionary = ["--srcdict", sentences_bin() / "dict.txt"]
     inputs = [*("--trainpref", text / "valid", "--validpref", text / "valid"), "--only-source"]
-    preprocessed(labelled / "input0", *inputs, *dictionary)
+    preprocessed(labeled / "input0", *inputs, *dictionary)
     labels = ["--trainpref", tmp_path / "train", "--validpref", tmp_path / "valid"]
-    preprocessed(labelled / "label", *labels, "--only-source")
-    (labelled / "label" / "train.label").write_text((tmp_path / "train").read_text())
+    preprocessed(labeled / "label", *labels, "--only-source")
+    (labeled / "label" / "train.label").write_text((tmp_path / "train").read_text())
     for more in (["--num-classes", 2], ["--num-classes", 1, "--regression-target"]):
         head = ["--task", "sentence_prediction", "--criterion", "sentence_prediction"]
         start = ["--finetune-from-model", checkpoint, "--init-token", 0]
-        trains(labelled, tmp_path / f"head{len(more)}", *head, *size, *more, *start)
+        trains(labeled, tmp_path / f"head{len(more)}", *head, *size, *more, *start)
     model = PositionalRoberta.from_pretrained(
         str(checkpoint.parent), checkpoint.name, str(sentences_bin()), bpe=None
     ).eval()

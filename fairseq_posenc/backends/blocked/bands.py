@@ -106,7 +106,7 @@ class Band(torch.autograd.Function):
         x_grad = (skewed @ window).unflatten(2, (-1, tile))  # [G, tiles, k * h / G, N, D]
         rows_grad = torch.zeros_like(rows)
         of_window = skewed.mT @ tiles  # [G, tiles, N + others - 1, D]
-        for index in range(of_window.size(1)):  # one by one, since neighbouring tiles share rows
+        for index in range(of_window.size(1)):  # one by one, since neighboring tiles share rows
             rows_grad[:, index * tile : index * tile + count] += of_window[:, index]
         return x_grad.transpose(1, 2).reshape(x.shape), rows_grad, None
 

@@ -229,6 +229,6 @@ def _extend_vocabulary(symbols: list[str], pieces: Iterable[str]) -> dict[str, i
 def _build_bpe(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], fuse_unk: bool
 ) -> Tokenizer:
-    """Build BPE from merges of known pieces; ``fuse_unk`` makes unknown neighbours one token."""
+    """Build BPE from merges of known pieces; ``fuse_unk`` makes unknown neighbors one token."""
     known = [pair for pair in merges if all(x in vocabulary for x in (*pair, "".join(pair)))]
     return Tokenizer(models.BPE(vocabulary, known, unk_token="<unk>", fuse_unk=fuse_unk))

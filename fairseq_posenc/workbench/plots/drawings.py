@@ -20,11 +20,11 @@ from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots.subject import Subject, make_positions
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.pictures import GREY, PALE
+from fairseq_posenc.workbench.results.pictures import GRAY, PALE
 from fairseq_posenc.workbench.results.record import group_by
 
 WIDTH = 8.0  # of a picture, in inches
-SIGNED, UNSIGNED = "PuOr", "cividis"  # colour maps that colour-blind people can read
+SIGNED, UNSIGNED = "PuOr", "cividis"  # color maps that color-blind people can read
 POSITION, DISTANCE, CHANNEL = "position", "distance j - i", "channel"  # titles of axes
 _MAX_PANELS = 48
 _LINE_INCHES = 0.1  # height of a line of text
@@ -44,15 +44,15 @@ def new_page(count: int, title: str, columns: int, height: float) -> tuple[Any, 
     figure, panels = pictures.new_panels(count, columns, size, dpi=100)
     figure.suptitle(fill(title, 85), fontsize=11, x=0.01, ha="left")  # 85 characters fill `WIDTH`
     for axes in panels:
-        axes.tick_params(labelsize=8, length=0, colors=GREY)
+        axes.tick_params(labelsize=8, length=0, colors=GRAY)
     return figure, panels
 
 
 def label_axes(axes: Any, title: str, x: str, y: str = "") -> None:
     """Write the titles of a panel and of its axes."""
     axes.set_title(title, fontsize=9)
-    axes.set_xlabel(x, fontsize=8, color=GREY)
-    axes.set_ylabel(y, fontsize=8, color=GREY)
+    axes.set_xlabel(x, fontsize=8, color=GRAY)
+    axes.set_ylabel(y, fontsize=8, color=GRAY)
 
 
 def draw_attention(
@@ -64,7 +64,7 @@ def draw_attention(
 ) -> Any:
     """Draw attention maps, a row for each layer and a column for each head; return the Figure.
 
-    Tokens are written if they fit; pairs to which no head of the layer attends are grey.
+    Tokens are written if they fit; pairs to which no head of the layer attends are gray.
 
     Args:
         attentions: of the layers to show, to one sentence; weights are ``(1, H, T, S)``.
@@ -75,16 +75,16 @@ def draw_attention(
     """
     from matplotlib import colormaps
 
-    width = 0.8 * WIDTH / max(len(heads), 2)  # of a map; the rest is for texts and the colour bar
+    width = 0.8 * WIDTH / max(len(heads), 2)  # of a map; the rest is for texts and the color bar
     height = width * min(max(len(queries) / len(keys), 0.5), 1.5)  # neither too flat nor too tall
     count = len(attentions) * len(heads)
     figure, panels = new_page(count, title, len(heads), height + 0.9)  # room for the texts
-    colours = colormaps[UNSIGNED].with_extremes(bad=PALE)
+    colors = colormaps[UNSIGNED].with_extremes(bad=PALE)
     limit = max(float(x.weights[0, list(heads)].max()) for x in attentions) or 1.0  # above 0
     for axes, (attention, head) in zip(panels, product(attentions, heads)):
         weights = attention.weights[0]  # [H, T, S]
         shown = weights[head].masked_fill(weights.eq(0).all(0), torch.nan)
-        image = axes.imshow(shown.numpy(), cmap=colours, vmin=0.0, vmax=limit, aspect="auto")
+        image = axes.imshow(shown.numpy(), cmap=colors, vmin=0.0, vmax=limit, aspect="auto")
         axes.spines[:].set_visible(False)
         axes.set_title(f"{attention.layer + 1}.{head + 1}", fontsize=9)
         axes.set(xticks=[], yticks=[])
@@ -134,7 +134,7 @@ def draw_tables(subject: Subject) -> Any:
     figure, panels = new_page(len(tables), subject.title, columns=4, height=2.4)
     for axes, table in zip(panels, tables):
         values = table.values.float().numpy()
-        limit = float(abs(values).max()) or 1.0  # colours need a range, also for zeros
+        limit = float(abs(values).max()) or 1.0  # colors need a range, also for zeros
         top, bottom = int(table.rows[0]) - 0.5, int(table.rows[-1]) + 0.5  # edges of its rows
         extent = (-0.5, values.shape[1] - 0.5, bottom, top)
         style = {"cmap": SIGNED, "vmin": -limit, "vmax": limit}

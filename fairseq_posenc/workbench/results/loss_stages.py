@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, Curve
 
 SLOPE_RATIO = 4  # factor by which the loss falls faster before and after the plateau than on it
 MIN_FALL = 0.1  # a dive has at least this share of the loss's total fall
-_SIDE_LINES = 2  # number of neighbouring lines of the log, on each side, that smooth a line
+_SIDE_LINES = 2  # number of neighboring lines of the log, on each side, that smooth a line
 _MIN_LINES = 3  # fewest lines of the log in a segment
 _MIN_NOISE = 0.001  # in nats; fairseq's logs round losses to 0.001 bits, so some show no noise
 
@@ -39,7 +39,7 @@ class Segment(NamedTuple):
 
 
 def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
-    """Smooth the training loss, in nats, with the mean over neighbouring lines of the log.
+    """Smooth the training loss, in nats, with the mean over neighboring lines of the log.
 
     A mean includes up to ``_SIDE_LINES`` lines on each side. Near the ends there are fewer, always
     equally many on both sides, so the first and the last value are unchanged. NaN and infinite
@@ -102,7 +102,7 @@ def fit_segments(points: Sequence[tuple[int, float]]) -> Sequence[Segment]:
     The segments minimize the Bayesian information criterion: the sum of squared errors, in units of
     the noise, plus log(number of points) for each of a segment's three parameters (slope, height
     and end). Dynamic programming over all possible cuts takes quadratic time. The noise is
-    estimated from the differences between neighbours.
+    estimated from the differences between neighbors.
 
     Source:
         Jackson et al. (2005), "An algorithm for optimal partitioning of data on an interval", IEEE

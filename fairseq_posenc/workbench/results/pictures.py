@@ -1,4 +1,4 @@
-"""Draws means over seeds with their intervals, in colours that colour-blind people can distinguish.
+"""Draws means over seeds with their intervals, in colors that color-blind people can distinguish.
 
 Functions import matplotlib, which takes time; ``Any`` is its Figure or Axes.
 """
@@ -14,10 +14,10 @@ from fairseq_posenc.workbench.results.markdown import format_number
 
 # A line: x, and the mean there with its interval; NaN or infinite where a training run diverged.
 Means = Sequence[tuple[int, Interval]]
-# Okabe and Ito's colours, without the pale ones.
-COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
-STYLES = ("-", "--", ":", "-.")  # distinguish lines of the same colour
-GREY, PALE, GRID = "#666666", "#bbbbbb", "#e4e4e4"
+# Okabe and Ito's colors, without the pale ones.
+COLORS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
+STYLES = ("-", "--", ":", "-.")  # distinguish lines of the same color
+GRAY, PALE, GRID = "#666666", "#bbbbbb", "#e4e4e4"
 
 
 def new_panels(
@@ -30,7 +30,7 @@ def new_panels(
     # Names and tokens may contain dollar signs. No `rc_context`, as some texts are made later.
     rcParams["text.parse_math"] = False
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
-    lines = rcsetup.cycler(linestyle=STYLES) * rcsetup.cycler(color=COLOURS)
+    lines = rcsetup.cycler(linestyle=STYLES) * rcsetup.cycler(color=COLORS)
     with rc_context({"axes.prop_cycle": lines}):  # of these panels, not of the caller's pictures
         panels = list(figure.subplots(math.ceil(count / columns), columns, squeeze=False).flat)
     for axes in panels[count:]:
@@ -66,7 +66,7 @@ def draw_means(
     drawn = []  # listed, as matplotlib itself leaves out labels that begin with "_"
     for name, means in lines.items():
         if not means:
-            axes.plot([], [])  # takes a colour, so that each name has the same one in every picture
+            axes.plot([], [])  # takes a color, so that each name has the same one in every picture
             continue
         xs, intervals = zip(*means)
         heights = [x.mean if math.isfinite(x.mean) else math.nan for x in intervals]

@@ -29,7 +29,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     text = "folder with dictionaries and sentencepiece model (default: the one it was trained on)"
     options.add_data(parser, text)
     options.add_count(parser, "--beam", "beam size", 5)
-    text = "length penalty: below 1 favours short translations, above 1 long ones (default: 1)"
+    text = "length penalty: below 1 favors short translations, above 1 long ones (default: 1)"
     parser.add_argument("--lenpen", type=options.finite_number, default=1.0, metavar="X", help=text)
 
 

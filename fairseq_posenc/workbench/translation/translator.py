@@ -111,7 +111,7 @@ class Translator:
             sentences: raw text.
             beam: number of hypotheses that the search follows; 1 is greedy.
             nbest: number of hypotheses to return, at most ``beam``.
-            length_penalty: below 1 favours short translations, above 1 long ones.
+            length_penalty: below 1 favors short translations, above 1 long ones.
 
         Returns:
             The ``nbest`` hypotheses of each sentence, best first, in the order of the sentences. An

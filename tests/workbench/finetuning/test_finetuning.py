@@ -24,7 +24,7 @@ from fairseq_posenc.workbench.results import record
 from tests.helpers import commands
 from tests.helpers.commands import TRAINING, USER_DIR, call, made_once, new_directory, refused, run
 from tests.helpers.documented import own_encodings
-from tests.helpers.glue_files import COLOURS, WORDS, write_task
+from tests.helpers.glue_files import COLORS, WORDS, write_task
 from tests.helpers.preprocess import bpe_options, start, write_bpe, write_squad
 from tests.helpers.products import some_of
 from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN
@@ -74,7 +74,7 @@ QUESTIONS = {
 def data():
     """Return raw files, and data-bins of three tasks of GLUE and of SQuAD, with one vocabulary.
 
-    A text tells its label by its colour, so a few updates are enough; in CoLA's development set, it
+    A text tells its label by its color, so a few updates are enough; in CoLA's development set, it
     tells the other one, so that the best checkpoint is an early one.
     """
     folder = new_directory()
@@ -127,7 +127,7 @@ def results() -> Any:
     return record.read(finished() / "results.json")
 
 
-def test_tasks_are_learnt_and_reported():
+def test_tasks_are_learned_and_reported():
     found = results()
     facts = (found.kind, found.data["name"], found.data["protocol"], found.spec)
     assert facts == ("glue", "tiny-checkpoint_last", "m4m", SPEC)
@@ -161,7 +161,7 @@ def test_predictions_for_the_test_sets_are_as_glue_takes_them():
         ids, found[name] = zip(*lines)
         assert ids == tuple(map(str, range(size)))
     raw = (data() / "raw" / "MNLI" / "test_mismatched.tsv").read_text().splitlines()[1:]
-    said = dict(zip(COLOURS, TASKS["MNLI"].classes))
+    said = dict(zip(COLORS, TASKS["MNLI"].classes))
     truth = [next(said[word] for word in line.split() if word in said) for line in raw]
     assert sum(a == b for a, b in zip(found["MNLI-mm"], truth)) >= 3
 
@@ -317,7 +317,7 @@ def test_a_training_goes_on_where_it_was_interrupted():
     assert windows > 20  # some paragraphs are longer than a window
 
 
-def test_twenty_questions_learnt_by_heart_are_answered(tmp_path):
+def test_twenty_questions_learned_by_heart_are_answered(tmp_path):
     raw = data() / "people.json"
     given = ["--checkpoint", trained()[0] / "checkpoint_last.pt", "--questions", raw]
     printed = posenc("squad", "predict", *given, "--out", tmp_path).out

@@ -131,7 +131,7 @@ def test_targets_point_at_the_answer_and_what_is_lost_is_counted(tmp_path):
         **{"tokens": sum(map(len, stored))},
     }
     test_set = squad._replace(questions=[questions[0]._replace(answers=None)])
-    with pytest.raises(UserError, match=r"x.json: has no answers, so nothing can be learnt"):
+    with pytest.raises(UserError, match=r"x.json: has no answers, so nothing can be learned"):
         squad_windows.write_split(test_set, maker, tmp_path / "none")
     lost = squad._replace(questions=[x for x in questions if x.id in ("lost", "blank")])
     with pytest.raises(UserError, match=r"^x.json: no paragraph has its answers"):

@@ -302,7 +302,7 @@ def test_pointing_at_a_pair_isolates_its_row_and_column(shown, screen):
     assert re.search(r"query=\d&key=\d", address(screen))
 
 
-def test_the_colours_follow_the_system(shown, screen):
+def test_the_colors_follow_the_system(shown, screen):
     background = "getComputedStyle(document.body).backgroundColor"
     light, drawn = shown(screen).evaluate(background), picture(screen)
     screen.emulate_media(color_scheme="dark")

@@ -41,7 +41,7 @@ def image(axes) -> np.ndarray:
 
 
 def panels(figure) -> list:
-    """Return the panels of a figure, without the scales of colours beside them."""
+    """Return the panels of a figure, without the scales of colors beside them."""
     return [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
 
 
@@ -140,7 +140,7 @@ class TestMap:
         distances, expected = torch.cdist(points, points), torch.cdist(plane, plane)
         torch.testing.assert_close(distances, expected, rtol=0.01, atol=0.01)
 
-    def test_points_are_coloured_by_position(self):
+    def test_points_are_colored_by_position(self):
         (axes,) = panels(drawings.draw_map(spec_subject("learned")))
         (points,) = axes.collections
         assert points.get_array().tolist() == list(range(24))
@@ -223,7 +223,7 @@ def seen_by(family: str, tokens: torch.Tensor, **options):
 
 
 class TestAttention:
-    def test_maps_are_the_weights_and_grey_where_nobody_looks(self):
+    def test_maps_are_the_weights_and_gray_where_nobody_looks(self):
         tokens = make_tokens()
         tokens[0, -3:] = PAD
         seen = seen_by("masked_lm", tokens, attention_directions="lr")

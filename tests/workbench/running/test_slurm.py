@@ -149,10 +149,10 @@ def test_without_slurm_it_is_one_line(tmp_path, monkeypatch):
 
 def test_a_slurm_that_does_not_answer_is_not_waited_for(monkeypatch, tmp_path, capsys):
     (tmp_path / "squeue").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/cancelled\n')
+    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/canceled\n')
     for program in ("squeue", "scancel"):
         (tmp_path / program).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     slurm._cancel("jobs-of-mine")
-    assert (tmp_path / "cancelled").read_text() == "--name=jobs-of-mine\n"
+    assert (tmp_path / "canceled").read_text() == "--name=jobs-of-mine\n"
     assert "see whether jobs jobs-of-mine are left" in capsys.readouterr().err

@@ -73,7 +73,7 @@ def data() -> Path:
 
 @made_once
 def model() -> Path:
-    """Return the checkpoints of a model that has learnt a little of the language.
+    """Return the checkpoints of a model that has learned a little of the language.
 
     Their folder has a name as `train` gives it, with a comma.
     """

@@ -99,7 +99,7 @@ def draw(record: Record, path: Path) -> bool:
     axes.minorticks_off()
     axes.set(xlabel="context length, tokens", ylabel="perplexity per token")
     for length in sorted({row["trained_length"] for row in record.rows}):
-        axes.axvline(length, color="grey", linestyle=":", zorder=0)
+        axes.axvline(length, color="gray", linestyle=":", zorder=0)
         axes.text(length, 1.0, " trained", transform=axes.get_xaxis_transform(), va="top")
     pictures.draw_means(axes, lines, label_last_point, log=True, marker="o", ms=3.5)
     pictures.save(figure, path)

@@ -58,7 +58,7 @@ def spread_windows(
 
 
 def batch_windows(windows: Iterable[TextWindow], max_tokens: int) -> Iterator[list[TextWindow]]:
-    """Group neighbours of equal sizes into batches of ``max_tokens``, or of one longer window."""
+    """Group neighbors of equal sizes into batches of ``max_tokens``, or of one longer window."""
     for (read, _), same in groupby(windows, lambda x: (x.end - x.start, x.end - x.scored)):
         while batch := list(islice(same, max(1, max_tokens // read))):
             yield batch

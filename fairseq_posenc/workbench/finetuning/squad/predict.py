@@ -124,7 +124,7 @@ class Predictor(NamedTuple):
         """Answer questions; return the predictions in their order.
 
         Args:
-            questions: the questions; faster if those about the same paragraph are neighbours.
+            questions: the questions; faster if those about the same paragraph are neighbors.
             max_tokens: maximum number of tokens in a batch, including padding.
         """
         inputs = [

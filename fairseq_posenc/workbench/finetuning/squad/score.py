@@ -1,6 +1,6 @@
 """Computes exact match and F1 exactly as SQuAD's official evaluation scripts for 1.1 and 2.0 do.
 
-Both scripts compare normalised texts; they treat empty texts, questions without a prediction, and
+Both scripts compare normalized texts; they treat empty texts, questions without a prediction, and
 the odds that a question has no answer differently.
 """
 
@@ -20,14 +20,14 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def normalise(text: str) -> str:
-    """Normalise a text: lower case, without ASCII punctuation, articles and extra spaces."""
+def normalize(text: str) -> str:
+    """Normalize a text: lower case, without ASCII punctuation, articles and extra spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact(gold: str, predicted: str) -> float:
-    """Compute the exact match: 1 if two texts are the same after normalisation, else 0."""
-    return float(normalise(gold) == normalise(predicted))
+    """Compute the exact match: 1 if two texts are the same after normalization, else 0."""
+    return float(normalize(gold) == normalize(predicted))
 
 
 def f1(gold: str, predicted: str, empty_agrees: bool) -> float:
@@ -41,7 +41,7 @@ def f1(gold: str, predicted: str, empty_agrees: bool) -> float:
         predicted: predicted answer.
         empty_agrees: whether two texts without words score 1 (SQuAD 2.0) or 0 (1.1).
     """
-    gold_words, words = normalise(gold).split(), normalise(predicted).split()
+    gold_words, words = normalize(gold).split(), normalize(predicted).split()
     if not gold_words or not words:
         return int(empty_agrees and gold_words == words)
     common = sum((Counter(gold_words) & Counter(words)).values())
@@ -124,7 +124,7 @@ def _compute_scores(
     for question in questions:
         texts = [answer.text for answer in question.answers or ()]
         if empty_agrees:  # in 2.0, answers without words do not count, and no answer is ""
-            texts = [text for text in texts if normalise(text)] or [""]
+            texts = [text for text in texts if normalize(text)] or [""]
         predicted = predictions[question.id]  # `texts` has at least one: in 1.1, all have answers
         scores["exact"][question.id] = max(exact(text, predicted) for text in texts)
         scores["f1"][question.id] = max(f1(text, predicted, empty_agrees) for text in texts)
