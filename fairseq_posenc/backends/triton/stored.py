@@ -73,9 +73,9 @@ def add_ends(problem, opt, side, total, tiles, stride, ends, head, row, start, e
     before, after = tl.sum(before, 1), tl.sum(after, 1)
     tl.store(ends + i * 2, before)
     tl.store(ends + i * 2 + 1, after)
-    low = (0 if side.SIGN > 0 else last) + tl.zeros((1,), tl.int32)  # row for `before`
-    total += before[:, None] * load_table(problem, opt, side.table, head, low)
-    return total + after[:, None] * load_table(problem, opt, side.table, head, last - low)
+    of_before = (0 if side.SIGN > 0 else last) + tl.zeros((1,), tl.int32)  # index of a table's row
+    total += before[:, None] * load_table(problem, opt, side.table, head, of_before)
+    return total + after[:, None] * load_table(problem, opt, side.table, head, last - of_before)
 
 
 @triton.jit
@@ -88,8 +88,8 @@ def add_table_term(problem, opt, side, total, tiles, stride, head, row, start, e
     first = tl.maximum(start - offset - opt.N + 1, 0) // opt.N * opt.N
     for step in range(first, tl.minimum(last + 1, end - offset), opt.N):
         tile = load_tile(opt, tiles, stride, row, offset + step, start, stop, SKEW=1)
-        index = step + tl.arange(0, opt.N)
-        index = last - index if side.SIGN < 0 else index
+        place = step + tl.arange(0, opt.N)  # of columns among the table's
+        index = last - place if side.SIGN < 0 else place  # of the table's rows
         total = multiply(tile, load_table(problem, opt, side.table, head, index), total)
     return total
 
@@ -106,17 +106,17 @@ def write_tokens(problem, opt, slab, side, content, program):
     sequence = (slab.sequence + sequence_in_slab).to(tl.int64)
     batch, head = sequence // problem.heads, sequence % problem.heads
     start, end = find_columns(problem, opt, batch, row, side.SIGN)
-    at = sequence_in_slab.to(tl.int64) * slab.queries * slab.keys
+    earlier = sequence_in_slab.to(tl.int64) * slab.queries * slab.keys  # pairs of other sequences
     grad = side.token_grad + sequence * tokens * problem.width
     total = tl.zeros((opt.N, opt.W), tl.float32)
     if content is not None:
         keys = problem.key + sequence * problem.src_len * problem.width
         for column in range(start, end, opt.N):
             x = load_rows(problem, opt, keys, column, problem.src_len, opt.N)  # [N, W]
-            tile = load_tile(opt, content + at, slab.keys, row, column, start, end, SKEW=0)
+            tile = load_tile(opt, content + earlier, slab.keys, row, column, start, end, SKEW=0)
             total = multiply(tile, x, total)
     if side.table is not None:
-        tiles = side.tiles + at
+        tiles = side.tiles + earlier
         total = add_table_term(problem, opt, side, total, tiles, stride, head, row, start, end)
         if problem.CLIPPED:
             ends = side.ends + sequence_in_slab * rows * 2
@@ -158,7 +158,7 @@ def add_to_table(problem, opt, slab, side, copies, program):
     # Row r needs the columns from r + offset to r + offset + N - 1: blocks without any are skipped.
     first_row = tl.maximum(-offset - 2 * (opt.N - 1), 0) // opt.N * opt.N
     end_row = tl.minimum(tokens, others - offset)
-    column = step + tl.arange(0, opt.N)  # from the first of the table's columns
+    place = step + tl.arange(0, opt.N)  # of columns among the table's
     by_vector = tl.zeros((opt.N, opt.W), tl.float32)
     by_number = tl.zeros((opt.N,), tl.float32)
     # The slab's first sequence of this head and copy; the next one lies `copies` sentences later.
@@ -166,11 +166,11 @@ def add_to_table(problem, opt, slab, side, copies, program):
     first += copy * problem.heads
     for sequence_in_slab in range(first, slab.sequences, copies * problem.heads):
         sequence = slab.sequence + sequence_in_slab
-        at = tl.cast(sequence_in_slab, tl.int64) * slab.queries * slab.keys
+        tiles = side.tiles + tl.cast(sequence_in_slab, tl.int64) * slab.queries * slab.keys
         token = tl.cast(sequence, tl.int64) * tokens * problem.width
         for row in range(first_row, end_row, opt.N):
             start, end = find_columns(problem, opt, sequence // problem.heads, row, side.SIGN)
-            tile = load_tile(opt, side.tiles + at, stride, row, row + offset, start, end, SKEW=1)
+            tile = load_tile(opt, tiles, stride, row, row + offset, start, end, SKEW=1)
             if side.tokens is None:  # a table of numbers
                 by_number += tl.sum(tile.to(tl.float32), 0)
             else:
@@ -183,21 +183,21 @@ def add_to_table(problem, opt, slab, side, copies, program):
                     ends = side.ends + (sequence_in_slab * rows + row + tl.arange(0, opt.N)) * 2
                     before = tl.sum(tl.load(ends)[:, None] * y, 0)[None, :]  # [1, W]
                     after = tl.sum(tl.load(ends + 1)[:, None] * y, 0)[None, :]
-                    by_vector += tl.where(column[:, None] == 0, before, 0.0)
-                    by_vector += tl.where(column[:, None] == last, after, 0.0)
-    index = last - column if side.SIGN < 0 else column
-    at = (group * (last + 1) + index).to(tl.int64)  # of a row of the gradient
-    inside = column <= last
+                    by_vector += tl.where(place[:, None] == 0, before, 0.0)
+                    by_vector += tl.where(place[:, None] == last, after, 0.0)
+    index = last - place if side.SIGN < 0 else place  # of the table's rows
+    grad_row = (group * (last + 1) + index).to(tl.int64)  # of the gradient, which has all copies
+    inside = place <= last
     if side.tokens is None:
-        place = side.table_grad + at
+        pointers = side.table_grad + grad_row
         total = by_number
     else:
         channel = tl.arange(0, opt.W)[None, :]
-        place = side.table_grad + at[:, None] * problem.width + channel
+        pointers = side.table_grad + grad_row[:, None] * problem.width + channel
         inside = inside[:, None] & (channel < problem.width)
         total = by_vector
     total *= side.factor
-    tl.store(place, tl.load(place, inside, 0.0) + total, inside)
+    tl.store(pointers, tl.load(pointers, inside, 0.0) + total, inside)
 
 
 @triton.jit
