@@ -94,15 +94,15 @@ def split(call: AttentionCall) -> list[Block]:
     groups = mask.cached("ranges", deps, lambda: _find_ranges(mask, tgt_len, src_len, device))
     near = _find_near(call.terms, src_len)
     blocks: list[Block] = []
-    for index, ranges in enumerate(groups):  # one for all sentences, or one for each of them
+    for index, (first, last) in enumerate(groups):  # for all sentences, or for each of them
         begin, end = (index, index + 1) if len(groups) > 1 else (0, batch)
-        size = _choose_queries(ranges, mask, has_far=near is not None)
+        size = _choose_queries(first, last, mask, has_far=near is not None)
         places = []
         for start in range(0, tgt_len, size):
             queries = slice(start, min(start + size, tgt_len))
             of_block = slice(tgt_len - queries.stop, tgt_len - start)  # counted from the first
-            keys = slice(min(ranges[0][of_block]), max(ranges[1][of_block]) + 1)
-            far = (0, 0) if near is None else _count_far(near, queries, keys, src_len)
+            keys = slice(min(first[of_block]), max(last[of_block]) + 1)
+            far = (0, 0) if near is None else _count_far(*near, queries, keys, src_len)
             places.append((queries, keys, far))
         widest = max(keys.stop - keys.start for _, keys, _ in places)
         # How many heads fit into a block, of all of its sentences together.
@@ -115,21 +115,21 @@ def split(call: AttentionCall) -> list[Block]:
     return blocks
 
 
-def _count_far(near: tuple[int, int], queries: slice, keys: slice, src_len: int) -> tuple[int, int]:
-    """Count a block's far keys (:attr:`Block.far`), given the result of :func:`_find_near`."""
+def _count_far(low: int, high: int, queries: slice, keys: slice, src_len: int) -> tuple[int, int]:
+    """Count a block's far keys (:attr:`Block.far`), given the distances of :func:`_find_near`."""
     # The distance of key j from query i' is i' + j - (S - 1).
-    low = near[0] + src_len - queries.stop  # the first key that is near for any query
-    high = near[1] + src_len - 1 - queries.start  # the first one that is far for all
-    low = min(max(low, keys.start), keys.stop - 1)  # at least one key is near
-    return low - keys.start, keys.stop - max(min(high, keys.stop), low + 1)
+    near = low + src_len - queries.stop  # the first key that is near for any query
+    after = high + src_len - 1 - queries.start  # the first one that is far for all
+    near = min(max(near, keys.start), keys.stop - 1)  # at least one key is near
+    return near - keys.start, keys.stop - max(min(after, keys.stop), near + 1)
 
 
-def _choose_queries(ranges: Ranges, mask: Mask, has_far: bool) -> int:
-    """Choose how many queries a block has, given the keys that they see."""
+def _choose_queries(first: Sequence[int], last: Sequence[int], mask: Mask, has_far: bool) -> int:
+    """Choose how many queries a block has, given the first and the last key that each sees."""
     most = FEW_QUERIES if has_far or mask.direction != "both" else MAX_QUERIES
     if mask.has_limits and mask.first_keys is None:  # segments, or a window that hides first keys
         # A block has the keys of all its queries: the fewer queries, the fewer hidden pairs.
-        widths = [last - first + 1 for first, last in zip(*ranges)]
+        widths = [end - begin + 1 for begin, end in zip(first, last)]
         few = sum(widths) // len(widths) // KEYS_PER_QUERY // MIN_QUERIES * MIN_QUERIES
         return min(most, max(few, MIN_QUERIES))
     return most

@@ -106,7 +106,7 @@ def write_tokens(problem, opt, slab, side, content, program):
     sequence = (slab.sequence + sequence_in_slab).to(tl.int64)
     batch, head = sequence // problem.heads, sequence % problem.heads
     start, end = find_columns(problem, opt, batch, row, side.SIGN)
-    earlier = sequence_in_slab.to(tl.int64) * slab.queries * slab.keys  # pairs of other sequences
+    earlier = sequence_in_slab.to(tl.int64) * slab.queries * slab.keys  # pairs before its own
     grad = side.token_grad + sequence * tokens * problem.width
     total = tl.zeros((opt.N, opt.W), tl.float32)
     if content is not None:
