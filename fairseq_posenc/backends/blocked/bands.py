@@ -90,8 +90,8 @@ class Band(torch.autograd.Function):
         """Compute the gradients of tokens and rows."""
         x, rows = ctx.saved_tensors
         tiles, window = _tile(x, rows), _window(rows, x.size(2))
-        stacked, count = tiles.size(2), window.size(2)
-        shape = (count, stacked) if ctx.of_keys else (stacked, count)
+        stacked, count = tiles.size(2), window.size(2)  # tokens of all heads in a tile; its rows
+        shape = (count, stacked) if ctx.of_keys else (stacked, count)  # keys last, as in `grad`
         skewed = grad.new_empty(*tiles.shape[:2], *shape)
         skewed = skewed.mT if ctx.of_keys else skewed  # [G, tiles, k * h / G * N, N + others - 1]
         pairs = _unskew(skewed, x.shape)
