@@ -233,7 +233,7 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
         content["head_dim"] = dims.head_dim
     content |= {name: value for name, value in stated.items() if name in known}
     attention = {"attn_implementation": "eager"} if softcap else {}
-    lacking = [shortened(str(spec))]
+    unfit = [shortened(str(spec))]
     try:
         stock = config_class.from_dict({**content, **attention})
         back = read_spec(stock)  # what the configuration states, whatever was written
@@ -243,8 +243,8 @@ def write_configuration(config_class: Any, config: Any, positions: StackPosition
         if _list_options(back, dims, shares) == layers:
             vars(stock).update(attention)  # to be saved: transformers' sdpa leaves a cap out
             return stock
-        lacking = [str(item) for item in spec.items if item.name not in back.names] or lacking
-    raise NoStockModelError(f"{config_class.__name__} cannot state {'+'.join(lacking)}")
+        unfit = [str(x) for x in spec.items if x.name not in back.names] or [f"{spec}, only {back}"]
+    raise NoStockModelError(f"{config_class.__name__} cannot state {'+'.join(unfit)}")
 
 
 def _list_options(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[str, dict[str, Any]]]:
