@@ -36,7 +36,7 @@ _PLAIN = {**_SIZES, "intermediate_size": 48}
 _BART = {
     **{"vocab_size": SYMBOLS, "max_position_embeddings": POSITIONS, "d_model": WIDTH},
     **{"encoder_layers": LAYERS, "encoder_attention_heads": HEADS, "encoder_ffn_dim": 48},
-    **{"decoder_layers": LAYERS, "decoder_attention_heads": HEADS, "decoder_ffn_dim": 48},
+    **{"decoder_layers": LAYERS, "decoder_attention_heads": HEADS // 2, "decoder_ffn_dim": 48},
     **{"pad_token_id": PADDING, "bos_token_id": 1, "eos_token_id": 2},
     **{"decoder_start_token_id": 2, "dropout": 0.0},
 }

@@ -17,10 +17,13 @@ from fairseq_posenc.specs import parse
 
 LONG = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
 LINEAR = {"type": "linear", "factor": 2.0}
+YARN = {"rope_type": "yarn", "factor": 4.0}
 LLAMA3 = {
     **{"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32},
     **{"low_freq_factor": 1.0, "high_freq_factor": 4.0},
 }
+LATE_WINDOW = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3}
+BUCKETS = {"relative_attention_num_buckets": 16, "relative_attention_max_distance": 20}
 HALF = "rope(layout=half)"
 MROPE = {"type": "mrope", "mrope_section": [2, 1, 1]}  # of files by transformers 4
 QWEN3_VL = "rope(base=500000,layout=half,sections=24/20/20,pairs=interleaved)"
@@ -39,12 +42,7 @@ STATED: list[tuple[str, dict[str, Any], str, int]] = [
     ("llama", {"rope_scaling": LINEAR}, "rope(layout=half,scaling=linear:2)", 2048),
     ("mistral", {"sliding_window": 16}, f"{HALF}+window(size=16)", 131072),
     ("mistral", {"sliding_window": None}, HALF, 131072),
-    (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3},
-        f"3*{HALF},{HALF}+window(size=16)",
-        32768,
-    ),
+    ("qwen2", LATE_WINDOW, f"3*{HALF},{HALF}+window(size=16)", 32768),
     ("qwen2", {"sliding_window": 16}, HALF, 32768),
     ("gemma", {"partial_rotary_factor": 0.5}, HALF, 8192),  # which its code does not read
     ("phi", {}, "rope(fraction=0.5,layout=half)", 2048),
@@ -54,7 +52,7 @@ STATED: list[tuple[str, dict[str, Any], str, int]] = [
     ("exaone4", {"sliding_window": 16}, f"3*{HALF}+window(size=16),none", 2048),
     ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}, HALF, 2048),
     ("cohere", {"rope_theta": 10000.0}, "rope", 8192),
-    ("glm4", {}, "rope(fraction=0.5)", 131072),
+    ("glm4", {"num_hidden_layers": 1}, "rope(fraction=0.5)", 131072),
     ("modernbert", {}, f"rope(base=160000,layout=half),2*{HALF}+window(size=128)", 8192),
     ("qwen2_vl", {}, "rope(base=1000000,layout=half,sections=16/24/24)", 32768),
     ("qwen2_vl", {"rope_scaling": MROPE}, "rope(base=1000000,layout=half,sections=2/1/1)", 32768),
@@ -65,16 +63,7 @@ STATED: list[tuple[str, dict[str, Any], str, int]] = [
     ("marian", {}, "sinusoidal(layout=half)", 1024),
     ("m2m_100", {}, "sinusoidal(layout=fairseq)", 1024),
     ("t5", {}, "t5", 512),
-    (
-        "t5",
-        {
-            "relative_attention_num_buckets": 16,
-            "relative_attention_max_distance": 20,
-            "n_positions": 64,
-        },
-        "t5(num_buckets=16,max_distance=20)",
-        64,
-    ),
+    ("t5", {**BUCKETS, "n_positions": 64}, "t5(num_buckets=16,max_distance=20)", 64),
     # Transformers 5 has no tables by distance in BERT, whatever a configuration of 4 says.
     ("bert", {"position_embedding_type": "relative_key"}, "learned", 512),
 ]
@@ -94,16 +83,13 @@ SCALINGS: list[tuple[dict[str, Any], int]] = [
     ({"rope_type": "linear", "factor": 4.0}, 64),
     ({"rope_type": "dynamic", "factor": 2.0}, 64),
     ({"rope_type": "dynamic", "factor": 2.0}, 256),
-    ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}, 64),
-    ({"rope_type": "yarn", "factor": 4.0}, 64),
-    (
-        {"rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0, "beta_slow": 2.0, "truncate": False},
-        64,
-    ),
-    ({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5}, 64),
-    ({"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.4}, 64),
-    ({"rope_type": "yarn", "factor": 4.0, "mscale": 0.7}, 64),
-    ({"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.0}, 64),
+    ({**YARN, "original_max_position_embeddings": 16}, 64),
+    (YARN, 64),
+    ({**YARN, "beta_fast": 8.0, "beta_slow": 2.0, "truncate": False}, 64),
+    ({**YARN, "attention_factor": 1.5}, 64),
+    ({**YARN, "mscale": 0.7, "mscale_all_dim": 0.4}, 64),
+    ({**YARN, "mscale": 0.7}, 64),
+    ({**YARN, "mscale": 1.0, "mscale_all_dim": 0.0}, 64),
     ({"rope_type": "longrope", "factor": 4.0, **LONG}, 64),
     ({"rope_type": "longrope", "factor": 4.0, "attention_factor": 1.25, **LONG}, 128),
     ({"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 16, **LONG}, 64),
