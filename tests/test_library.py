@@ -191,7 +191,7 @@ def test_position_ids_beyond_a_table_are_refused():
 
 
 OF_PARTS = ["none", "rope", "alibi", "t5", "tupe(reset=true)", "kerple", "rope+t5"]
-OF_PARTS += ["raffel", "fire"]
+OF_PARTS += ["raffel,none", "fire"]
 
 
 @pytest.mark.parametrize(("spec", "padded"), product_of(OF_PARTS, [False, True]))
@@ -272,7 +272,7 @@ def test_grouped_queries_equal_repeated_heads(spec):
     assert cache.kept.key.shape == (2, 2, 9, 16 if "pope" in spec else 8)
 
 
-@pytest.mark.parametrize("spec", ["none", "m4m", "rope", "rope(cross_attention=true)"])
+@pytest.mark.parametrize("spec", ["none", "m4m", "rope", "rope(cross_attention=true),none"])
 @pytest.mark.parametrize("kv_heads", [None, 1])
 def test_attention_to_a_source(spec, kv_heads):
     """Against the equation; a generation computes the source's keys once."""

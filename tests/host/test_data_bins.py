@@ -79,10 +79,8 @@ def break_file(path: Path, damage: Callable[[bytes], bytes]) -> None:
 def test_a_damaged_split_is_refused(suffix, damage, says, tmp_path):
     index = write_split(tmp_path)
     break_file(index.with_suffix(suffix), damage)
-    with pytest.raises(UserError, match=says) as caught:
+    with pytest.raises(UserError, match=rf"^{index} is damaged: .*{says}.*\Z"):  # in a line
         check_data_bin(index)
-    assert str(caught.value).startswith(f"{index} is damaged: ")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int64])

@@ -73,6 +73,7 @@ def test_every_encoding_is_compared_on_some_backend():
         found = self_test.measure_errors(name, backends, causal=name not in encoders)
         assert set(found) & set(backends)
         assert max(found.values()) < doctor.TOLERANCE
+    assert self_test.measure_errors(name, backends, causal=True) == found  # the same numbers again
 
 
 def test_self_test_finds_a_wrong_backend(monkeypatch, capsys):

@@ -6,6 +6,7 @@ What a full disk leaves, and what a terminal would obey, are found nowhere else.
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 
 import pytest
@@ -54,6 +55,19 @@ def test_a_disk_without_room_leaves_the_previous_checkpoints_whole(mount):
     done = train("causal_lm", "--max-epoch", EPOCHS + 1, save_dir=disk, fails=True).run
     assert {path.name: path.read_bytes() for path in disk.glob("*.pt")} == before
     assert done.error().startswith(f"no room for a checkpoint in {disk}: it needs about ")
+
+
+LIMITS = {
+    errno.ENAMETOOLONG: "a: the name is too long for a file",
+    errno.EACCES: "a: denied; allow access, or name another place",
+    errno.EMFILE: "a could not be opened: .*; run `ulimit -n 4096` first",
+    errno.ENFILE: "a could not be opened: .*; close other programs",
+}
+
+
+@pytest.mark.parametrize(("code", "message"), LIMITS.items())
+def test_limits_of_a_machine_are_a_line(code, message):
+    assert re.fullmatch(message, find_message(OSError(code, "denied", "a")))
 
 
 @pytest.mark.parametrize("text", ["\x1b[31m\x9b1m\a\b\x7f", "\r", "\u2028", "\u202e", "\ud800"])

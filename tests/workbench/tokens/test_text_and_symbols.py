@@ -41,10 +41,8 @@ def test_a_damaged_file_is_one_line_that_names_it(suffix, damage, tmp_path):
     path = tmp_path / f"a{suffix}"
     whole = FORMS[suffix](np.random.default_rng(0).bytes(5000))
     path.write_bytes(whole[: len(whole) // 2] if damage == "half" else b"plain text\n" * 9)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=rf"^--text {path}: .*\Z"):  # in a line
         files.read_lines(path, "--text")
-    assert str(caught.value).startswith(f"--text {path}: ")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -150,9 +148,9 @@ def test_the_tokens_of_words_have_their_characters_and_no_others(tmp_path, optio
     lines = [text for text in TEXTS if text.strip()] * 20
     pieces = Pieces(write_pieces(tmp_path, 330, lines, **options))
     encoder = PieceEncoder(pieces, pieces.build_dictionary())
-    for text in TEXTS:
+    for text in [*TEXTS, "3 ¾"]:
         tokens = encoder.tokens(text)
-        assert (tokens.starts < tokens.ends).all()  # of ½, too, which becomes several
+        assert (tokens.starts < tokens.ends).all()  # of ¾, too, which becomes several
         words = [word.span() for word in re.finditer(r"\S+", text)]
         for (start, _), (_, end) in combinations_with_replacement(words, 2):
             first, last = tokens.covering(start, end)
