@@ -57,10 +57,9 @@ def run_layer(spec: str, device: torch.device, length: int = 11, width: int = 32
     embedded, shared = positions.to(device)(x.to(device), padding.to(device))
     output, _ = layer(embedded, shared)
     (output * weight).sum().backward()
-    modules = {"positions": positions, "layer": layer}
     grads = {
         f"{name}.{place}": parameter.grad.cpu()
-        for name, module in modules.items()
+        for name, module in {"positions": positions, "layer": layer}.items()
         for place, parameter in module.named_parameters()
         if parameter.grad is not None
     }

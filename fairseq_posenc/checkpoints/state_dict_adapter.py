@@ -81,9 +81,10 @@ class PositionCheckpoints(nn.Module):
         for key in [key for key in state_dict if key.endswith(STOCK_SINUSOIDS)]:
             del state_dict[key]  # markers without weights
         state_dict |= {f"{name}.{STATE_KEY}": x.to_tensor() for name, x in identities.items()}
-        if any(x.layers_kept for x in stacks.values()) and not changes:
-            for key in [x for x in state_dict if ".encodings." in x and x not in model_state]:
-                del state_dict[key]  # shared by pruned layers alone; else `fit_positions` drops it
+        # What only pruned layers shared, or a tied projection, of which earlier files have a copy.
+        unused = ".encodings." if any(x.layers_kept for x in stacks.values()) else ".key_projection"
+        for key in [x for x in state_dict if unused in x and x not in model_state and not changes]:
+            del state_dict[key]  # else `fit_positions` drops it
         # Both change the state dict, and say how: tables by distance grow, misfits are replaced.
         extended_tables = extend_tables(self, state_dict, prefix)
         replaced_parameters = fit_positions(state_dict, model_state)
@@ -212,8 +213,7 @@ def _describe_wrong_numbers(weight: Any) -> str | None:
     if not isinstance(weight, Tensor):
         return f"is not a tensor, but of the type {type(weight).__name__}"
     if weight.dtype not in _FLOATS:
-        name = str(weight.dtype).removeprefix("torch.")
-        return f"holds numbers of the type {name}, not floating-point ones"
+        return f"holds numbers of the type {weight.dtype}, not floating-point ones"
     # A sum needs no memory for a mask. Elements are counted only if it is not finite.
     total = weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32))
     if total.isfinite() or not (broken := int((~weight.isfinite()).sum())):

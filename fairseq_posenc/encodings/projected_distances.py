@@ -46,15 +46,16 @@ class Deberta(DistanceEncoding):
         self, dims: Dims, *, scale_factor: float = 3.0, tie_projections: bool = False, **others: Any
     ) -> None:
         super().__init__(dims, scale_factor=scale_factor, **others)  # options of `DistanceEncoding`
-        self.query_projection = nn.Parameter(torch.empty(dims.head_dim, dims.head_dim))
-        of_keys = nn.Parameter(torch.empty(dims.head_dim, dims.head_dim))
-        self.key_projection = self.query_projection if tie_projections else of_keys
+        d = dims.head_dim
+        self.query_projection = nn.Parameter(torch.empty(d, d))  # not twice: safetensors refuses it
+        self.key_projection = None if tie_projections else nn.Parameter(torch.empty(d, d))
 
     def list_terms(self, rows: Tensor, runs: Runs | None) -> list[Term]:
         """Project the rows that ``terms`` selected, ``(G, R, D)``, for queries and for keys."""
+        of_keys = self.query_projection if self.key_projection is None else self.key_projection
         return [
             RowsByDistance(rows @ self.query_projection, runs, of="query"),
-            RowsByDistance(rows @ self.key_projection, runs, of="key"),
+            RowsByDistance(rows @ of_keys, runs, of="key"),
         ]
 
 

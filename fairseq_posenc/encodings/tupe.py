@@ -45,9 +45,9 @@ class Tupe(DistanceEncoding):
     ) -> None:
         super().__init__(dims, scale_factor=scale_factor, **others)  # options of `DistanceEncoding`
         self.positions = nn.Parameter(torch.empty(dims.max_positions, dims.head_dim))  # vectors p
-        self.query_projection = nn.Parameter(torch.empty(dims.head_dim, dims.head_dim))
-        of_keys = nn.Parameter(torch.empty(dims.head_dim, dims.head_dim))
-        self.key_projection = self.query_projection if tie_projections else of_keys
+        d = dims.head_dim
+        self.query_projection = nn.Parameter(torch.empty(d, d))  # not twice: safetensors refuses it
+        self.key_projection = None if tie_projections else nn.Parameter(torch.empty(d, d))
 
     def terms(self, positions: Positions) -> list[Term]:
         """Add products of positions, scaled here, ``(B or 1, 1, T, S)``, and those by distance."""
@@ -56,9 +56,10 @@ class Tupe(DistanceEncoding):
         vectors = at_least_fp32(self.positions[ids])  # [B or 1, S, D]
         if self.has_reset:  # numbers of the table by distance replace the first token's products
             vectors = vectors.masked_fill(positions.is_first()[..., None], 0.0)
+        of_keys = self.query_projection if self.key_projection is None else self.key_projection
         with no_autocast(vectors.device):
             queries = positions.queries(vectors) @ at_least_fp32(self.query_projection)
-            keys = vectors @ at_least_fp32(self.key_projection) * self.dims.scale(self.scale_factor)
+            keys = vectors @ at_least_fp32(of_keys) * self.dims.scale(self.scale_factor)
             pairs = queries @ keys.transpose(1, 2)  # [B or 1, T, S]
         return [NumbersByPair(pairs.unsqueeze(1)), *super().terms(positions)]
 
@@ -117,10 +118,9 @@ class TupeShared(Encoding):
         limit = positions.src_len if positions.counted else self.dims.max_positions
         with no_autocast(self.positions.device):
             queries, keys = self._project(1 + limit)
-        scale = self.dims.scale(self.scale_factor)
         rows = positions.compact_ids(self.dims.max_positions) + 1  # row 0 is of a reset
         at_queries = queries[:, positions.queries(rows)].transpose(0, 1)  # [B or 1, H, T, D]
-        at_keys = keys[:, rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
+        at_keys = keys[:, rows].transpose(0, 1) * self.dims.scale(self.scale_factor)  # with S
         index, runs = self.bucket_rule.select(positions)  # R buckets, and the distances of each
         bias = self.buckets[:, index]
         reset: list[Term] = []

@@ -100,8 +100,8 @@ def learn_pieces(vocab_size: int, **options: Any) -> None:
         )
     except RuntimeError as error:
         # After the place in its source, sentencepiece says what is wrong, and names another option.
-        reason = " ".join(str(error).split()).rpartition("] ")[2].partition(" or decrease ")[0]
-        raise UserError(f"--vocab-size {vocab_size}: {reason}") from None
+        reason = " ".join(str(error).split()).partition("] ")[2].partition(" or decrease ")[0]
+        raise UserError(f"--vocab-size {vocab_size}: {reason or 'too few'}") from None
 
 
 class Pieces:

@@ -94,8 +94,10 @@ def oracle_options(item, dims: Dims = DIMS) -> dict:
 
 
 def oracle_params(built, name: str) -> dict:
-    params = dict(built[name].named_parameters(remove_duplicate=False))
-    params = {key.removesuffix(".weight"): value for key, value in params.items()}
+    named = built[name].named_parameters()
+    params = {key.removesuffix(".weight"): value for key, value in named}
+    if vars(built[name]).get("key_projection", 0) is None:  # tied
+        params["key_projection"] = params["query_projection"]
     if "table.reset" in params:  # to the oracles, two more rows
         params["table"] = torch.cat([params["table"], params.pop("table.reset")], dim=1)
     return params

@@ -621,8 +621,7 @@ def rope_frequency(t: int, width: int, options: dict) -> float:
 def read_scaling(options: dict) -> tuple[str, float, dict[str, str]]:
     """Split options["scaling"] into its kind, its factor and its settings."""
     kind, *rest = options.get("scaling", "none").split(":")
-    factor = float(rest[0]) if rest else 1.0
-    return kind, factor, dict(setting.split("=") for setting in rest[1:])
+    return kind, float(rest[0] if rest else 1), dict(setting.split("=") for setting in rest[1:])
 
 
 def rope_attention_factor(options: dict) -> float:

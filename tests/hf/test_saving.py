@@ -30,7 +30,7 @@ from tests.helpers.hf_models import (
 from tests.helpers.products import product_of
 from tests.hf.test_families import build
 
-SPECS = ["none", "alibi", "learned+m4m", "2*rope+window(size=4),t5+sink", "own"]
+SPECS = ["none", "alibi", "learned+m4m", "2*rope+window(size=4),tupe(tie_projections=true)", "own"]
 QUERIES = "model.layers.0.self_attn.q_proj.weight"
 SUFFIXED = f"{QUERIES}.fairseq_posenc_set_positions_first"
 TRAINED = {"original_max_position_embeddings": 16}

@@ -21,7 +21,8 @@ METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # sacreBLEU's name -> metric
 _MAX_WORDS = (5, 10, 15, 20, 30, 50)
 _P_OF_ONE_CHECKPOINT = (
     "p is the probability of a difference at least this large by chance in the choice of the test "
-    "sentences (paired bootstrap). It does not account for the variation between training seeds."
+    "sentences (paired bootstrap), and at least 2 / 2^n if n translations differ. It does not "
+    "account for the variation between training seeds."
 )
 _P_OF_SEVERAL_CHECKPOINTS = (
     "The scores are over the translations of all training runs. p is the probability of a "
@@ -139,8 +140,7 @@ def _format_scores(record: Record) -> str:
     ]
     for row in record.figures["means"]:
         if row["trainings"] > 1:
-            figures = [(row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in METRICS]
-            means = [Interval(*mean_and_bounds).show(2) for mean_and_bounds in figures]
+            means = [Interval(row[x], row[f"{x}_low"], row[f"{x}_high"]).show(2) for x in METRICS]
             rows.append([code(row["system"]), f"mean of {row['trainings']}", *means, ""])
     return table(["system", "run", *METRICS, "checkpoint"], rows, align="lrrrl")
 

@@ -62,7 +62,7 @@ CASES: list[Any] = [
     ("RobertaForMaskedLM", "learned", {}),
     ("RobertaForMaskedLM", "learned", TWO_WAYS),
     ("RobertaForMaskedLM", "sentence_learned+m4m", UNTIED_ROBERTA | TWO_WAYS),
-    ("RobertaPreLayerNormForMaskedLM", "m3+documents", {}),
+    ("RobertaPreLayerNormForMaskedLM", "tupe(tie_projections=true)+documents", {}),
     ("BioGptForCausalLM", "t5", {**UNTIED, "activation_fn": "relu"}),
     ("BioGptForCausalLM", "learned", {}),  # the class's own, and not left to it
     ("BioGptForCausalLM", "learned+rope", {"no_scale_embedding": True, "add_bos_token": True}),
