@@ -197,7 +197,7 @@ def test_decoding_sentences_padded_on_the_left(spec):
 
 @pytest.mark.parametrize("spec", ["tupe", "tupe_shared+reset", "shaw"])
 def test_decoding_up_to_the_last_position_and_beyond(spec):
-    limit = {"max_target_positions": 8, "tokens_per_sample": 8}
+    limit = {"max_target_positions": 8, "tokens_per_sample": 8, "decoder_layers": 1}
     model = wake(make_model("causal_lm", position_encoding=spec, **limit))
     tokens = make_tokens(2, 10)
     state: dict = {}
