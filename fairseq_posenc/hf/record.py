@@ -27,7 +27,8 @@ def stock_name_pattern(config_class: Any) -> str:
     """
     family = find_family(config_class) or Family()  # an unknown type: the usual names
     guarded = family.guarded or family.projections[0]  # the weight that makes stock classes fail
-    return "(.*)" + re.escape(f"{family.layers}.0.{family.attention}.{guarded}.weight")
+    paths = "|".join(re.escape(f"{x}.".lstrip(".")) for x in family.stacks)  # not Whisper's encoder
+    return f"(.*(?:{paths}))" + re.escape(f"{family.layers}.0.{family.attention}.{guarded}.weight")
 
 
 def exchange_names(weights: dict[str, Any], config_class: type, *, saving: bool) -> None:
