@@ -63,17 +63,15 @@ def drop_repeats(documents: Iterable[Document]) -> list[Document]:
     for document in documents:
         new = [paragraph for paragraph in dict.fromkeys(document) if paragraph not in known]
         known.update(new)
-        if new:
-            unique.append(new)
-    return unique
+        unique.append(new)
+    return [document for document in unique if document]
 
 
 def hold_out(documents: list[Document]) -> tuple[list[Document], list[Document]]:
     """Shuffle documents from a fixed seed; return the training and the validation documents."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
     least_words = VALIDATION_SHARE * sum(map(count_words, documents))
-    count = 0  # of documents that are held out
-    words = 0  # in these documents
+    count = words = 0  # of documents that are held out, and the words in them
     while words < least_words and count < len(shuffled) - 1:  # at least one is for training
         words += count_words(shuffled[count])
         count += 1
@@ -86,15 +84,12 @@ def read_documents(path: Path | None) -> list[Document]:
     Raises:
         UserError: the file cannot be read, is not UTF-8, or has too few words.
     """
-    if path is None:
-        library = Path(sysconfig.get_paths()["stdlib"])
-        origin = f"the documentation in {library}"
-        documents = drop_repeats(read_python_documents(library))
-    else:
-        origin = f"--text {path}"
-        documents = drop_repeats(split_into_documents(read_text(path)))
+    library = Path(sysconfig.get_paths()["stdlib"])
+    found = split_into_documents(read_text(path)) if path else read_python_documents(library)
+    documents = drop_repeats(found)
     words = sum(map(count_words, documents))
     if words < LEAST_WORDS:
+        origin = f"--text {path}" if path else f"the documentation in {library}"
         raise UserError(
             f"{origin}: too short, {words:,} words; at least {LEAST_WORDS:,} are needed (a "
             "repeated paragraph counts once); give a longer text with --text"

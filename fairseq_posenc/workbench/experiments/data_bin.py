@@ -65,8 +65,7 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
     binary = folder / BINARY
     shutil.rmtree(binary, ignore_errors=True)  # a killed command may have left it
     binary.mkdir()
-    train, valid = corpus.hold_out(documents)
-    parts = {"train": train, "valid": valid}
+    parts = dict(zip(("train", "valid"), corpus.hold_out(documents)))
     texts = {name: [line for document in part for line in document] for name, part in parts.items()}
     for name, lines in texts.items():  # a line is a paragraph
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", "utf-8")
@@ -88,8 +87,8 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
     return DataFacts(
         documents=len(documents),
         words=sum(map(count_words, documents)),
-        train_words=sum(map(count_words, train)),
-        valid_words=sum(map(count_words, valid)),
+        train_words=sum(map(count_words, parts["train"])),
+        valid_words=sum(map(count_words, parts["valid"])),
         train_tokens=sum(map(len, pieces["train"])),
         valid_tokens=sum(map(len, pieces["valid"])),
         unigram_perplexity=unigram_perplexity(pieces["train"], pieces["valid"]),

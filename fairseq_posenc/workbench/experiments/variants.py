@@ -18,6 +18,7 @@ FAMILIES = (MASKED, CAUSAL, ENCODER_DECODER)
 DEFAULT_ENCODINGS = "none,learned,rope,alibi,m4m"
 
 _COMMA = re.compile(r",(?![^(]*\))")  # a comma outside brackets
+_HINT = "separate specs that have commas by semicolons"
 # Specs and directions by name: DecBERT's models with learned positions and without positions.
 SHORTHANDS = {
     **{name: ("learned", directions) for name, directions in DECBERT.items()},
@@ -62,7 +63,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
         for other in variants:
             if variant.options == other.options:
                 both = repr(item) if item == other.name else f"{other.name!r} and {item!r}"
-                raise UserError(f"--encodings: {both} would train the same model twice")
+                raise UserError(f"--encodings: {both} would train the same model twice; {_HINT}")
         variants.append(variant)
     return tuple(variants)
 

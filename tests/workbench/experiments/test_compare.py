@@ -188,7 +188,7 @@ def test_the_page_needs_no_other_file_escapes_names_and_has_what_is_finished(tmp
         (["--encodings", "decbert_dif"], "--encodings: unknown name 'decbert_dif': did you mean d"),
         (["--encodings", "rope(axes=x)"], "--encodings: rope(axes=x): expected a whole number"),
         (["--encodings", "none,,m4m"], "--encodings 'none,,m4m': an empty name"),
-        (["--encodings", "none,none"], "--encodings: 'none' would train the same model twice"),
+        (["--encodings", "none,3*rope,none"], "'none' would train the same model twice; separate"),
         (["--encodings", "m4m,m4m()"], "'m4m' and 'm4m()' would train the same"),
         (["--lrs", "0.1,fast"], "argument --lrs: must be a finite number, not 'fast'"),
         (["--lrs", "0.1,0"], "argument --lrs: 0.1,0: write numbers above 0, as in 0.001,0.003"),
@@ -199,6 +199,8 @@ def test_the_page_needs_no_other_file_escapes_names_and_has_what_is_finished(tmp
         (["demo"], "'demo' is not an option: give --encodings SPECS or --text FILE"),
         (["--", "demo"], "'demo' is not an option"),
         (["--encodings", "none;3*rope,none"], "is a list of 4 layers, but the stack has 2"),
+        (["--encodings", "none,cope"], "query; give --family causal-lm"),
+        (["--encodings", "rope", "--", "--encoder-embed-dim", "20"], "--encodings: rope"),
         (["--family", "causal-lm", "--encodings", "decbert_same"], "attends from left to right"),
         (["--on", "cloud"], "--on cloud: write local, or slurm"),
         (["--text", "none.txt"], "No such file"),
@@ -309,8 +311,7 @@ def test_a_training_whose_log_lost_its_end_is_named_and_not_begun_again(undistur
     """As a power cut may leave it; after a kill, the log is whole."""
     out = shutil.copytree(undisturbed, tmp_path / "out")
     log = out / "models/none/lr-0.003-seed-1/train.log"
-    cut = log.read_text().rpartition('"valid_num_updates": "20"')[0]
-    log.write_text(cut)
+    log.write_text(cut := log.read_text().rpartition('"valid_num_updates": "20"')[0])
     run = run_compare(out, ENCODINGS, *MORE, fails=True)
     assert run.status == 1
     assert f"{log.parent}: its log has no last validation; delete the folder" in run.err
@@ -359,7 +360,7 @@ def test_a_training_that_diverges_is_a_result_and_ends_no_other(updates, tmp_pat
 
 @pytest.mark.slow
 def test_a_failed_training_is_one_line_with_the_reason(tmp_path: Path) -> None:
-    words = [*compare_words(tmp_path / "out", "none", 4), "--encoder-attention-heads", "3"]
+    words = [*compare_words(tmp_path / "out", "none", 4), "--activation-fn", "x"]
     run = commands.run("fairseq-posenc", *words, fails=True)
     assert run.status == 1
     assert "Traceback" not in run.err.splitlines()[-1]

@@ -9,6 +9,8 @@ import shlex
 from functools import partial
 from pathlib import Path
 
+from fairseq_posenc.assembly import draft_terms
+from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import claim, lock_folder
 from fairseq_posenc.specs import parse
@@ -148,16 +150,26 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
     if passed and not passed[0].startswith("-"):
         raise UserError(f"{passed[0]!r} is not an option: give --encodings SPECS or --text FILE")
     models = variants.parse_variants(args.encodings)
-    train_parser = options.Parser(prog="fairseq-train", add_help=False)  # the last value wins
-    train_parser.add_argument(f"--{STACKS[args.family]}-layers", type=int, dest="layers")
-    parsed, _ = train_parser.parse_known_args([*TRAIN_OPTIONS[args.family], *passed])
+    # The sizes by field of `Dims`; argparse keeps the last value of a repeated option.
+    stack, train_parser = STACKS[args.family], options.Parser(prog="fairseq-train", add_help=False)
+    train_parser.add_argument(f"--{stack}-layers", type=int, dest="layers")
+    train_parser.add_argument(f"--{stack}-embed-dim", type=int, dest="embed_dim")
+    train_parser.add_argument(f"--{stack}-attention-heads", type=int, dest="num_heads")
+    train_parser.add_argument("--tokens-per-sample", type=int, dest="max_positions")
+    sizes = vars(train_parser.parse_known_args([*TRAIN_OPTIONS[args.family], *passed])[0])
+    layers, dims = sizes.pop("layers"), Dims(**sizes, causal=args.family == CAUSAL)
     for model in models:
-        if model.directions and args.family == CAUSAL:
-            raise UserError(
-                f"--encodings: {model.name!r} has attention directions, which are for encoders; a "
-                "causal LM attends from left to right only"
-            )
-        parse(model.position_encoding).check_length(parsed.layers)  # refuses a spec of more layers
+        spec = parse(model.position_encoding)
+        try:
+            if model.directions and dims.causal:
+                reason = "has attention directions, and a causal LM attends from left to right only"
+                raise UserError(f"{model.name!r} {reason}")
+            spec.check_length(layers)  # refuses a spec of more layers
+            draft_terms(spec, dims, backend="auto")  # refuses what such a model cannot have
+        except UserError as error:
+            is_other_family = spec.is_causal_only and not dims.causal
+            advice = f"; give --family {CAUSAL}" if is_other_family else ""
+            raise UserError(f"--encodings: {error}{advice}") from None
     return ComparePlan(
         text=args.text,
         family=args.family,

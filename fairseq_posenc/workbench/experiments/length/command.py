@@ -116,11 +116,10 @@ def _score_model(
         request = {**shared, "stride": stride}
         path = args.out / named.name / f"length-{length}.json"
         if (figures := read_result(path, request)) is None:  # not scored yet
-            windows = list(
-                scoring.spread_windows(total, length, stride, longest, args.windows)
-                if args.windows
-                else scoring.cut_windows(total, length, stride)
-            )
+            cut = scoring.cut_windows(total, length, stride)
+            if args.windows:
+                cut = scoring.spread_windows(total, length, stride, longest, args.windows)
+            windows = list(cut)
             label = f"{named.name}, {length:,} tokens"
             predicted = sum(w.end - w.scored for w in windows)  # each from `scored` to `end`
             with bar(desc=label, total=predicted, unit=" tokens") as shown:

@@ -33,8 +33,7 @@ def _read_windows(row: Row) -> dict[int, float]:
 
     ``intervals.compare`` pairs two models by window, as elsewhere by seed, and takes logarithms.
     """
-    values = [value for column, value in row.items() if column.startswith("window_")]
-    return dict(enumerate(values))
+    return dict(enumerate(x for column, x in row.items() if column.startswith("window_")))
 
 
 def format_results(record: Record) -> str:

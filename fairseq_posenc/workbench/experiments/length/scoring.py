@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -136,14 +136,9 @@ def score_windows(
 def _predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:
     """Compute log probabilities of targets, ``(B, n)``, which follow the last n of ``(B, T)``."""
     count = targets.size(1)
-    options: dict[str, Any] = {}
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:  # saves memory
-        options["logits_to_keep"] = count
+    can_select = "logits_to_keep" in inspect.signature(model.forward).parameters  # saves memory
+    options = {"logits_to_keep": count} if can_select else {}
     logits = model(input_ids=tokens, use_cache=False, **options).logits[:, -count:]  # [B, n, V]
-    logit_parts = logits.flatten(0, 1).split(_TOKENS_AT_A_TIME)
-    target_parts = targets.flatten().split(_TOKENS_AT_A_TIME)
-    losses = [
-        F.cross_entropy(part.float(), part_targets, reduction="none")
-        for part, part_targets in zip(logit_parts, target_parts)
-    ]
+    parts = zip(*(x.split(_TOKENS_AT_A_TIME) for x in (logits.flatten(0, 1), targets.flatten())))
+    losses = [F.cross_entropy(part.float(), ids, reduction="none") for part, ids in parts]
     return -torch.cat(losses).view_as(targets)
