@@ -86,8 +86,7 @@ def collect_figures(by_model: CurvesByModel) -> dict[str, list[Row]]:
             for key in _SEED_COLUMNS:
                 values: list[Any] = [row.get(key) for row in rows]
                 if None not in values:  # a mean only if all seeds have the figure
-                    mean = _MEANS.get(key, intervals.interval)
-                    means |= mean(values).figures(key)  # KEY, KEY_low and KEY_high
+                    means |= _MEANS.get(key, intervals.interval)(values).figures(key)
             tables["seeds"].append(means)
     return tables
 

@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> None:
             raise UserError(f"{path}: no results of glue, squad predict, bleu or training yet")
         for x in found:  # a link to a training run has another name, but the same fingerprint
             results.setdefault((x.table, Path(x.path).resolve(), x.fingerprint or x.model), x)
-    rows = [x._asdict() for x in results.values()]
-    print(json.dumps(json_values(rows), indent=1) if args.json else format_report(results.values()))
+    rows = json_values([x._asdict() for x in results.values()])
+    print(json.dumps(rows, indent=1) if args.json else format_report(results.values()))
 
 
 def _find_results(path: Path, known: set[Path]) -> Iterator[Result]:
@@ -104,8 +104,8 @@ def _read_squad(record: Record, path: Path) -> Iterator[Result]:
     (row,) = record.rows  # of the first and only table, `scores`
     version = f"SQuAD{record.data['squad']}"
     figures: Figures = {f"{version} EM": row["exact"], f"{version} F1": row["f1"]}
-    title, name = "SQuAD, development sets", str(record.data["name"])
-    yield Result(title, name, record.spec or "-", figures, str(path))
+    name, encoding = str(record.data["name"]), record.spec or "-"
+    yield Result("SQuAD, development sets", name, encoding, figures, str(path))
 
 
 def _read_bleu(record: Record, path: Path) -> Iterator[Result]:
@@ -138,7 +138,8 @@ def _read_training(folder: Path) -> Iterator[Result]:
     if task in ("masked_lm", "language_modeling"):
         perplexity = None if loss is None else 2.0 ** min(loss, 1000.0)  # more would overflow
         figures["perplexity"] = best if metric == "ppl" else perplexity
-        title = f"Perplexity, validation text of {data}"
+        kind = "masked" if task == "masked_lm" else "causal"
+        title = f"Perplexity of {kind} LMs, validation text of {data}"
     elif task == "translation":
         if (log := folder / TRAIN_LOG).is_file():
             curve = read_curve_file(log)

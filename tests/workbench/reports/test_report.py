@@ -69,11 +69,12 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
     )
     text, _ = call(capsys, "report", tmp_path)
     state["extra_state"]["best"] = math.nan
+    state["cfg"]["task"]["_name"] = "language_modeling"  # perplexities of causal LMs are others
     torch.save(state, tmp_path / "3" / "checkpoint_last.pt")
-    rows = json.loads(
-        call(capsys, "report", tmp_path / "3", "--json")[0], parse_constant=pytest.fail
-    )
-    assert rows[0]["figures"]["perplexity"] is None
+    found, _ = call(capsys, "report", tmp_path / "3", "--json")
+    (causal,) = json.loads(found, parse_constant=pytest.fail)
+    assert causal["table"].replace("of causal LMs", "of masked LMs") in text
+    assert causal["figures"]["perplexity"] is None
     assert row(text, "`1`")[1:-1] == ["`m4m`", "1", str(EPOCHS), "4.00"]
     assert row(text, "`2`")[-2] == "8.00"
     assert row(text, "`3`")[1:-1] == ["`fairseq's`", "3", str(EPOCHS), "-"]
