@@ -48,16 +48,16 @@ _HEADS = {
 }
 
 
-def format_usage(trained: OpenModel, is_plain: bool, tokenizers: Sequence[str]) -> str:
+def format_usage(trained: OpenModel, imports: Sequence[str], tokenizers: Sequence[str]) -> str:
     """Format Python lines that load an exported model, and write text with it if it generates.
 
     Args:
         trained: the model.
-        is_plain: whether transformers loads the model without this package.
+        imports: modules that transformers needs to load its positions; none for its own classes.
         tokenizers: folders of its tokenizers inside the model's folder, the source's first.
     """
     auto, _ = _HEADS[trained.head]
-    lines = [] if is_plain else ["import fairseq_posenc.hf  # lets transformers load its positions"]
+    lines = [f"import {module}  # lets transformers load its positions" for module in imports]
     lines += [f"from transformers import {auto}, AutoTokenizer", ""]
     names = ("tokenizer", "target")[: len(tokenizers)]
     for name, folder in zip(names, tokenizers):
@@ -110,9 +110,9 @@ def write_card(
         pipeline_tag=_HEADS[trained.head][1],
         tags=["fairseq", "position-encoding"],
     )
-    positions = {side: stack.identity.describe() for side, stack in trained.stacks.items()}
+    stacks = trained.stacks.items()
     rows = [
-        *((f"positions, {side}", code(text)) for side, text in positions.items()),
+        *((f"positions, {side}", code(stack.identity.describe())) for side, stack in stacks),
         ("parameters", f"{sum(x.numel() for x in trained.model.parameters()):,}"),
         ("data", code(trained.data.resolve().name)),
         ("updates", f"{read_updates(trained.state):,}"),

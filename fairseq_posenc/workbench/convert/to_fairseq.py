@@ -157,12 +157,10 @@ def _load_dictionaries(path: Path, config: PretrainedConfig, family: str) -> lis
         sizes = {f"input0/{DICTIONARY}": config.vocab_size}  # its place in GLUE's data
     dictionaries: list[Dictionary] = []
     for name, size in sizes.items():
-        if not (path / name).is_file():
-            dictionaries.append(Placeholders(size))
-            continue
-        dictionary = load_dictionary(path / name, mask=family == "masked_lm")
+        file, mask = path / name, family == "masked_lm"
+        dictionary = load_dictionary(file, mask=mask) if file.is_file() else Placeholders(size)
         if (count := len(dictionary)) != size:
-            raise UserError(f"{path / name}: has {count:,} symbols, the model has {size:,}")
+            raise UserError(f"{file}: has {count:,} symbols, the model has {size:,}")
         dictionaries.append(dictionary)
     return dictionaries
 

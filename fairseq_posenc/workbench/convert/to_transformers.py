@@ -18,8 +18,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.workbench.convert import stock_classes
-from fairseq_posenc.workbench.convert.card import LONGEST_TRANSLATION, format_usage, write_card
+from fairseq_posenc.workbench.convert import card, stock_classes
 from fairseq_posenc.workbench.convert.comparison import compare_with_transformers, refuse_difference
 from fairseq_posenc.workbench.convert.stock_classes import UNUSED_ROWS, StockFamily
 from fairseq_posenc.workbench.convert.tokenizer import build_tokenizers, write_tokenizers
@@ -40,9 +39,11 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     """
     transformers.logging.disable_progress_bar()
     stock = find_stock_family(trained)
-    specs = {str(stack.spec) for stack in trained.stacks.values()}
+    specs = {stack.spec for stack in trained.stacks.values()}
     has_one_way_layers = any(stack.identity.directions for stack in trained.stacks.values())
-    is_plain = specs == {stock.own_positions} and not has_one_way_layers  # the class has them
+    is_plain = {*map(str, specs)} == {stock.own_positions} and not has_one_way_layers
+    packages = {x.encoding.__module__.partition(".")[0] for spec in specs for x in spec.items}
+    imports = [] if is_plain else ["fairseq_posenc.hf", *sorted(packages - {"fairseq_posenc"})]
     name = stock.classes[trained.head]  # such as RobertaForMaskedLM, for the head `masked_lm`
     tokenizers = build_tokenizers(trained, tokens)  # each has the dictionary's symbols, and others
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
@@ -66,7 +67,9 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
         refuse_difference(f"{name} differs from the model", difference)
         notes = [] if tokenizers else ["no tokenizer"]
         notes.append(f"scores differ by {difference:.1e} of the largest one, on padded sentences")
-        write_card(folder, trained, "transformers", format_usage(trained, is_plain, folders), notes)
+        notes += [f"load it after `import {', '.join(imports)}`"] if imports else []
+        usage = card.format_usage(trained, imports, folders)
+        card.write_card(folder, trained, "transformers", usage, notes)
     positions = "its own positions" if is_plain else "positions of fairseq-posenc"
     return [f"wrote {out}: {name} with {positions}", *notes]
 
@@ -156,7 +159,7 @@ def _build_generation_config(trained: OpenModel, config: PretrainedConfig) -> Ge
         early_stopping=True,
         length_penalty=1.0,
         min_new_tokens=1,  # </s> is not the first token; below, + 1 is for the </s> at the end
-        max_new_tokens=min(LONGEST_TRANSLATION + 1, trained.stacks["decoder"].max_positions()),
+        max_new_tokens=min(card.LONGEST_TRANSLATION + 1, trained.stacks["decoder"].max_positions()),
         suppress_tokens=[config.pad_token_id],  # fairseq's search never writes padding
     )
 

@@ -211,9 +211,8 @@ def _build_simple(unit: str, dictionary: Dictionary) -> Tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return tokenizer
     between = SPACE if SPACE in dictionary.indices else ""  # some dictionaries have no spaces
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), between)]
-    )
+    join_words = normalizers.Replace(Regex(r"\s+"), between)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Strip(), join_words])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
     return tokenizer

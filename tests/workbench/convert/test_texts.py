@@ -177,8 +177,7 @@ def run_alone(code):
         for found in installed.glob(f"{name}*"):
             (folder / found.name).symlink_to(found)  # with its .libs
     code = f"import sys\nsys.path.append({str(folder)!r})\n{code}"
-    how = ["-I", "-S", "-c", code]  # which find the standard library alone
-    return run("python", *how, cwd=Path()).out
+    return run("python", "-I", "-S", "-c", code, cwd=Path()).out  # the standard library alone
 
 
 def continue_text(trained, ids, cut):
@@ -240,8 +239,7 @@ def test_a_card_says_what_the_model_is_its_lines_run_and_nothing_names_the_machi
             capsys.readouterr()
             exec(lines, found := {})
             printed = capsys.readouterr().out
-            # On the left, so that a batch can be continued.
-            side = "left" if family == "causal_lm" else "right"
+            side = "left" if family == "causal_lm" else "right"  # left: a batch can be continued
             assert found["tokenizer"].padding_side == side
         expected = ""
         if family == "causal_lm":

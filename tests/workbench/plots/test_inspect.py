@@ -93,10 +93,7 @@ def test_a_number_is_within_half_a_step(size):
     seen = torch.ones(2, 1, 7, 5, dtype=torch.bool)
     seen[1] = seen[1].tril()
     found = quantize(values, seen)
-    step, first = (
-        torch.tensor(each, dtype=torch.float64)[..., None, None]
-        for each in (found.step, found.first)
-    )
+    step, first = torch.tensor([found.step, found.first], dtype=torch.float64)[..., None, None]
     back = (first + found.codes - 1) * step
     assert ((back - values).abs() <= step * 0.5001)[seen.expand_as(values)].all()
     assert (found.codes.eq(0) == ~seen).all()
@@ -174,10 +171,8 @@ def test_the_page_has_the_models_numbers(family):
 
 @slow
 def test_the_factors_of_a_product_stand_beside():
-    shown = [
-        numbers_of(inspected("masked_lm"), "encoder", f"{name} factor")
-        for name in ("content", "query table", "key table")
-    ]
+    names = ("content factor", "query table factor", "key table factor")
+    shown = [numbers_of(inspected("masked_lm"), "encoder", name) for name in names]
     for layer in attention("masked_lm"):
         for ours, theirs in zip(shown, layer.split.details.values()):
             np.testing.assert_allclose(ours[layer.layer], theirs[0].numpy(), atol=1e-2)
@@ -210,8 +205,12 @@ def test_checkpoints_with_an_encoding_of_the_users_own_package_are_read(tmp_path
     own = ["--position-encoding", "root", "--max-update", 1]
     checkpoint = train("masked_lm", *own, user_dir=package).save_dir / "checkpoint_last.pt"
     given = ["--checkpoint", checkpoint, "--user-dir", package]
-    run("fairseq-posenc", "export", *given, "--tokens", "words", "--out", tmp_path / "model")
-    folder = ["--checkpoint", tmp_path / "model", "--user-dir", package]
+    exported = tmp_path / "model"
+    done = run("fairseq-posenc", "export", *given, "--tokens", "words", "--out", exported)
+    assert "load it after `import fairseq_posenc.hf, my_encodings`" in done.out
+    (lines,) = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.S)
+    run("python", "-c", lines, cwd=exported, PYTHONPATH=str(package.parent))
+    folder = ["--checkpoint", exported, "--user-dir", package]
     run("fairseq-posenc", "inspect", *folder, "--text", TEXT, "--out", tmp_path / "page.html")
     (model,) = content_of((tmp_path / "page.html").read_text())[0]["models"]
     assert model["positions"] == {"encoder": "root"}
