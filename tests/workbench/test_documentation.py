@@ -179,10 +179,14 @@ def test_counting_takes_no_memory(capsys):
 
 
 def test_every_option_is_explained():
-    text = (ROOT / "docs" / "encodings" / "README.md").read_text(encoding="utf-8")
-    explained = text.partition("## Options")[2].partition("\n## ")[0]
-    options = {option for name in registry.names() for option in registry.options(name)}
-    assert not {option for option in options if f"`{option}`" not in explained}
+    layers = (ROOT / "docs" / "layers.md").read_text("utf-8")
+    overview = (ROOT / "docs" / "encodings" / "README.md").read_text("utf-8")
+    explained = overview.partition("## Options")[2].partition("\n## ")[0]
+    for name in (*NAMES, *COMPANIONS):
+        text = explained + layers * (name in COMPANIONS)
+        assert all(re.search(rf"`[^`]*\b{x}\b", text) for x in registry.options(name)), name
+    (modes,) = re.findall(r"\| `mode` \| (.*)", explained)
+    assert {*re.findall(r"`(\w+)`", modes)} == {"alibi", "symmetric", "asymmetric"}
 
 
 def test_pages_list_the_encodings_of_the_registry():
