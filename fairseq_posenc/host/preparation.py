@@ -217,6 +217,7 @@ def _prepare_resumption(model: Any, settings: DictConfig, is_copy: bool) -> None
         return
     reason = ""  # why nothing is left to train
     if resumed.loads_optimizer:
+        logger.info("starts from %s, at update %s", path, f"{resumed.updates:,}")
         model.optimizer_source = path  # loading weights then refuses tables of other sizes
         if 0 < wanted <= resumed.updates:  # fairseq would make another one
             reason = f"{path} has made {resumed.updates:,} updates; --max-update is {wanted:,}"
@@ -252,9 +253,8 @@ def _find_counter() -> Any:
 
     ``best`` is the best value of the metric, ``num_runs`` the number of validations since then.
     """
-    names = ("__main__", "fairseq_cli.train")  # the first under `python -m fairseq_cli.train`
-    functions = [getattr(sys.modules.get(name), "should_stop_early", None) for name in names]
-    return next(filter(None, functions), None)
+    modules = map(sys.modules.get, ("__main__", "fairseq_cli.train"))  # the first by `python -m`
+    return next(filter(None, (getattr(x, "should_stop_early", None) for x in modules)), None)
 
 
 def keep_batches(task: Any, curriculum: int) -> None:

@@ -285,11 +285,11 @@ def test_a_dictionary_in_another_order_is_refused(family, monkeypatch):
 @pytest.mark.parametrize("family", MAY)
 def test_what_may_change_does_and_the_log_says_it(family):
     more, changes = MAY[family]
-    log = resumed(family, *more).log
-    (printed,) = [x for x in log.splitlines() if "resumes with other settings" in x]
+    printed, start = re.findall(".*(?:resumes with|starts from).*", resumed(family, *more).log)
     for change in [*changes, "max_update 2 -> 3"]:
         assert change in printed
     assert "save_dir" not in printed
+    assert start.endswith("checkpoint_last.pt, at update 2")
 
 
 @pytest.mark.slow
