@@ -129,9 +129,9 @@ class Identity(NamedTuple):
             ) from None
 
     def describe(self) -> str:
-        """Describe positions, directions and length in words."""
+        """Describe positions, directions and the maximum length in words."""
         directions = f", attention directions {self.directions}" if self.directions else ""
-        return f"trained with {self.positions}{directions} at length {self.trained_length}"
+        return f"trained with {self.positions}{directions}, at most {self.trained_length} tokens"
 
     def position_differences(self, model: Identity, layers: list[int] | None = None) -> list[str]:
         """Describe how a model's positions and directions differ from those of the weights.
