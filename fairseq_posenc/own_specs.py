@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError, shortened, suggest
-from fairseq_posenc.registry import options as options_of
 from fairseq_posenc.specs import Item, Spec, parse, split_spec
 
 _OWN = re.compile(r"\s*own\s*(?:\((.*)\)\s*)?")  # own, or own(NAME=VALUE,...)
@@ -44,6 +44,9 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
     expanded = []
     for index, own_items in enumerate(own_layers):
         place = index % len(layers)  # the layers of a spec are repeated over the stack
+        # A window, or what else is no encoding by itself, replaces that of the model.
+        names = {item.partition("(")[0].strip() for item in layers[place]}
+        replaced = names - {*registry.names()} | {"none"}
         items = []
         for item in layers[place]:
             if (match := _OWN.fullmatch(item)) is None:
@@ -52,14 +55,14 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
             # Options are separated by commas, which no value has.
             pairs = [part.partition("=") for part in (match[1] or "").split(",") if part.strip()]
             changes = {name.strip(): value.strip() for name, _, value in pairs}
-            replaced = chain(*own_layers[place :: len(layers)])  # by this `own`, in all layers
-            known = {name for x in replaced for name in options_of(x.name)}
+            meant = chain(*own_layers[place :: len(layers)])  # by this `own`, in all layers
+            known = {name for x in meant for name in registry.options(x.name)}
             if unknown := sorted(changes.keys() - known):
                 raise UserError(
                     f"{shortened(item)}: the model's positions there have no option "
                     f"{unknown[0]!r}; {suggest(unknown[0], known)}they are {shortened(str(own))}"
                 )
-            items += [_change_options(x, changes) for x in own_items if x.name != "none"]
+            items += [_change_options(x, changes) for x in own_items if x.name not in replaced]
         expanded.append("+".join(items) or "none")
     written = join_layers(expanded)
     try:
@@ -77,7 +80,7 @@ def join_layers(layers: Sequence[str]) -> str:
 
 def _change_options(item: Item, changes: Mapping[str, str]) -> str:
     """Write an item of the model's spec, with the changes of options that its encoding has."""
-    known = options_of(item.name)
+    known = registry.options(item.name)
     scaled = dict(item.options).get("scaling")
     if scaled is not None and changes.get("scaling", "none") != "none":
         raise UserError(

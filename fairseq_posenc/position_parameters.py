@@ -145,6 +145,8 @@ def _copy_parameter(
         old = _lengthen_tables(old, offset, rows, rule)
     kept = min(old.size(1), rows)
     new[:, :kept] = old[:, :kept]  # changes the parameter
+    if lost := axes * (old.size(1) - kept):
+        return f"{lost} of {trained.size(0)} rows cut off; load the model again to get them back"
     if kept == rows:
         return ""
     rules = "; ".join(f"extend={known!r} {does}" for known, does in LENGTH_RULES.items())

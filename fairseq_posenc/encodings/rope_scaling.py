@@ -83,9 +83,9 @@ class Scaling(ABC):
             except UserError as error:
                 message = _FORM if name == "factor" else f"{shortened(assignment)}: {error}"
                 raise UserError(message) from None
-        for name, default in defaults.items():
-            if default is MISSING and name not in settings:
-                raise UserError(f"{kind} needs {name}")
+        if missing := [x for x, y in defaults.items() if y is MISSING and x not in settings]:
+            lists = ":".join(f"{name}=1/1.5/..." for name in missing)
+            raise UserError(f"{kind} needs {lists}, with a number for each frequency")
         scaling = cls(**settings)
         return None if scaling in _CHANGING_NOTHING else scaling
 

@@ -14,6 +14,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.hf.stand_ins import NoBias, NoPositions, NoRotation
+from fairseq_posenc.identity import format_directions
 from fairseq_posenc.specs import Spec
 
 AFTER_PADDING = -1  # a value of `first_row`, for the padding symbol's id plus 1, as in fairseq
@@ -186,9 +187,13 @@ class Stack(NamedTuple):
 
     def refuse_other_layers(self, spec: Spec) -> None:
         """Refuse a spec read from the model that no longer fits: layers were removed or added."""
-        if hasattr(self.module, POSITIONS):  # a kind: the index of encodings in `spec.layer_kinds`
+        if (positions := getattr(self.module, POSITIONS, None)) is not None:
             plans = [getattr(getattr(x, POSITIONS, None), "plan", None) for x in self.attentions]
+            # A kind: the index of encodings in `spec.layer_kinds`.
             fits = all(x and x.kind == spec.layer_kind(index) for index, x in enumerate(plans))
+            fits = fits and len(spec.layers) <= len(plans)  # else loading refuses the list
+            if fits and not positions.dims.causal:
+                fits = format_directions([x.direction for x in plans if x]) == positions.directions
         else:
             flags = [self.family.applies_cosines(attention) for attention in self.attentions]
             # EXAONE 4 without a window rotates in all layers, although no flag says so.
@@ -197,7 +202,7 @@ class Stack(NamedTuple):
         if not fits:
             raise UserError(
                 "layers of this model were removed or added, so its spec no longer describes them: "
-                "write the positions of each layer in set_positions"
+                "call set_positions with those of each layer (own, if only the last were removed)"
             )
 
     @property

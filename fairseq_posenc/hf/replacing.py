@@ -95,9 +95,10 @@ def _find_supported_family(model: PreTrainedModel) -> Family:
 def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
     """Read the present spec of a stack, None if no spec describes it, and parse the new one."""
     if names_own(text):
-        old_spec = own_positions.read_spec(stack.module)
-        stack.refuse_other_layers(old_spec)  # if some were removed or added
-        return old_spec, expand_own(text, old_spec, len(stack.attentions))
+        count = len(stack.attentions)  # the last layers may have been removed
+        old_spec = own_positions.read_spec(stack.module).select_layers(range(count))
+        stack.refuse_other_layers(old_spec)  # if others were removed, or some added
+        return old_spec, expand_own(text, old_spec, count)
     try:
         return own_positions.read_spec(stack.module), parse(text)
     except UserError:  # also of `parse`, which then raises it again

@@ -282,7 +282,9 @@ class ModelWithPositions(Derived):
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
         """Refuse paged caches here: transformers would only log that a pass refuses them."""
-        raise UserError("continuous batching (paged caches) is not supported here: use generate")
+        raise UserError(
+            "no continuous batching here: generate without cache_implementation='paged'"
+        )
 
     def resize_position_embeddings(self, *args: Any, **kwargs: Any) -> None:
         """Refuse to put the stock class's own table beside these positions."""

@@ -17,14 +17,7 @@ from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import ATTENTION_TYPES
 from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.modules.stack_positions import StackPositions
-from fairseq_posenc.positions import (
-    Positions,
-    counts_several,
-    find_changes,
-    find_documents,
-    may_sync,
-    refuse_if,
-)
+from fairseq_posenc.positions import Positions, counts_several, find_documents, may_sync, refuse_if
 
 _NO_DOCUMENTS = "position_ids on several axes do not separate documents"
 
@@ -146,7 +139,7 @@ class StackArguments:
             return
         signs = [] if self.mask is None else [self.mask.gt(1).any()]  # a mask that counts documents
         if not separates_by_ids:
-            signs += [find_changes(numbers).any() for numbers in self._list_numbers()]
+            signs += [numbers.diff(dim=1).any() for numbers in self._list_numbers()]
             if self.is_packed is not None:
                 signs.append(self.is_packed)
         for is_packed in signs:
@@ -202,8 +195,8 @@ class StackArguments:
         """
         if getattr(self.cache, "is_compileable", False):  # transformers' static caches
             raise UserError(
-                f"{type(self.cache).__name__} has a fixed size, which works only with untrained "
-                "rotations alone that the model's own code applies: leave out cache_implementation"
+                f"{type(self.cache).__name__} has a fixed size, for rotations of a model's layout "
+                "and width alone (in Llama, rope(layout=half)): leave out cache_implementation"
             )
         past, mask = self.past, self._read_mask()
         if boundary_id is not None and (self.inputs.dim() == 3 or past):

@@ -121,7 +121,7 @@ class HFStackPositions(StackPositions):
             raise UserError("the weights are of a model whose positions were not set")
         theirs, ours = Identity.from_tensor(state), self.identity
         if differences := theirs.position_differences(ours):  # "trained with X, the model has Y"
-            raise UserError(f"weights {differences[0]}: set their positions before loading")
+            raise UserError(f"weights {differences[0]}: call set_positions, or restore config.json")
         if differences := theirs.weight_settings.differences(ours.weight_settings):
             raise UserError(f"weights {differences[0]}: keep is_causal and is_decoder as they were")
 

@@ -36,9 +36,8 @@ _LONGEST_INPUT = 1024  # tokens; of a wider window, only the size in the configu
 _TEMPERATURE = "llama_4_scaling_beta"  # of Ministral 3, in its `rope_parameters`
 # Models -> others with weights of the same names, and with windows or layers without positions.
 _OTHERS = {"Cohere": "Cohere2", "Dots1": "ExaoneMoe", "Olmo2": "Olmo3", "SeedOss": "Qwen2"}
-_OTHERS |= dict.fromkeys(
-    ("Cwm", "Ernie4_5", "Helium", "Llama", "Ministral", "Ministral3", "Mistral"), "SmolLM3"
-)
+_LLAMAS = "Cwm Ernie4_5 Helium Llama Ministral Ministral3 Mistral"
+_OTHERS |= dict.fromkeys(_LLAMAS.split(), "SmolLM3")
 
 
 class NoStockModelError(Exception):

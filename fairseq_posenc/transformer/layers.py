@@ -5,10 +5,7 @@ from typing import Any, cast
 
 import torch
 from fairseq.distributed import fsdp_wrap
-from fairseq.modules.transformer_layer import (
-    TransformerDecoderLayerBase,
-    TransformerEncoderLayerBase,
-)
+from fairseq.modules import transformer_layer
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
@@ -69,7 +66,7 @@ class _PositionalLayer:
         )
 
 
-class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
+class PositionalEncoderLayer(_PositionalLayer, transformer_layer.TransformerEncoderLayerBase):
     """fairseq's encoder layer with our self-attention."""
 
     def __init__(self, cfg: Any, index: int = 0) -> None:
@@ -85,7 +82,7 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
         nn.Module._load_from_state_dict(self, state_dict, prefix, *args)
 
 
-class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
+class PositionalDecoderLayer(_PositionalLayer, transformer_layer.TransformerDecoderLayerBase):
     """fairseq's decoder layer with our self-attention.
 
     Cross-attention is fairseq's, whose queries and keys an encoding may rotate.

@@ -295,7 +295,7 @@ def test_a_dataclass_without_a_meaning_is_refused(build):
         ("yarn:4:truncate=no", "truncate=no: write true or false"),
         ("llama3:4:length=2.5", "length=2.5: expected a whole number"),
         ("proportional:1:part=1.5", "part must be at most 1"),
-        ("longrope:4:short=1/1", "longrope needs long"),
+        ("longrope:4:short=1/1", r"longrope needs long=1/1.5/\.\.\., with a number for"),
         ("longrope:4:short=1/1:long=1/2", "short has 2 numbers, and there are 8 frequencies"),
         ("longrope:4:short=1/:long=1/2", "short=1/: expected a number"),
         ("yarn:4:beta_fast=8:beta_fast=16", "beta_fast is set twice"),

@@ -16,13 +16,7 @@ from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.identity import Identity, WeightSettings, is_identity
 from fairseq_posenc.position_parameters import LengthRule
 from fairseq_posenc.registry import names
-from tests.helpers.hf_models import (
-    MODELS,
-    POSITIONS,
-    compute_logits,
-    make_inputs,
-    position_parameters,
-)
+from tests.helpers.hf_models import MODELS, compute_logits, make_inputs, position_parameters
 
 pytestmark = pytest.mark.filterwarnings("error:set_positions.*untrained:UserWarning")
 LENGTH = 8
@@ -94,7 +88,10 @@ def test_tables_by_position_grow_by_a_rule(rule: LengthRule | None, axes: int) -
             share, after = place % 1, old[:, min(int(place) + 1, LENGTH - 1)]
             expected = (1 - share) * old[:, int(place)] + share * after
         assert torch.allclose(new[:, row], expected, atol=1e-5), row
-    set_positions(model, "own", LENGTH)
+    with pytest.warns(
+        UserWarning, match=rf"{8 * axes} of {16 * axes} rows cut off; load the model"
+    ):
+        set_positions(model, "own", LENGTH)
     assert torch.equal(model.get_parameter(TABLE).view(axes, LENGTH, -1), new[:, :LENGTH])
 
 
@@ -113,10 +110,10 @@ def test_rows_without_a_rule_are_new_and_reported() -> None:
 def test_the_models_own_table_grows() -> None:
     model, inputs = MODELS["gpt2"].build(), make_inputs(MODELS["gpt2"])
     logits = compute_logits(model, inputs)
-    set_positions(model, "own", 2 * POSITIONS, extend="copy")
+    set_positions(model, "own", 2 * read_trained_length(model), extend="copy")
     assert torch.allclose(compute_logits(model, inputs), logits, atol=1e-5)
     table = model.get_parameter("transformer.positions.input.learned.table.weight")
-    assert torch.equal(table[:POSITIONS], table[POSITIONS:])
+    assert torch.equal(*table.chunk(2))
 
 
 def test_weights_of_other_meaning_are_not_taken() -> None:
@@ -197,9 +194,15 @@ def test_layers_that_were_removed_are_noticed() -> None:
     plain.model.layers = plain.model.layers[1:]
     assert read_positions(set_positions(plain, "own,none")) == "rope(layout=half),none"
     plain.model.layers = plain.model.layers[1:]  # now the first one has no positions
-    for use in (plain.state_dict, lambda: set_positions(plain, "own,own")):
+    cut = set_positions(MODELS["llama"].build(), "3*alibi,none")
+    cut.model.layers = cut.model.layers[:3]
+    directed = set_positions(MODELS["bert"].build(), "own", directions="lr,rl")
+    directed.bert.encoder.layer = directed.bert.encoder.layer[1:]
+    saved = (plain.state_dict, cut.state_dict, directed.state_dict)
+    for use in (*saved, lambda: set_positions(plain, "own,own")):
         with pytest.raises(UserError, match="layers of this model were removed or added"):
             use()
+    assert read_positions(set_positions(cut, "own")) == "alibi"
 
 
 @pytest.mark.parametrize("spec", ["rope(layout=half)", "alibi"])

@@ -200,7 +200,7 @@ def test_inputs_of_a_pass_that_cannot_be_served_are_refused():
     padded = {"input_ids": ids, "attention_mask": (torch.arange(12) < 10).long().expand(2, 12)}
     given = {**padded, "position_ids": torch.tensor([[*range(2, 12), 1, 1]])}  # 1: of padding
     assert distance(*[compute_logits(encoder, named)[:, :10] for named in (padded, given)]) < 1e-6
-    with pytest.raises(UserError, match="rotations alone that the model's own code applies: leave"):
+    with pytest.raises(UserError, match="for rotations of a model's layout and width alone"):
         cell.model.generate(ids, max_new_tokens=4, cache_implementation="static")
     with pytest.raises(UserError, match="fox: offloaded caches lose forget gates: use"):
         Cell.build("llama", "fox").model.generate(ids, cache_implementation="offloaded")

@@ -158,6 +158,8 @@ OWN = [
     ("2*own,none", "rope,rope(base=500)", 4, "rope,rope(base=500),none,rope(base=500)"),
     ("own(scaling=yarn:4)", "3*rope,none", 8, "3*rope(scaling=yarn:4),none"),
     ("own(size=16)", "rope+window(size=8)", 8, "rope+window(size=16)"),
+    ("own+window(size=16),none", "rope+window(size=8)", 8, "rope+window(size=16),none"),
+    ("own+documents,own", "rope+documents", 8, "rope+documents"),
     ("own+t5", "learned", 4, "learned+t5"),
     ("own+alibi,own", "none", 4, "alibi,none"),
     ("own+learned", "rope,none", 4, "learned+rope,none"),

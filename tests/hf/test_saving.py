@@ -213,7 +213,7 @@ SPEC, ROOM, TYPE = "position_encoding", "position_encoding_max_positions", "base
 UNSET = "the weights are of a model whose positions were not set"
 OTHER = r"weights trained with learned\+m4m, the model has learned\+"
 UNFIT: dict[str, tuple[Any, str]] = {  # a change of settings or weights, and what refuses it
-    "another spec": ({SPEC: "learned+alibi"}, f"{OTHER}alibi"),
+    "another spec": ({SPEC: "learned+alibi"}, f"{OTHER}alibi: .* or restore config.json"),
     "another spec without weights": ({SPEC: "learned+m4m+window"}, rf"{OTHER}m4m\+window"),
     "no spec": ({SPEC: None}, "config.json: position_encoding must be a spec, not None"),
     "no length": ({ROOM: "64"}, "max_positions must be a whole number of at least 1, not '64'"),

@@ -10,15 +10,7 @@ import torch
 from fairseq_posenc import specs
 from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.errors import UserError
-from tests.helpers import oracles
-from tests.helpers.formulas import (
-    DIMS,
-    awake,
-    oracle_options,
-    oracle_params,
-    padding_of,
-    their_scores,
-)
+from tests.helpers import formulas, oracles
 from tests.helpers.lone_attention import LoneAttention
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import COMPOSITIONS, directions, encoding_specs, needs_causal
@@ -30,14 +22,14 @@ LENGTH = 17  # beyond the 16 keys that kernels handle apart
 
 
 def make(spec: str, direction: str = "both", backend: str = "auto", causal=False, **kwargs):
-    dims = DIMS._replace(causal=causal or needs_causal(spec))
+    dims = formulas.DIMS._replace(causal=causal or needs_causal(spec))
     parsed = specs.parse(spec)
     # Shared encodings too are put into the layer here: a stack only passes their terms on.
     built = build_encodings({**parsed.layer_modules(0), **parsed.shared_modules}, dims)
     attention = LoneAttention(16, 2, built, direction, backend, **kwargs).double().eval()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
-    awake(attention.encodings)
+    formulas.awake(attention.encodings)
     return attention
 
 
@@ -54,7 +46,7 @@ def scores_and_values(attention, spec, x, encodings=None):
     query, key, value = (heads(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
     projections = {"project_query": attention.q_proj, "project_key": attention.k_proj}
     encodings = encodings or attention.encodings
-    return their_scores(encodings, spec, query, key, x, **projections), value
+    return formulas.their_scores(encodings, spec, query, key, x, **projections), value
 
 
 @torch.no_grad()
@@ -62,9 +54,11 @@ def attend_by_formula(attention, spec, scores, value, allowed):
     """Attend one sentence by the oracles: ``(length, 16)``."""
     values = [i for i in specs.parse(spec).items if i.name == "shaw_values"]
     if values:
-        params = oracle_params(attention.encodings, "shaw_values")
+        params = formulas.oracle_params(attention.encodings, "shaw_values")
         params = {"value_table": params["table"]}
-        attended = oracles.shaw_values(scores, value, allowed, params, oracle_options(values[0]))
+        attended = oracles.shaw_values(
+            scores, value, allowed, params, formulas.oracle_options(values[0])
+        )
     else:
         attended = oracles.attention(scores, value, allowed)
     return attention.out_proj(attended.transpose(0, 1).flatten(1))
@@ -73,7 +67,7 @@ def attend_by_formula(attention, spec, scores, value, allowed):
 @pytest.mark.parametrize("spec", some_of(DECODED, SPECS))
 def test_equals_the_formula_with_padding_on_either_side(spec):
     x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
-    padding = padding_of(LENGTH, -2, 2)
+    padding = formulas.padding_of(LENGTH, -2, 2)
     first = make(spec, directions(spec)[0])
     by_formula = [scores_and_values(first, spec, x[~padding[b], b]) for b in range(2)]
     ways = directions(spec)
@@ -99,7 +93,7 @@ def test_equals_the_formula_with_padding_on_either_side(spec):
 def test_no_nan_in_outputs_or_gradients_with_rows_of_padding_alone(spec, direction):
     attention = make(spec, direction)
     x = torch.randn(LENGTH, 2, 16, dtype=torch.float64, requires_grad=True)
-    out, _ = attention(x, x, x, key_padding_mask=padding_of(LENGTH, 0, LENGTH))
+    out, _ = attention(x, x, x, key_padding_mask=formulas.padding_of(LENGTH, 0, LENGTH))
     out.sum().backward()
     assert out.isfinite().all()
     assert x.grad.isfinite().all()
