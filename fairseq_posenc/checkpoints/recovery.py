@@ -22,8 +22,7 @@ from fairseq_posenc.files import written_whole
 logger = logging.getLogger(__name__)
 LAST = "checkpoint_last.pt"  # also the default of --restore-file
 BEST = "checkpoint_best.pt"
-# File names that fairseq gives to checkpoints.
-_NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")
+_NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")  # fairseq's of files
 _SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")
 _METRIC = "best_checkpoint_metric"
 # Of these sections, only the named settings are compared; of those above, all.
@@ -170,8 +169,7 @@ def _refuse_other_schedule(path: Path, before: FlatSettings, now: FlatSettings) 
     if None not in (old, new) and old != new:
         raise UserError(
             "LR scheduler does not match; please reset the lr-scheduler (--reset-lr-scheduler), or "
-            f"give --lr-scheduler {old}: {path} was trained with that, and its state is not one of "
-            f"{new}"
+            f"give --lr-scheduler {old}: the state in {path} is of that, not of {new}"
         )
 
 

@@ -166,8 +166,7 @@ def _count_parts(node: ast.expr) -> int:
 
 def _iterate_settings(state: Mapping[str, object]) -> Iterator[tuple[str, Any, Any, Any]]:
     """Yield each setting: the path of its section (``cfg.model``), the section, key and value."""
-    root = {name: state.get(name) for name in ("args", "cfg")}
-    to_visit: list[tuple[str, Any, int]] = [("", root, 0)]
+    to_visit: list[tuple[str, Any, int]] = [("", {x: state.get(x) for x in ("args", "cfg")}, 0)]
     count = 0
     while to_visit:
         place, section, depth = to_visit.pop()

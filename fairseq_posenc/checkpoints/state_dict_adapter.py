@@ -81,10 +81,13 @@ class PositionCheckpoints(nn.Module):
         for key in [key for key in state_dict if key.endswith(STOCK_SINUSOIDS)]:
             del state_dict[key]  # markers without weights
         state_dict |= {f"{name}.{STATE_KEY}": x.to_tensor() for name, x in identities.items()}
-        # What only pruned layers shared, or a tied projection, of which earlier files have a copy.
-        unused = ".encodings." if any(x.layers_kept for x in stacks.values()) else ".key_projection"
-        for key in [x for x in state_dict if unused in x and x not in model_state and not changes]:
-            del state_dict[key]  # else `fit_positions` drops it
+        is_pruned = any(x.layers_kept for x in stacks.values())  # some shared weights may be unused
+        for key in [x for x in state_dict if ".encodings." in x and x not in model_state]:
+            query = key.replace(".key_projection", ".query_projection")
+            # Of a tied projection, earlier files have a copy under the name of keys.
+            is_copy = query != key and state_dict[key].equal(state_dict.get(query, torch.empty(0)))
+            if not changes and (is_pruned or is_copy):
+                del state_dict[key]  # else `fit_positions` drops it
         # Both change the state dict, and say how: tables by distance grow, misfits are replaced.
         extended_tables = extend_tables(self, state_dict, prefix)
         replaced_parameters = fit_positions(state_dict, model_state)

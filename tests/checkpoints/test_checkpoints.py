@@ -198,8 +198,11 @@ def test_tied_projections_are_not_taken_for_two_which_earlier_versions_saved():
     model = make_model("masked_lm", position_encoding="deberta(tie_projections=true)")
     copies = {x.replace("query_proj", "key_proj"): y for x, y in model.state_dict().items()}
     model.load_state_dict(copies | model.state_dict())
+    untied = make_model("masked_lm", position_encoding="deberta").state_dict()
     with pytest.raises(UserError, match=r"trained with deberta, the model has deberta\(tie_proj"):
-        model.load_state_dict(make_model("masked_lm", position_encoding="deberta").state_dict())
+        model.load_state_dict(dict(untied))
+    with pytest.raises(UserError, match=r"key_projection \(8, 8\) is not in the model"):
+        model.load_state_dict({x: y for x, y in untied.items() if not is_identity(x)})
 
 
 @pytest.mark.parametrize("spec", ["learned", "none"])
