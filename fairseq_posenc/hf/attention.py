@@ -88,8 +88,8 @@ class AttentionPositions(AttentionCore, nn.Module):
         """
         if query.size(1) != (heads := self.dims.num_heads):
             raise UserError(
-                f"tensor parallelism gave this process {query.size(1)} of {heads} heads, and terms "
-                "need all of them: use tp_plan only with rotations, else device_map or FSDP"
+                f"a layer has {query.size(1)} of {heads} heads (by tp_plan, or unlike others), and "
+                "terms need all: use rotations and attention 'sdpa', else device_map or FSDP"
             )
         plan, shared, cache = self.plan, state.shared, state.cache
         self._check_cache(shared, key.size(2))

@@ -99,10 +99,11 @@ def _read_specs(stack: Stack, text: str) -> tuple[Spec | None, Spec]:
         old_spec = own_positions.read_spec(stack.module).select_layers(range(count))
         stack.refuse_other_layers(old_spec)  # if others were removed, or some added
         return old_spec, expand_own(text, old_spec, count)
+    new_spec = parse(text)
     try:
-        return own_positions.read_spec(stack.module), parse(text)
-    except UserError:  # also of `parse`, which then raises it again
-        return None, parse(text)
+        return own_positions.read_spec(stack.module), new_spec
+    except UserError:
+        return None, new_spec
 
 
 def _build_parts(
