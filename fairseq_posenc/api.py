@@ -26,7 +26,7 @@ A decoder also has :class:`CrossAttention`; a :class:`Cache` keeps keys and valu
 torch.Size([2, 1, 64])
 >>> cache.reorder(torch.tensor([1, 1]))  # both beams continue the second one
 
-To inspect or test an encoding, :class:`PositionEncoding` builds it for an input and a single layer:
+To inspect or test an encoding, :class:`PositionEncoding` has all its parts for a single layer:
 
 >>> encoding = PositionEncoding("learned+m4m", embed_dim=768, num_heads=12)
 >>> encoding.parameter_counts()

@@ -2,7 +2,7 @@
 
 The class of an object that changes for good is derived from its stock class and from all of its
 mixins, which come first. One mixin may change ``forward``, by a method ``run_forward(forward, args,
-named)``, which gets the stock function, to call with the object first. A hook does not suffice: it
+named)``, which calls the stock ``forward(self, ...)`` that it gets. A hook does not suffice: it
 runs if a module is called, not if only its ``forward`` is, which may be a compiled method.
 """
 

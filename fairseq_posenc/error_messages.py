@@ -85,7 +85,7 @@ def _match_rank(error: BaseException) -> re.Match[str] | None:
 
 
 def _find_errno(error: BaseException) -> int:
-    """Find an error's errno, or the one whose text (disk full, too many files) it has; 0: none."""
+    """Find the errno of an error, or the one that its text (disk full) shows; 0 if none does."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
     text = str(error)

@@ -97,7 +97,7 @@ def softmax(
 ) -> Tensor:
     """Mask and normalize scores; a query that may see no key gets zeros.
 
-    Masks come last: they are applied to the whole score, and never multiplied.
+    Masks come last: they are applied to the whole score, and are never a factor of it.
 
     Args:
         scores: of queries and keys, ``(B, H, M, W)``.

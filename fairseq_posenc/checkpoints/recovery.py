@@ -22,7 +22,7 @@ from fairseq_posenc.files import written_whole
 logger = logging.getLogger(__name__)
 LAST = "checkpoint_last.pt"  # also the default of --restore-file
 BEST = "checkpoint_best.pt"
-_NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")  # fairseq's of files
+_NAMES = re.compile(r"checkpoint(\d+|_\d+_\d+|_last|_best|\.best_.+)\.pt")  # fairseq's file names
 _SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")
 _METRIC = "best_checkpoint_metric"
 # Of these sections, only the named settings are compared; of those above, all.

@@ -126,7 +126,7 @@ class TupeShared(Encoding):
         reset: list[Term] = []
         if self.reset:  # pairs with the first token have two numbers instead of products
             first = positions.is_first()
-            reset = [Reset(first)]
+            reset = [Reset(first)]  # which reads the last two columns of the bias, below
             at_queries = at_queries.masked_fill(positions.queries(first)[:, None, :, None], 0.0)
             at_keys = at_keys.masked_fill(first[:, None, :, None], 0.0)
             bias = torch.cat([bias, self._reset_bias(queries, keys)], dim=1)  # [H, R + 2]

@@ -24,7 +24,7 @@ _EXCLUDED = rf"(?#call fairseq_posenc.hf.set_positions first)(.*\.)?{record.POSI
 class AdapterRecords(AuxiliaryTrainingWrapper):
     """The part ``positions_record`` of a model, by which PEFT saves records with its adapters.
 
-    Methods without a description answer PEFT that no adapter trains this part.
+    To PEFT, which asks all its layers, this one has no adapters; methods for them do nothing.
     """
 
     weight = None  # PEFT reads it where adapters are merged
@@ -73,14 +73,14 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
     def _ignore(self, *args: Any, **options: Any) -> None: ...
 
     init_modules = check_set_adapter = delete_adapter = _ignore
-    _get_available_adapters = set  # a class, which makes an empty set when it is called
+    _get_available_adapters = set  # called, it returns an empty one
 
 
 def _save_configuration(config: Any, folder: Any, **options: Any) -> None:
     """Save a configuration as PEFT does, after the weights of the adapter.
 
     If these have records, the file excludes modules that a stock model lacks: loaded into one, PEFT
-    warns, and quotes our advice. The object stays as it is, as a stock model may have it, too.
+    warns, and quotes our advice. The object keeps its own, as a stock model may have it, too.
     """
     # Keys in files, in plain text, are as `base_model.model.positions_record.stack_0._extra_state`.
     written, files = copy.copy(config), Path(folder).glob("adapter_model.*")

@@ -18,7 +18,7 @@ from fairseq_posenc.errors import UserError
 _BLOCK_BYTES = 1 << 16  # about a thousand sentences
 # By suffix: functions that open compressed files, of which no part can be read by itself.
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-# Errors of a file that cannot be read; after OSError, those of a damaged compressed one.
+# Errors of a file that cannot be read: OSError, or that of a damaged compressed one.
 READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 

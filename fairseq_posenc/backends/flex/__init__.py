@@ -66,7 +66,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     query = F.pad(query, (0, 0, 0, round_length(tgt_len) - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, round_length(src_len) - src_len)) for x in (key, value))
     with no_autocast(query.device):
-        # Padded tokens: their products have the kernel's sizes. The mask only limits table rows.
+        # Of padded tokens, as products have the kernel's sizes. The mask only limits table rows.
         modify = build_score_mod(terms, *sizes, mask, query, key, call.temperature())
         scale, sink = terms.scale(query.size(-1)), terms.find(SinkScore)
         if sink is None:

@@ -23,7 +23,7 @@ from fairseq_posenc.backends.triton.kernels import backward_kernel, forward_kern
 from fairseq_posenc.backends.triton.problem import Problem, Table
 from fairseq_posenc.backends.triton.stored import tables_kernel, tokens_kernel
 
-PROGRAMS = 512  # of `tables_kernel`, on copies of gradients: fill a GPU, and keep copies small
+PROGRAMS = 512  # of `tables_kernel`, on copies of gradients: fill a GPU with few copies
 MAX_BYTES = 2**31  # of the tiles of a slab
 MIN_SIDE = 16  # the smallest side that a matrix in `tl.dot` may have
 
@@ -52,7 +52,7 @@ INTERPRETED_TILE = Tile(MIN_SIDE, MIN_SIDE, warps=1)
 def choose_tile(problem: Problem, backward: bool) -> Tile:
     """Choose the tile of the forward or the backward kernel, for the GPU in use.
 
-    They were chosen by compiling, not by timing: matrix units run at full width, and as few
+    The sizes were found by compiling, not by timing: matrix units run at full width, and as few
     registers as possible are spilled (``benchmarks/instructions.py``).
     """
     if is_interpreted():
@@ -139,7 +139,7 @@ class Attention(torch.autograd.Function):
         # Delta is subtracted from the gradients of the weights. Both come from the same rounded
         # gradient, so that they cancel out if a query sees a single key.
         grad = grad.type_as(problem.query).contiguous()
-        delta = (grad * attended).sum(-1) / problem.kept_factor  # that is 1 / (1 - dropout rate)
+        delta = (grad * attended).sum(-1) / problem.kept_factor  # weights lack 1 / (1 - rate)
         statistics = torch.stack((shifts, delta), -1).view(torch.int64)  # both in one load
         tile = choose_tile(problem, backward=True)
         block = min(tile.queries, tile.keys)  # divides both: they are powers of 2
@@ -148,7 +148,7 @@ class Attention(torch.autograd.Function):
         has_key_term = problem.key_table is not None  # which `tokens_kernel` adds in float32
         grad_query, grad_value = torch.empty_like(problem.query), torch.empty_like(problem.value)
         grad_key = torch.empty_like(problem.key, dtype=torch.float32 if has_key_term else None)
-        needed = ctx.needs_input_grad[4:]  # of the tables: after problem, query, key and value
+        needed = [*ctx.needs_input_grad[4:]]  # of tables: after problem, query, key and value
         trained = [table if x else None for table, x in zip(problem.tables, needed)]
         batch, heads = problem.query.shape[:2]
         table_blocks = sum(triton.cdiv(x.rows.size(1), block) for x in trained if x is not None)
@@ -180,7 +180,7 @@ class Attention(torch.autograd.Function):
             if of_tables:
                 programs = copies * heads * table_blocks
                 launch(tables_kernel, programs, problem, square, slab, of_tables, copies)
-        sums = [  # over copies, each of other sentences, and over heads that share a table
+        sums = [  # over copies, each of different sentences, and over heads that share a table
             None if x is None or table is None else x.unflatten(0, (-1, len(table.rows))).sum(0)
             for x, table in zip(table_grads, trained)
         ]

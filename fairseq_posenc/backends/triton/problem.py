@@ -193,7 +193,7 @@ def find_visible(
 
     def compute() -> tuple[Visible, Visible]:
         found = mask.find_visible_ranges(tgt_len, src_len, device)
-        if found is None:  # `refuses` has excluded first keys and torch.compile
+        if found is None:  # numbers fall; other causes are refused before
             raise UserError(
                 "position backend triton needs documents whose numbers ascend: choose blocked"
             )

@@ -29,7 +29,7 @@ SHORTHANDS = {
 class Variant(NamedTuple):
     """A model to compare."""
 
-    name: str  # the user's name, shown in tables
+    name: str  # given by the user, shown in tables
     position_encoding: str  # canonical spec for `--position-encoding`
     directions: str = ""  # value of `--attention-directions`; empty if all layers attend both ways
 

@@ -24,7 +24,7 @@ class Entry(NamedTuple):
     updates: int  # training updates so far; 0 if the line does not say
     loss: float  # in bits: mean since the previous line (training), or over the validation text
     perplexity: float  # of the tokens, without label smoothing; NaN if the loss is not finite
-    accuracy: float | None  # of the tokens, in percent; None if not reported or not finite loss
+    accuracy: float | None  # of the tokens, in percent; None without a report or a finite loss
     speed: float  # tokens per second; 0 if the line does not say
     figures: Mapping[str, str] = {}  # all figures by name, as text, without the prefix `valid_`
 

@@ -120,7 +120,7 @@ def claim(run: GlueRun, out: Path) -> None:
     with folders.lock_folder(folder):
         was_claimed = (folder / folders.REQUEST).exists()  # else its files may be somebody else's
         if was_claimed and newest_checkpoint(folder) is None and not (folder / RESULT).exists():
-            folders.empty(folder)  # all but its lock, so that `claim` records other fields
+            folders.empty(folder)  # all but its lock, so that the next line records these fields
         folders.claim(folder, run._asdict())
 
 

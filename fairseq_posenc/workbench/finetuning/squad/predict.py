@@ -125,7 +125,7 @@ class Predictor(NamedTuple):
 
         Args:
             questions: the questions; faster if those about the same paragraph are neighbors.
-            max_tokens: maximum number of tokens in a batch, including padding.
+            max_tokens: number of tokens in a batch, with padding; a longer window is one alone.
         """
         inputs = [
             (number, window)
