@@ -52,7 +52,7 @@ def shortened(text: str) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """Say how to install an extra of this package, which is not on a package index yet."""
+    """Say how to install an extra of this package; the package is not on an index yet."""
     # The others also install fairseq, which must be built with the torch that is installed.
     how = "" if extra in ("hf", "submitit") else ", without build isolation: see docs/start.md"
     return f"pip install '.[{extra}]' in a checkout of fairseq-posenc{how}"

@@ -182,7 +182,7 @@ class Positions(NamedTuple):
             name: of the ids, for errors.
 
         Raises:
-            UserError: an id is below 0.
+            UserError: an id is below 0; not where ids must not be read, as in a graph.
         """
         ids = ids.float() if ids.is_floating_point() else ids.long()
         if (padding := self.padding) is not None:

@@ -17,7 +17,7 @@ from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import chain, shortened, suggest
 from fairseq_posenc.transformer.options import list_settings
 
-# The models that this process trains, the current one last, and the folders of their checkpoints.
+# The models that this process trains, the current one last -> the folder of their checkpoints.
 save_dirs: weakref.WeakKeyDictionary[PositionCheckpoints, str] = weakref.WeakKeyDictionary()
 FITTING_TASKS = (  # in messages: the --task and --criterion that the models need
     "roberta_* and decbert_* are trained with --task masked_lm --criterion masked_lm, "
@@ -56,7 +56,7 @@ _ADVICE = {
     r"TypeError in utils.split_paths|AttributeError in \w+.get_maybe": "give --path, or task.data",
     "TypeError in search.init_constraints": "--constraints are read by fairseq-interactive alone",
     r"ValueError in ast\.|SyntaxError in (ast|eval_lm|validate)\.": "a setting, such "
-    "as --model-overrides, is not a Python literal, as \"{'data': 'data-bin/wiki'}\"",
+    "as --model-overrides, is not a Python literal such as \"{'data': 'data-bin/wiki'}\"",
     r"(--[a-z-]+ \w|AdaptiveLoss is not |Cannot find \w+DataParallel|Constrained decoding |"
     r"(Criterion|Optimizer) does not match|DiverseBeamSearch requires |Must specify batch size |"
     r"Size of sample #|Valid paths |cannot specify cutoff |min_len cannot ).{,250}": r"\g<0>",

@@ -15,7 +15,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import Spec
 
-_context = threading.local()  # has `states` while a stack runs in this thread
+_context = threading.local()  # `states`: of the stack that runs in this thread, or None
 
 
 def current_context() -> tuple[Shared, ...] | None:

@@ -1,6 +1,6 @@
-"""Attention, a block of queries at a time, in plain PyTorch.
+"""The equation of attention, a block of queries at a time, in plain PyTorch.
 
-Each block computes the equation for some heads and queries, and autograd differentiates it. Scores
+Each block computes it for some heads and queries, and autograd differentiates it. Scores
 exist for one block at a time and are computed again in the backward pass, together with the random
 numbers of dropout: memory grows linearly with the length. Small calls save their blocks instead.
 A single query is left to the reference, which is fast there. ``docs/blocked.md`` has pictures.

@@ -68,7 +68,7 @@ class SquadTask(FairseqTask):
         """Load a split in a random order, so that batches mix questions.
 
         Raises:
-            FileNotFoundError: the split is absent; fairseq then stops looking for valid1, valid2.
+            FileNotFoundError: the data have no such split.
         """
         prefix = str(self.data_bin.path / split)
         tokens = data_utils.load_indexed_dataset(prefix, self.dictionary)

@@ -151,7 +151,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
     else:  # a task of fine-tuning
         return
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)  # by section
-    options = flatten(container) | {"seed": None, "updates": updates}  # by name: what shapes a run
+    options = flatten(container) | {"seed": None, "updates": updates}  # without folders and so on
     fingerprint = hashlib.sha256(str(sorted(options.items())).encode()).hexdigest()[:8]
     yield Result(title, folder.name, encoding, figures, str(folder), fingerprint)
 

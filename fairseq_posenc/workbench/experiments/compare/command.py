@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.running.programs import run_here
 from fairseq_posenc.workbench.running.progress import say
 
 # The models are small enough for two cores to train one in minutes, and large enough to learn more
-# than a bag of words. Dropout would only slow down training of only a few epochs. The schedule
+# than a bag of words. Dropout would only slow down a training run of a few epochs. The schedule
 # does not depend on the number of updates, so a longer run continues a shorter one. By default,
 # fairseq drops sentences to make the last batch a multiple of 8, also in validation.
 _OPTIONS = """

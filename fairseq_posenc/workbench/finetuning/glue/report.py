@@ -38,7 +38,7 @@ class GlueResult(NamedTuple):
     folder: str
     update: int  # update of the best checkpoint
     metrics: dict[str, float]  # by name, in percent
-    collapsed: bool  # whether the model predicts the same for everything, or at chance
+    collapsed: bool  # predicts NaN, the same for everything, or scores exactly at chance
 
 
 def write_results(
@@ -126,7 +126,7 @@ def format_report(record: Record) -> str:
     parts = [
         f"# GLUE: {data['name']}",
         f"Positions `{record.spec}`, protocol {data['protocol']}, checkpoint "
-        f"`{data['checkpoint']}`. All figures are percentages of the development sets.",
+        f"`{data['checkpoint']}`. All figures are percentages, on the development sets.",
         table(
             [STATISTIC_TITLES[data["protocol"]], *figures],
             [[f"**{data['name']}**", *(f"{figure:.2f}" for figure in figures.values())]],
@@ -136,7 +136,7 @@ def format_report(record: Record) -> str:
         table(_SPREAD_COLUMNS, [_format_spread(x) for x in tasks if x["reported"]], align="l"),
     ]
     if collapsed := [f"- `{run['folder']}`" for run in record.figures["runs"] if run["collapsed"]]:
-        text = "(they predict NaN, the same for everything, or exactly at chance)"
+        text = "(they predict NaN, the same for everything, or score exactly at chance)"
         parts += [f"Collapsed runs {text}, which the figures above include:", "\n".join(collapsed)]
     if data["unfinished"]:
         parts.append(f"Not finished: {data['unfinished']}.")
