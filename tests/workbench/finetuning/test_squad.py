@@ -219,6 +219,8 @@ def test_best_spans_are_the_best_of_all(seed):
         found = predict.find_best_spans(window, start, end)
         assert [((first, last), score) for first, last, score in found.spans] == expected
         assert found.null_score == start[0] + end[0]
+        end[rng.integers(len(end))] = np.nan  # one is enough: no span of the window counts
+        assert np.isnan(predict.find_best_spans(window, start, end).null_score)
 
 
 def test_windows_together_give_the_best_text_and_the_surest_that_there_is_one():
@@ -233,5 +235,5 @@ def test_windows_together_give_the_best_text_and_the_surest_that_there_is_one():
     empty = predict.WindowSpans([], 1.0)
     assert predict.combine_windows("q", "", tokens, [empty]) == ("q", "", 0.0)
     with pytest.raises(UserError, match="question q: the model's scores are NaN or infinite"):
-        predict.combine_windows("q", "", tokens, [empty._replace(null_score=np.nan)])
+        predict.combine_windows("q", "", tokens, [empty, empty._replace(null_score=np.nan)])
     assert predict.Predictor(with_head(), None, "learned").predict([], max_tokens=64) == []

@@ -59,7 +59,8 @@ def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> 
         start: score of each token as the first one, ``[T]``.
         end: score of each token as the last one, ``[T]``.
     """
-    null_score = float(start[0] + end[0])  # token 0 is <s>
+    is_finite = np.isfinite([start, end])[:, : len(window.tokens)].all()  # else it is refused
+    null_score = float(start[0] + end[0]) if is_finite else np.nan  # token 0 is <s>
     is_best = window.has_max_context  # [S] of bool, for the window's tokens of the context
     if not len(is_best):
         return WindowSpans([], null_score)
@@ -82,12 +83,11 @@ def combine_windows(
 ) -> Prediction:
     """Choose the best span, in any window of a question, whose text is not empty."""
     # As in BERT, the smallest score of no answer counts. Every question has a window.
-    null_score = min(window.null_score for window in windows)
+    null_score = np.min([window.null_score for window in windows])  # NaN if one is
     if not np.isfinite(null_score):
         raise UserError(f"question {question_id}: the model's scores are NaN or infinite")
     for span in sorted(chain(*(window.spans for window in windows)), key=lambda span: -span.score):
-        text = context[tokens.starts[span.first] : tokens.ends[span.last]].strip()  # characters
-        if text:
+        if text := context[tokens.starts[span.first] : tokens.ends[span.last]].strip():
             return Prediction(question_id, text, null_score - span.score)
     return Prediction(question_id, "", 0.0)
 
@@ -155,6 +155,5 @@ class Predictor(NamedTuple):
         pad = self.window_maker.dictionary.pad()
         tokens = data_utils.collate_tokens([torch.from_numpy(x.tokens) for x in windows], pad)
         device = next(self.model.parameters()).device
-        starts, ends = self.model(tokens.to(device), span_scores=True)  # each [windows, T]
-        starts, ends = starts.cpu().numpy(), ends.cpu().numpy()
-        return list(map(find_best_spans, windows, starts, ends))
+        scores = self.model(tokens.to(device), span_scores=True)  # starts and ends, [windows, T]
+        return list(map(find_best_spans, windows, *(x.cpu().numpy() for x in scores)))
