@@ -16,7 +16,8 @@ program=$(command -v fairseq-hydra-train) || {
     echo "train.sh: error: fairseq is not installed here: make install, or docs/start.md" >&2
     exit 2
 }
-python=$(dirname "$(readlink -f "$program")")/python
+python=$(dirname "$program")/python
+[ -x "$python" ] || python=$(dirname "$(readlink -f "$program")")/python   # a link into an environment
 [ -x "$python" ] || {
     echo "train.sh: error: there is no python beside $program; activate the environment that has fairseq" >&2
     exit 2

@@ -183,9 +183,11 @@ def test_a_mistake_is_one_line(name, setting, message, place):
 
 
 def test_a_program_without_a_python_is_one_line(tmp_path):
-    (tmp_path / "fairseq-hydra-train").touch(0o755)
+    (tmp_path / "fairseq-hydra-train").symlink_to(SCRIPTS / "train.sh")
     said = run(tmp_path, "laptop", PATH=f"{tmp_path}:/usr/bin:/bin", fails=True)
     assert said.startswith(f"train.sh: error: there is no python beside {tmp_path}/fairseq-hydra-t")
+    (tmp_path / "python").symlink_to("/bin/echo")  # beside the link, not the program
+    assert "--config-name laptop" in run(tmp_path, "laptop", PATH=f"{tmp_path}:/usr/bin:/bin")
 
 
 @pytest.mark.slow
