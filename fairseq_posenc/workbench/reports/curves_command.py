@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write the tables and pictures, and print the tables."""
     logs = parse_named(args.logs, "NAME=LOG")
-    by_model = {x: [_read_log(x, Path(y)) for y in split_paths(logs[x])] for x in logs}
+    by_model = {x: [_read_log(x, Path(y)) for y in split_paths(logs[x], x)] for x in logs}
     with lock_folder(args.out):
         tables = collect_figures(by_model)
         text = format_tables(tables)

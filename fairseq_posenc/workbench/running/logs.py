@@ -59,8 +59,7 @@ def parse_line(text: str) -> Entry | None:
         return None
     figures = {name.removeprefix("valid_"): value for name, value in _FIGURE.findall(match[2])}
     try:
-        loss = float(figures["loss"])
-        is_finite = math.isfinite(loss)
+        is_finite = math.isfinite(loss := float(figures["loss"]))
         bits = float(figures.get("nll_loss", loss)) if is_finite else math.nan
         return Entry(
             kind=match[1],
@@ -83,7 +82,5 @@ def read_curve_file(log: Path) -> Curve:
     with open(log, encoding="utf-8", errors="replace") as lines:
         latest = {(entry.updates, entry.kind): entry for entry in map(parse_line, lines) if entry}
     entries = [latest[key] for key in sorted(latest)]
-    training = [entry for entry in entries if entry.kind == "train_inner"]
-    validations = [entry for entry in entries if entry.kind == "valid"]
-    speed = statistics.median(entry.speed for entry in training) if training else 0.0
-    return Curve(validations, speed, training)
+    training, validations = ([x for x in entries if x.kind == k] for k in ("train_inner", "valid"))
+    return Curve(validations, statistics.median([x.speed for x in training] or [0.0]), training)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import LOCK
 
 
 class Parser(ArgumentParser):
@@ -127,10 +128,10 @@ def positive_ints(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
+def parse_named(texts: Sequence[str], form: str, *files: str) -> dict[str, str]:
     """Parse arguments ``NAME=VALUE``, of the ``form`` in the message, into values by name.
 
-    A name may be a spec, as in ``m4(max_distance=64)=model.pt``.
+    A name may be a spec, as in ``m4(max_distance=64)=model.pt``, but not one of ``files``.
 
     Raises:
         UserError: an argument has another form, or a name occurs twice or cannot name a folder.
@@ -143,14 +144,15 @@ def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
         name, value = text[:end].strip(), text[end + 1 :].strip()
         if not name or not value:
             raise UserError(f"cannot read {text!r}: write {form}")
-        if name in named or "/" in name or name[0] == "." or name.endswith((".json", ".md")):
-            raise UserError(f"{name!r}: each value needs its own name, which a folder can have")
+        if name in (*named, *files, LOCK, ".", "..") or "/" in name:
+            needed = "no file of the results has" if name in (*files, LOCK) else "a folder can have"
+            raise UserError(f"{name!r}: each value needs its own name, which {needed}")
         named[name] = value
     return named
 
 
-def split_paths(text: str) -> list[str]:
-    """Split paths at commas, except in names of existing files.
+def split_paths(text: str, name: str) -> list[str]:
+    """Split the paths of ``name`` at commas, except in names of existing files.
 
     Raises:
         UserError: a path is empty, or occurs twice.
@@ -158,7 +160,8 @@ def split_paths(text: str) -> list[str]:
     parts = text.split(",")
     heads = [",".join(parts[:end]) for end in range(1, len(parts) + 1)]  # possible first paths
     first = next(filter(os.path.exists, reversed(heads)), heads[0])  # too long a name is no file
-    others = split_paths(text[len(first) + 1 :]) if first != text else []
+    others = split_paths(text[len(first) + 1 :], name) if first != text else []
     if not first or Path(first).resolve() in map(Path.resolve, map(Path, others)):
-        raise UserError(f"{first!r} is empty or occurs twice; name each path once")
+        fault = f"{first}: occurs twice" if first else "a path before or after a comma is empty"
+        raise UserError(f"{name}: {fault}; name each path once")
     return [first, *others]

@@ -157,8 +157,8 @@ def parse_systems(texts: Sequence[str]) -> list[SystemCheckpoint]:
         UserError: a name is not valid for a folder or occurs twice, or one system has more
             checkpoints than another.
     """
-    named = options.parse_named(texts, "NAME=PATH or NAME=PATH,PATH")
-    systems = {name: options.split_paths(paths) for name, paths in named.items()}
+    named = options.parse_named(texts, "NAME=PATH or NAME=PATH,PATH", _REPORT, _FIGURES)
+    systems = {name: options.split_paths(paths, name) for name, paths in named.items()}
     if len(set(map(len, systems.values()))) > 1:
         listed = ", ".join(f"{name} has {len(paths)}" for name, paths in systems.items())
         raise UserError(f"name the same number of checkpoints for each system: {listed}")

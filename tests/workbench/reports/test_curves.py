@@ -73,8 +73,8 @@ def test_bad_input_is_one_line(tmp_path, capsys):
     full, empty = write(tmp_path / "a", 5), write(tmp_path / "b")
     for words, says in (
         (["nothing"], "write NAME=LOG"),
-        ([f"a={full},"], "'' is empty or occurs twice"),
-        ([f"a.json={full}"], "'a.json': each value needs its own name"),
+        ([f"a={full},"], "a: a path before or after a comma is empty"),
+        ([f".fairseq-posenc={full}"], "needs its own name, which no file of the results has"),
         (["a=missing.log"], "there is no log file missing.log"),
         ([f"a={empty}"], "prints one per epoch, not with --log-format none"),
         ([f"a={full}"] * 2, "'a': each value needs its own name"),
@@ -182,11 +182,11 @@ def test_seeds_have_means_with_intervals(tmp_path):
 def test_folders_that_train_names_are_read_alone_and_among_seeds(tmp_path):
     for name in ("none--lr=2e-4", "none,lr=2e-4", "rope,8-changes-0a1b2c3d"):
         logs = [str(write(tmp_path / name / f"seed{x}" / "train.log", 5, 4)) for x in (1, 2)]
-        assert split_paths(",".join(logs)) == logs
-        assert split_paths(logs[1]) == logs[1:]
-        with pytest.raises(UserError, match="occurs twice; name each path once"):
-            split_paths(",".join([*logs, logs[0]]))
-    assert len(split_paths(",".join(map("seed-{}.log".format, range(40))))) == 40  # a long text
+        assert split_paths(",".join(logs), "a") == logs
+        assert split_paths(logs[1], "a") == logs[1:]
+        with pytest.raises(UserError, match=r"^a: .* occurs twice; name each path once"):
+            split_paths(",".join([*logs, logs[0]]), "a")
+    assert len(split_paths(",".join(map("{}.log".format, range(80))), "a")) == 80  # a long text
     data = {"both": ",".join(logs), "one": logs[1]}  # of a name with a comma
     curves(tmp_path / "out", *map("=".join, data.items()))
     assert read(tmp_path / "out" / "curves.json").data == data

@@ -157,8 +157,8 @@ class TestOptions:
         assert str(refused.value) == f"{printed} (see ours --help)"
 
     def test_names_may_be_specs(self):
-        found = options.parse_named(["m4(max_distance=8)=a=b.pt", "n(a=(1))=c", " x = y"], "N=F")
-        assert found == {"m4(max_distance=8)": "a=b.pt", "n(a=(1))": "c", "x": "y"}
+        found = options.parse_named(["m4(max_distance=8)=a=b", "n(a=(1))=c", " .x.md = y"], "N=F")
+        assert found == {"m4(max_distance=8)": "a=b", "n(a=(1))": "c", ".x.md": "y"}
 
     @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), (None, torch.float32)])
     def test_a_model_is_placed_as_asked_for(self, name, dtype):

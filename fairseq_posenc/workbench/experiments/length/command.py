@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
         UserError: wrong input.
     """
     dtype = devices.choose_dtype(args.fp16, args.bf16)
-    models = hf_model.parse_models(args.models)
+    models = hf_model.parse_models(args.models, FIGURES, PICTURE)
     raw = read_text(args.text)
     rows: list[Row] = []
     tokenized: list[Tensor] = []  # the text's tokens, for each model

@@ -27,14 +27,14 @@ class NamedModel(NamedTuple):
     spec_override: str | None = None  # replaces the positions that it has; None keeps them
 
 
-def parse_models(texts: Sequence[str]) -> list[NamedModel]:
-    """Parse ``NAME=FOLDER[@SPEC]``, and look at each folder.
+def parse_models(texts: Sequence[str], *files: str) -> list[NamedModel]:
+    """Parse ``NAME=FOLDER[@SPEC]``, with names other than ``files``, and look at each folder.
 
     Raises:
         UserError: an argument is malformed, a name occurs twice, or a folder cannot be used.
     """
     models = []
-    for name, value in parse_named(texts, "NAME=FOLDER[@SPEC]").items():
+    for name, value in parse_named(texts, "NAME=FOLDER[@SPEC]", *files).items():
         path, spec = value, None
         if "@" in value and not Path(value).exists():  # a path may contain "@"
             path, _, spec = value.rpartition("@")
