@@ -56,7 +56,6 @@ def make_windows(
         limits: sizes; they leave room for context, at least as much as the stride.
         dictionary: fairseq dictionary.
     """
-    is_cut = len(question) > limits.max_question
     bos, eos = [dictionary.bos()], [dictionary.eos()]
     head = np.concatenate([bos, question[: limits.max_question], eos, eos])
     room = limits.max_length - len(head) - len(eos)
@@ -70,7 +69,7 @@ def make_windows(
             offset=len(head),
             context_start=first,
             has_max_context=best_parts[first:end] == number,
-            is_question_cut=is_cut,
+            is_question_cut=len(question) > limits.max_question,
         )
         for number, (first, end) in enumerate(parts)
     ]
@@ -132,7 +131,6 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
     """
     if not squad.answered:
         raise UserError(f"{squad.path}: has no answers, so nothing can be learned; name another")
-    dictionary = window_maker.dictionary
     sequences: list[np.ndarray] = []
     spans: list[tuple[int, int]] = []
     # Counts that may stay 0 are in the manifest too.
@@ -153,14 +151,14 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
             counts["questions_left_out"] += 1
             continue
         spans += targets
-        sequences += [window.tokens.astype(token_dtype(dictionary)) for window in windows]
+        sequences += [x.tokens.astype(token_dtype(window_maker.dictionary)) for x in windows]
     if not spans:
         raise UserError(f"{squad.path}: no paragraph has its answers; correct the file")
     tokens = np.concatenate(sequences)
     write_items(prefix, Encoded(tokens, np.array(list(map(len, sequences)), np.int32)))
     np.save(f"{prefix}.spans.npy", np.array(spans, dtype=np.int32))
     counts["tokens"] = len(tokens)
-    counts["unknown_tokens"] = int((tokens == dictionary.unk()).sum())
+    counts["unknown_tokens"] = int((tokens == window_maker.dictionary.unk()).sum())
     counts["windows"] = len(spans)
     counts["windows_with_answer"] = sum(span != NO_ANSWER for span in spans)
     text_tokens = counts["tokens"] - SPECIAL_SYMBOLS * counts["windows"]

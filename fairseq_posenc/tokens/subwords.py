@@ -90,7 +90,7 @@ def learn_pieces(vocab_size: int, **options: Any) -> None:
     """Train a sentencepiece model, with options of sentencepiece's trainer, which name the text.
 
     Raises:
-        UserError: the text has too few or too many different pieces for that size.
+        UserError: the text has too few or too many different pieces for that size, or is empty.
     """
     import sentencepiece
 
@@ -100,8 +100,12 @@ def learn_pieces(vocab_size: int, **options: Any) -> None:
         )
     except RuntimeError as error:
         # After the place in its source, sentencepiece says what is wrong, and names another option.
-        reason = " ".join(str(error).split()).partition("] ")[2].partition(" or decrease ")[0]
-        raise UserError(f"--vocab-size {vocab_size}: {reason or 'too few'}") from None
+        text = " ".join(str(error).split())
+        reason = text.partition("] ")[2].partition(" or decrease ")[0]
+        if "[insert_id(" in text:
+            reason = "too few for the special symbols; give more"
+        about = f"--vocab-size {vocab_size}" if reason else "sentencepiece"
+        raise UserError(f"{about}: {reason or text}") from None
 
 
 class Pieces:
@@ -157,8 +161,7 @@ class PieceEncoder(SymbolEncoder):
             if spans[i][0] == spans[i][1]:
                 spans[i] = spans[i + 1]
         texts = [self._pieces.texts[number] for number in encoded["ids"]]
-        ids = list(map(self.index, texts))  # that of `<unk>` for pieces that the dictionary lacks
-        return TextTokens.from_spans(text, ids, spans)
+        return TextTokens.from_spans(text, list(map(self.index, texts)), spans)
 
 
 Tokenizer = GPT2 | PieceEncoder  # both also find the characters of each token

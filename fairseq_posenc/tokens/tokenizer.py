@@ -145,8 +145,7 @@ def write_index(path: Path, sizes: np.ndarray, dtype: np.dtype) -> None:
     np.cumsum(sizes[:-1], out=offsets[1:])
     offsets *= dtype.itemsize
     with open(path, "wb") as file:
-        version = 1
         file.write(MMapIndexedDataset.Index._HDR_MAGIC)
-        file.write(struct.pack("<QBQ", version, _dtype_header_code(dtype.type), len(sizes)))
+        file.write(struct.pack("<QBQ", 1, _dtype_header_code(dtype.type), len(sizes)))  # version 1
         sizes.tofile(file)
         offsets.tofile(file)
