@@ -55,7 +55,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "inspect": Command("show attention to a text on an HTML page", ".plots.command:inspect"),
     },
     "compare encodings": {
-        "choose": Command("recommend an encoding, measured on small models", ".experiments.choose"),
+        "choose": Command(
+            "recommend an encoding by results of small models", ".experiments.choose"
+        ),
         "compare": Command("train and compare position encodings", ".experiments.compare.command"),
         "learning-curves": Command("plot learning curves from logs", ".reports.curves_command"),
     },
@@ -63,8 +65,10 @@ GROUPS: dict[str, dict[str, Command]] = {
         "preprocess": Command("binarize texts for fairseq", ".preprocessing"),
     },
     "fine-tune and evaluate": {
-        "glue": Command("fine-tune a masked LM on GLUE, and report", ".finetuning.glue.command"),
-        "squad": Command("fine-tune on SQuAD, answer, score", ".finetuning.squad.command"),
+        "glue": Command("fine-tune on GLUE, and write the results", ".finetuning.glue.command"),
+        "squad": Command(
+            "fine-tune on SQuAD, predict and score answers", ".finetuning.squad.command"
+        ),
         "translate": Command("translate sentences", ".translation.command_translate"),
         "bleu": Command("score translation models by BLEU and chrF", ".translation.command_bleu"),
         "lm-length": Command(
@@ -75,8 +79,8 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "convert": {
         "swap": Command("replace the positions of a transformers model", ".convert.commands:swap"),
-        "export": Command("export to transformers or CTranslate2", ".convert.commands:export"),
-        "import": Command("convert a transformers model for fairseq", ".convert.commands:import"),
+        "export": Command("export to Hugging Face or CTranslate2", ".convert.commands:export"),
+        "import": Command("convert a Hugging Face model for fairseq", ".convert.commands:import"),
     },
     "maintain": {
         "doctor": Command("check and test this installation", ".doctor"),

@@ -101,7 +101,9 @@ def build_tokenizer(tokenization: Path | str, dictionary: Dictionary) -> Tokeniz
         return _build_sentencepiece(tokenization, dictionary)
     # A JSON file of another form raises AttributeError or TypeError.
     except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
-        raise UserError(f"{tokenization}: {' '.join(str(error).split())}; see --tokens") from None
+        raise UserError(
+            f"{tokenization}: {' '.join(str(error).split())}; use --tokens none"
+        ) from None
 
 
 def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Path) -> list[str]:

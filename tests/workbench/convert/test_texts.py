@@ -118,10 +118,10 @@ def test_a_tokenizer_loads_with_its_special_symbols():
     [
         ("bpe", {"treat_whitespace_as_suffix": True}, [1], "spaces at the ends"),
         ("bpe", {"user_defined_symbols": ["<x>"]}, [1], "user-defined symbols"),
-        ("bpe", {"byte_fallback": True}, [1], "single bytes is not supported; see --tokens"),
+        ("bpe", {"byte_fallback": True}, [1], "bytes is not supported; use --tokens none"),
         # Pieces are there by their numbers in GPT-2's file; one is so by its name as well.
         ("gpt2", {}, [1, 2, 3], "dict.txt: lacks 259 pieces of the tokenizer"),
-        ("gpt2", {}, [*range(262), "!"], "has pieces of the tokenizer twice (1); see --tokens"),
+        ("gpt2", {}, [*range(262), "!"], "has pieces of the tokenizer twice (1); use --t"),
         ("data", {}, [1], "name the tokenizer with --tokens"),
     ],
 )
