@@ -20,7 +20,7 @@ from fairseq_posenc.backends import available, equation
 from fairseq_posenc.checkpoints.state_dict_adapter import COPY_NAME
 from fairseq_posenc.errors import UserError
 from generate import relative_speed
-from measuring import families, flops, page, timing
+from measuring import commands, families, flops, page, timing
 from measuring.compare import compare
 from measuring.contenders import STOCK, Contender, backend_names, contenders
 from measuring.scopes import SCOPES, layer, operation
@@ -212,7 +212,7 @@ def test_what_survives_has_learned(family, tmp_path, monkeypatch, capsys):
         survive.main()
 
 
-def test_what_fairseq_stops_does_not_survive(tmp_path, monkeypatch):
+def test_what_fairseq_stops_does_not_survive(tmp_path, monkeypatch, capsys):
     def build_trainer(*given, **named):
         trainer, batch = families.build_trainer(*given, **named)
         factors = iter([1.0, torch.nan])  # the second update is not made
@@ -224,6 +224,8 @@ def test_what_fairseq_stops_does_not_survive(tmp_path, monkeypatch):
     (tmp_path / "checkpoints").mkdir()  # where fairseq would write its `crash.pt`
     row = survive.survive(Contender("rope", "reference"), TINY, 3, None)
     assert (row["skipped"], row["finite"], row["first"] > 0) == (0, False, True)
+    commands.print_rows(repeated_rows.parse_args(["--json"]), [{"first": torch.nan}], str)
+    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert [*tmp_path.rglob("*")] == [tmp_path / "checkpoints"]
 
 

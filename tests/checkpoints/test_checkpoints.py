@@ -247,9 +247,9 @@ def test_a_longer_limit_moves_nothing(family, spec):
         if is_position_parameter(name):
             parameter.data.normal_(std=0.5).abs_()
     limit = {"causal_lm": "max_target_positions", "masked_lm": "max_positions"}[family]
-    long, longer = (make_model(family, position_encoding=spec, **{limit: 96}) for _ in range(2))
-    torch.nn.Sequential(long).load_state_dict(short.state_dict(prefix="0."))  # as a part
-    longer.load_state_dict(long.state_dict())
+    long, longer = (make_model(family, position_encoding=spec, **{limit: n}) for n in (96, 99))
+    long.load_state_dict(short.state_dict())
+    torch.nn.Sequential(longer).load_state_dict(long.state_dict(prefix="0."))  # as a part
     tokens = make_tokens(2, 40)
     for model in (long, longer):
         torch.testing.assert_close(model(tokens)[0], short(tokens)[0], rtol=0, atol=0)

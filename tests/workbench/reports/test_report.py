@@ -69,6 +69,7 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
     )
     text, _ = call(capsys, "report", tmp_path)
     state["extra_state"]["best"] = math.nan
+    state["cfg"]["checkpoint"]["best_checkpoint_metric"] = "loss"
     state["cfg"]["task"]["_name"] = "language_modeling"  # perplexities of causal LMs are others
     torch.save(state, tmp_path / "3" / "checkpoint_last.pt")
     found, _ = call(capsys, "report", tmp_path / "3", "--json")
