@@ -24,7 +24,7 @@ UNSERVED = {  # why the others are not
     **dict.fromkeys(("temperature", "count_temperature", "softcap", "sink"), OF_SOFTMAX),
     "decay": "these kernels add no decay to the scores",
     **dict.fromkeys(("states", "state_table"), "these kernels do not read states of tokens"),
-    "reset": "these kernels have no rows of their own for the first token",
+    "reset": "these kernels do not reset rows of the first token",
     "value_table": "these kernels add no rows to the values",
     "counted_table": "counted positions depend on all scores of a query",
     "channel_gain": "no matrix product computes a gain for each channel",
