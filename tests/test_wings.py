@@ -260,7 +260,7 @@ LINES = {
     "preprocess": (2580, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2976, 3600),
-    "tests": (29875, 32000),
+    "tests": (29870, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least
@@ -270,12 +270,8 @@ DOCSTRING_SHARE = 0.195  # of the package's lines, at least
 def tracked_lines() -> dict[str, int]:
     """Count the lines of all Python files that git tracks, by path from the repository's root."""
     listed = subprocess.check_output(["git", "ls-files", "*.py"], cwd=PACKAGE.parent, text=True)
-    paths = {name: PACKAGE.parent / name for name in listed.split()}
-    return {
-        name: len(path.read_text(encoding="utf-8").splitlines())
-        for name, path in paths.items()
-        if path.exists()
-    }
+    paths = {x: PACKAGE.parent / x for x in listed.split() if (PACKAGE.parent / x).exists()}
+    return {x: len(path.read_text(encoding="utf-8").splitlines()) for x, path in paths.items()}
 
 
 @pytest.mark.parametrize("room", LINES)

@@ -242,8 +242,7 @@ def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
     random contents (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
     """
     reach, heads = subject.limit_reach(reach), subject.shown_heads
-    last = 0 if subject.dims.causal else reach  # a causal stack has no later keys
-    shown = torch.arange(-reach, last + 1)  # distances
+    shown = torch.arange(-reach, 1 if subject.dims.causal else reach + 1)  # causal: no later keys
     scores, term_curves = [], []
     for layer, name in subject.named_layers.items():
         equal = subject.by_layer[layer].distance_curve(reach)[heads]  # [heads, 2 reach + 1]
@@ -273,8 +272,7 @@ def draw_products(subject: Subject, reach: int = 48) -> Any:
     Raises:
         UserError: the encoding adds no vectors at the input.
     """
-    vectors = subject.compute_input_vectors()
-    if vectors is None:
+    if (vectors := subject.compute_input_vectors()) is None:
         raise UserError(f"{subject.title} adds no vectors at the input: nothing to multiply")
     reach, dims = subject.limit_reach(reach), subject.dims
     identity = torch.eye(dims.embed_dim)[None]  # of a single head that has all channels
@@ -285,7 +283,6 @@ def draw_products(subject: Subject, reach: int = 48) -> Any:
     if subject.projections:
         for layer in subject.shown_layers:
             projections[f"projections of layer {layer + 1}"] = subject.projections[layer]
-    distances = torch.arange(-reach, reach + 1)
     middle = len(vectors) // 2
     around = vectors[middle - reach : middle + reach + 1]  # [R, C]
     curves = []
@@ -293,7 +290,7 @@ def draw_products(subject: Subject, reach: int = 48) -> Any:
         keys = around @ key.transpose(1, 2)  # [H, R, D]
         products = torch.einsum("hd,hrd->hr", query @ vectors[middle], keys)  # [H, R]
         shown = products if query is identity else products[subject.shown_heads]
-        curves.append(Curves(name, distances, shown))
+        curves.append(Curves(name, torch.arange(-reach, reach + 1), shown))
     title = f"{subject.title}: products of input vectors at distance k"
     return draw_curves(curves, subject.shown_heads, title, x="distance k")
 

@@ -26,7 +26,8 @@ STACKS = {
     "cross": ("decoder", "encoder"),
 }
 MOST_TOKENS = 1024  # of a text: each head has figures for all pairs of them
-MOST_PAIRS = 2**26  # of all heads; they take about 100 bytes each
+MOST_PAIRS = 2**27  # of a stack's self-attention, in all heads; captured ones take about 40 bytes
+MOST_SHOWN = 2**26  # of a page, in all its models; these take about 125 bytes
 TEMPLATE = Path(__file__).with_name("inspect.html")
 # A matrix has at least `MIN_STEPS` steps between its smallest and its largest value, each at most
 # `LARGEST_STEP`; but larger steps if there would be more than `_MAX_STEPS`.
@@ -51,11 +52,11 @@ class TextAttention(NamedTuple):
 
 
 def refuse_long_text(reader: str, length: int, limit: int | None, heads: int) -> None:
-    """Refuse a text longer than its reader's limit, if any, or than the heads allow to show."""
+    """Refuse a text longer than its reader's limit, if any, or than its stack's heads allow."""
     shown = min(MOST_TOKENS, math.isqrt(MOST_PAIRS // heads))
     most = shown if limit is None else min(limit, shown)
     if length > most:
-        who = reader if most == limit else f"a picture or page of {heads:,} heads"
+        who = reader if most == limit else f"a picture or page of a stack of {heads:,} heads"
         raise UserError(f"{who} reads {most} tokens, and the text has {length}; shorten it")
 
 
@@ -63,8 +64,10 @@ def render_page(models: Sequence[TextAttention], command: str) -> str:
     """Fill the page's template with one or two models, and the command that made the page.
 
     Raises:
-        UserError: attention that is NaN or infinite.
+        UserError: attention that is NaN or infinite, or too much for a page.
     """
+    if (pairs := sum(x.weights.numel() for model in models for x in model.captured)) > MOST_SHOWN:
+        raise UserError(f"a page takes {MOST_SHOWN:,} weights, not {pairs:,}; shorten the text")
     described, packed = [], b""
     for model in models:
         facts, packed_model = _describe_model(model)

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.hf import read_positions, set_positions
+from fairseq_posenc.hf.families import find_family
 from fairseq_posenc.hf.own_positions import count_positions
 from fairseq_posenc.workbench.hf.capture_attention import capture_attention
 from fairseq_posenc.workbench.hf.folders import check_ids, load_model, load_tokenizer, read_limit
@@ -42,13 +43,13 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
     if not inputs["input_ids"].numel():
         raise UserError(f"--text: the tokenizer of {folder} finds no token in it")
     check_ids(folder, inputs["input_ids"], model)
-    config = model.config.get_text_config()
-    limits = read_limit(model), config.num_hidden_layers * config.num_attention_heads  # all heads
-    refuse_long_text(str(folder), inputs["input_ids"].size(1), *limits)
+    stacks = find_family(type(model.config)).find_stacks(model)  # type: ignore[union-attr]
+    heads = [len(x.attentions) * x.num_heads for x in stacks]  # of an encoder first
+    refuse_long_text(str(folder), inputs["input_ids"].size(1), read_limit(model), heads[0])
     ids = {"encoder": inputs["input_ids"]}  # by stack, `(1, T)`
     if has_two_stacks:
         ids["decoder"] = _read_target(folder, model, tokenizer, inputs, target)
-        refuse_long_text(str(folder), ids["decoder"].size(1), *limits)
+        refuse_long_text(str(folder), ids["decoder"].size(1), read_limit(model), heads[-1])
         check_ids(folder, ids["decoder"], model)
         inputs["decoder_input_ids"] = ids["decoder"]
     labels = {stack: _label(tokenizer, tokens[0].tolist()) for stack, tokens in ids.items()}

@@ -60,8 +60,7 @@ class Subject:
 
     def compute_input_vectors(self) -> Tensor | None:
         """Compute the vectors that are added at the input, ``(max_positions, C)``, or None."""
-        at_input = self.by_layer[0].input
-        if at_input is None:
+        if (at_input := self.by_layer[0].input) is None:
             return None
         (encoding,) = at_input.as_list()  # `parse` refuses a spec with two of them
         vectors = encoding.embed(make_positions(self.dims.max_positions))

@@ -54,9 +54,8 @@ def read_by(family: str, model, labels: list[str]) -> TextAttention:
     """Return a model's attention to random tokens with labels, as if of a checkpoint."""
     tokens = torch.randint(4, 20, (1, len(labels)))
     captured = capture_attention(model, lambda: logits(model, family, tokens))
-    positions: dict[str, str | None] = {
-        name: stack.title for name, stack in collect_subjects(model).items()
-    }
+    stacks = collect_subjects(model)
+    positions: dict[str, str | None] = {name: stack.title for name, stack in stacks.items()}
     by_stack = {"encoder": labels, "decoder": labels}
     return TextAttention(Path("model.pt"), "0" * 64, family, positions, by_stack, captured)
 
@@ -124,9 +123,8 @@ def test_the_first_head_shown_is_the_one_whose_rows_differ_most():
 
 def test_what_a_layer_sees_is_shown_by_its_directions():
     model = make_model("masked_lm", attention_directions="lr,rl")
-    layers = capture_attention(
-        model, lambda: logits(model, "masked_lm", torch.randint(4, 20, (1, 6)))
-    )
+    tokens = torch.randint(4, 20, (1, 6))
+    layers = capture_attention(model, lambda: logits(model, "masked_lm", tokens))
     whole = torch.ones(6, 6, dtype=torch.bool)
     expected = torch.stack([whole.tril(), whole.triu(), whole])[:, None]
     assert find_visible(torch.cat([layer.weights for layer in layers])).equal(expected)
@@ -237,18 +235,20 @@ def test_two_checkpoints_share_a_page(capsys):
 @slow
 @pytest.mark.parametrize("family", STOCK)
 def test_models_of_fairseqs_own_show_weights_and_scores(family):
-    save_dir = train(
-        family, *STOCK[family], *NARROW[family], "--max-update", 1, user_dir=None
-    ).save_dir
+    options = *STOCK[family], *NARROW[family], "--max-update", 1
+    save_dir = train(family, *options, user_dir=None).save_dir
     opened = open_model(save_dir / "checkpoint_last.pt")
     assert set(opened.positions.values()) == {None}
-    html = render_page([read_with_checkpoint(opened, TEXT)], "")
-    for kind in content_of(html)[0]["models"][0]["kinds"]:
+    read = read_with_checkpoint(opened, TEXT)
+    for kind in content_of(render_page([read], ""))[0]["models"][0]["kinds"]:
         assert [plane["name"] for plane in kind["planes"]] == ["weight", *PARTS]
     with pytest.raises(UserError, match=r"reads 1[0-9]* tokens, and the text has"):
         read_with_checkpoint(opened, " ".join(["w1"] * 1100))
-    with pytest.raises(UserError, match="of 270 heads reads 498 tokens, and the text has 499"):
-        refuse_long_text("SmolLM2", 499, 8192, heads=270)
+    refuse_long_text("a large model", 512, 8192, heads=24 * 16)
+    with pytest.raises(UserError, match="of 270 heads reads 705 tokens, and the text has 706"):
+        refuse_long_text("SmolLM2", 706, 8192, heads=270)
+    with pytest.raises(UserError, match="a page takes 67,108,864 weights, not"):
+        render_page([read] * 2**20, "")
     state = torch.load(save_dir / "checkpoint_last.pt")
     broken = next(value for name, value in state["model"].items() if name.endswith("k_proj.weight"))
     broken[0, 0] = torch.nan
@@ -262,13 +262,8 @@ def test_a_page_of_six_layers_eight_heads_and_64_tokens_is_small(spec, limit):
     """The longest pages: three kinds of attention, with all that scores are made of."""
     sizes = {"layers": 6, "embed_dim": 128, "attention_heads": 8}
     options = {f"{s}_{name}": n for s in ("encoder", "decoder") for name, n in sizes.items()}
-    model = make_model(
-        "translation",
-        position_encoding=spec,
-        max_source_positions=64,
-        max_target_positions=64,
-        **options,
-    )
+    options |= {"max_source_positions": 64, "max_target_positions": 64}
+    model = make_model("translation", position_encoding=spec, **options)
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)  # bytes that hardly repeat
     assert len(render_page([read_by("translation", model, ["a word"] * 64)], "")) < limit
