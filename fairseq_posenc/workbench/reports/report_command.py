@@ -84,8 +84,8 @@ def _find_results(path: Path, known: set[Path]) -> Iterator[Result]:
             if (record := read(path)).kind in _READERS:
                 try:
                     yield from list(_READERS[record.kind](record, path))
-                except (KeyError, TypeError):  # of missing or other fields
-                    say(f"{path}: left out: another version wrote it; run {record.kind} again")
+                except (AttributeError, LookupError, TypeError, ValueError):  # other fields
+                    say(f"{path}: left out: figures are missing or wrong; run {record.kind} again")
 
 
 def _read_glue(record: Record, path: Path) -> Iterator[Result]:

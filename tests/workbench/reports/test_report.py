@@ -91,8 +91,16 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
 def test_nothing_to_report_is_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "x.json").write_text("x")
-    Record("glue", {"tasks": []}, {"name": "of another version"}).write(tmp_path / "old.json")
-    assert "old.json: left out: another version" in call(capsys, "report", tmp_path, code=2)[1]
+    row = {"system": "a", "beam": 5, "BLEU": None, "chrF2": 50.0}
+    for kind, table, facts in (
+        ("glue", {"tasks": []}, {"name": "of another version"}),
+        ("squad", {"scores": []}, {"name": "q", "squad": "1.1"}),
+        ("bleu", {"scores": [row]}, {"sentences": 9, "subset": "test"}),
+        ("bleu", {"scores": [{**row, "BLEU": 1.0}]}, {"sentences": "nine", "subset": "test"}),
+    ):
+        Record(kind, table, facts).write(tmp_path / "old.json")
+        said = call(capsys, "report", tmp_path, code=2)[1]
+        assert f"old.json: left out: figures are missing or wrong; run {kind} again" in said
     for name, words in (("x", "no such"), ("empty", "no results of"), ("x.json", "cannot be")):
         assert words in refused(capsys, "report", tmp_path / name)
 
