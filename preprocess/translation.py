@@ -209,12 +209,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     iwslt.add_argument("path", type=Path, help="its .tgz, or a folder with its files")
     files = corpora.add_parser("files", help="files of any other corpus, one for each language")
     text = "name of the training files before .LANGUAGE[.gz]"
-    files.add_argument("--train", required=True, metavar="PREFIX", help=text)
+    files.add_argument("--train", type=Path, required=True, metavar="PREFIX", help=text)
     tests = ["+".join(IWSLT_TESTS), *IWSLT_TESTS]
     for option, default in (("--valid", ["dev2010"]), ("--test", tests)):
         text = f"one or several sets (default: {' '.join(default)})"
         iwslt.add_argument(option, nargs="+", metavar="SET", default=default, help=text)
-        files.add_argument(option, nargs="+", metavar="SET", required=True, help="as --train")
+        add = files.add_argument
+        add(option, type=Path, nargs="+", metavar="SET", required=True, help="as --train")
     for corpus in (iwslt, files):
         add = corpus.add_argument
         add("--out", type=Path, required=True, help="folder to make")

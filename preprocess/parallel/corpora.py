@@ -119,7 +119,7 @@ def check_split(split: ParallelSplit, refuse_empty: bool) -> ParallelSplit:
 
 
 def read_files(
-    train: str, valid: Sequence[str], test: Sequence[str], languages: tuple[str, str]
+    train: Path, valid: Sequence[Path], test: Sequence[Path], languages: tuple[str, str]
 ) -> ParallelCorpus:
     """Read a corpus of text files, one for each language, perhaps compressed with gzip.
 
@@ -130,14 +130,14 @@ def read_files(
     """
     inputs: dict[str, str] = {}
 
-    def read(prefix: str, refuse_empty: bool = True) -> ParallelSplit:
+    def read(prefix: Path, refuse_empty: bool = True) -> ParallelSplit:
         sides = []
         for language in languages:
             path = _find_side(prefix, language)
             # Sets in two folders may have the same name.
             inputs[str(path) if path.name in inputs else path.name] = checksum(path)
             sides.append(decode(read_bytes(path), str(path)))
-        return check_split(ParallelSplit(Path(prefix).name, *sides), refuse_empty)
+        return check_split(ParallelSplit(prefix.name, *sides), refuse_empty)
 
     return ParallelCorpus(
         train=read(train, refuse_empty=False),
@@ -148,7 +148,7 @@ def read_files(
     )
 
 
-def _find_side(prefix: str, language: str) -> Path:
+def _find_side(prefix: Path, language: str) -> Path:
     """Find the file in one language, plain or compressed."""
     paths = [Path(f"{prefix}.{language}"), Path(f"{prefix}.{language}.gz")]
     found = [path for path in paths if path.exists()]

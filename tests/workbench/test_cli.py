@@ -75,6 +75,12 @@ sys.exit(run_main(lambda: print("of no use to head", file=sys.{stream})))"""
     assert shell(f"exec 3> >(true); wait $!; python -c '{code}' {number}>&3") == (141, said)
 
 
+def test_nohup_keeps_a_program_whose_terminal_closes():
+    code = "import signal; from fairseq_posenc.workbench.running import exit_codes as ends; "
+    code += "ends.run_main(lambda: signal.raise_signal(signal.SIGHUP))"
+    assert shell(f"trap '' HUP; python -c '{code}'") == (0, "")
+
+
 def test_an_output_that_cannot_be_written_is_a_line():
     code, message = shell("fairseq-posenc user-dir > /dev/full")  # written at the end
     assert code == 1
@@ -98,7 +104,16 @@ ODD = {
     "half a character": (["describe", "caf\udce9"], "is not UTF-8"),
     "data": (["bleu", "--data", "a:b", "x=y"], "--data: 'a:b': fairseq splits names at ':'"),
     "out": (["compare", "--out", "a:b"], "--out: 'a:b': fairseq splits names at ':'"),
-    "empty out": (["compare", "--out", ""], "--out: the name is empty; the current folder is ."),
+    "empty out": (
+        ["bleu", "a=b", "--out", ""],
+        "--out: the name is empty; the current folder is .",
+    ),
+    "empty model": (["translate", "--checkpoint", "", "x"], "--checkpoint: the name is empty"),
+    "empty train": (
+        ["preprocess", "translation", "files", "--train", ""],
+        "--train: the name is e",
+    ),
+    "empty test": (["preprocess", "translation", "files", "--test", " "], "--test: the name is e"),
     "empty data": (["squad", "train", "--data", " "], "--data: the name is empty"),
     "empty place": (["preprocess", "plain_text", "--out", ""], "--out: the name is empty"),
     "empty text": (["preprocess", "chinese", "--out", "o", "--train="], "'' is not a file"),

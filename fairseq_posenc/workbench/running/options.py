@@ -4,7 +4,6 @@
 the command computes. :class:`Parser` turns argparse's errors about values into a UserError.
 """
 
-import math
 import os
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Sequence
@@ -102,12 +101,12 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
-def finite_number(text: str) -> float:
-    """Parse a number that is neither NaN nor infinite; refuse anything else."""
+def finite_number(text: str, most: float = 1e300) -> float:
+    """Parse a number from ``-most`` to ``most``; refuse anything else, also NaN."""
     with suppress(ValueError):
-        if math.isfinite(number := float(text)):
+        if abs(number := float(text)) <= most:
             return number
-    raise ArgumentTypeError(f"must be a finite number, not '{text}'")
+    raise ArgumentTypeError(f"must be a number from {-most:g} to {most:g}, not '{text}'")
 
 
 def positive_numbers(text: str) -> tuple[float, ...]:
@@ -123,8 +122,8 @@ def positive_ints(text: str) -> tuple[int, ...]:
     numbers = sorted(positive_int(part.strip()) for part in text.split(","))
     if len(set(numbers)) < len(numbers):
         raise ArgumentTypeError(f"{text}: a number occurs twice")
-    if numbers[-1] >= 2**32:  # of seeds
-        raise ArgumentTypeError(f"{text}: numpy takes only numbers below 2^32")
+    if numbers[-1] >= 2**32:  # of seeds, numpy takes no larger ones
+        raise ArgumentTypeError(f"{text}: numbers must be below 2^32")
     return tuple(numbers)
 
 

@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from functools import partial
+from pathlib import Path
 
 from fairseq_posenc.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.running import options
@@ -15,9 +17,8 @@ _NBEST = 3  # hypotheses of beam search that are shown, at most the size of the 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    text = "raw text (default: the lines of standard input)"
-    add("sentences", nargs="*", metavar="SENTENCE", help=text)
-    add("--checkpoint", required=True, metavar="FILE", help="the model")
+    add("sentences", nargs="*", metavar="SENTENCE", help="raw text (default: standard input)")
+    add("--checkpoint", type=Path, required=True, metavar="FILE", help="the model")
     add_model_arguments(parser)
     options.add_precision(parser)
     text = "print only the best translation, one line per line of input"
@@ -30,7 +31,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_data(parser, text)
     options.add_count(parser, "--beam", "beam size", 5)
     text = "length penalty: below 1 favors short translations, above 1 long ones (default: 1)"
-    parser.add_argument("--lenpen", type=options.finite_number, default=1.0, metavar="X", help=text)
+    penalty = partial(options.finite_number, most=10)  # powers of lengths would overflow
+    parser.add_argument("--lenpen", type=penalty, default=1.0, metavar="X", help=text)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -21,8 +21,8 @@ METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # sacreBLEU's name -> metric
 _MAX_WORDS = (5, 10, 15, 20, 30, 50)
 _P_OF_ONE_CHECKPOINT = (
     "p is the probability of a difference at least this large by chance in the choice of the test "
-    "sentences (paired bootstrap), and at least 2 / 2^n if n translations differ. It does not "
-    "account for the variation between training seeds."
+    "sentences (paired bootstrap), raised to 2 / 2^n if less, where n translations differ. It does "
+    "not account for the variation between training seeds."
 )
 _P_OF_SEVERAL_CHECKPOINTS = (
     "The scores are over the translations of all training runs. p is the probability of a "
@@ -75,13 +75,13 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
     differences: list[Row] = []
     for index, name in enumerate(others, start=1):
         # Exchanging none or all of n differing lines keeps the difference: p is at least 2 / 2^n.
-        # sacreBLEU's may be smaller: it counts larger differences alone, or draws lines again.
-        least = 2.0 ** (1 - sum(map(ne, joined[name], joined[baseline])))
+        # sacreBLEU counts only larger differences. Its bootstrap's p is raised by the same rule.
+        least = min(1.0, 2.0 ** (1 - sum(map(ne, joined[name], joined[baseline]))))
         for metric in METRICS:
             first, other = results[metric][0], results[metric][index]  # 0 is the baseline
             row = {"system": name, "metric": metric, "difference": other.score - first.score}
             p_value = max(least, other.p_value) if row["difference"] else None
-            differences.append({**row, "p_value": p_value})
+            differences.append({**row, "p_value": p_value, "least_p_value": least})
     return differences, {name: str(signature) for name, signature in signatures.items()}
 
 

@@ -120,8 +120,6 @@ class Translator:
         Raises:
             UserError: a sentence is too long for the encodings.
         """
-        if abs(length_penalty) > 10:  # powers of lengths would overflow
-            raise UserError(f"--lenpen {length_penalty:g}: give a number from -10 to 10")
         encoded = [self.encode(sentence) for sentence in sentences]
         lengths = [len(tokens) for tokens in encoded]
         nonempty = [tokens for tokens in encoded if len(tokens) > 1]  # not only an end

@@ -163,7 +163,7 @@ BROKEN = b'{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "\\ud
         ((V1, ["q1"]), "answers.json: must be a JSON object from ids to a text"),
         ((V1, b"\xff"), "answers.json: cannot be read as JSON ("),
         ((V2, BOTH, {"q1": 0, "q2": math.nan}), "q2 is not a finite number"),
-        ((V2, BOTH, None, "--na-prob-thresh=inf"), "must be a finite number, not 'inf'"),
+        ((V2, BOTH, None, "--na-prob-thresh=inf"), "from -1e+300 to 1e+300, not 'inf'"),
         ((V2, BOTH, None, "--na-prob-thresh=0"), "--na-prob-thresh: needs --na-prob-file"),
         ((("v2.0", {}, {}), {}), "dev.json: has no answers, so nothing can be scored"),
         ((b'{"data":\n [,]}', {}), "dev.json: cannot be read as JSON (Expecting value: line 2"),

@@ -141,10 +141,7 @@ class TestOptions:
         ("words", "printed"),
         [
             ("--seeds 1,01", "argument --seeds: 1,01: a number occurs twice"),
-            (
-                "--seeds 4294967296",
-                "argument --seeds: 4294967296: numpy takes only numbers below 2^32",
-            ),
+            ("--seeds 4294967296", "argument --seeds: 4294967296: numbers must be below 2^32"),
             ("--jobs 0", "argument --jobs: must be a whole number of at least 1, not '0'"),
             ("--lengths 4,x", "argument --lengths: must be a whole number of at least 1, not 'x'"),
             ("--fp16 --bf16", "argument --bf16: not allowed with argument --fp16"),
