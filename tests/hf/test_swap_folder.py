@@ -112,8 +112,11 @@ def test_own_positions_are_the_same_model(
         (["--position-encoding", "own(bas=3)"], "no option 'bas'; did you mean base? they are"),
         (["--spec", "alibi"], "arguments: --spec alibi (see fairseq-posenc swap --help)"),
         ([], "nothing to swap: give --position-encoding or --max-positions"),
-        (["--max-positions", "9", "--checkpoint", "nosuch"], "nosuch: no config.json: give"),
-        (["--max-positions", "9", "--checkpoint", "/"], "/: no config.json: give a"),
+        (
+            ["--max-positions", "9", "--checkpoint", "nosuch"],
+            "--checkpoint nosuch: no config.json: ",
+        ),
+        (["--max-positions", "9", "--checkpoint", "/"], "(`hf download` prints one), or use f"),
     ],
 )
 @pytest.mark.usefixtures("stock")

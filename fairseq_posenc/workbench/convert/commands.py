@@ -61,10 +61,12 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 def run_import(options: argparse.Namespace) -> None:
     """Import a model as a start checkpoint, and print the command that trains from it."""
     from fairseq_posenc.workbench.convert.to_fairseq import import_folder
+    from fairseq_posenc.workbench.hf.folders import check_folder
 
     if options.out.exists():
         raise UserError(f"--out {options.out} exists: name another file, or delete it")
     refuse_bad_place(options.out, "--out")  # before any work: it must be in an existing folder
+    check_folder(options.source, "--from ")
     notes = import_folder(options.source, options.out)
     print(f"wrote {options.out}: {'; '.join(notes)}")
     print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
@@ -88,7 +90,10 @@ def run_swap(options: argparse.Namespace) -> None:
     if options.position_encoding is None and options.max_positions is None:
         raise UserError("nothing to swap: give --position-encoding or --max-positions")
     from fairseq_posenc.workbench.convert.swap import swap_folder
+    from fairseq_posenc.workbench.hf.folders import check_folder
 
+    advice = " (`hf download` prints one), or use fairseq-train --finetune-from-model FILE"
+    check_folder(options.checkpoint, "--checkpoint ", f"{advice} --init-positions")
     lines = swap_folder(
         options.checkpoint,
         options.out,

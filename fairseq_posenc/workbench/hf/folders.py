@@ -61,8 +61,8 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
 
 
 @contextmanager
-def _readable_errors(folder: Path, what: str = "its model") -> Iterator[None]:
-    """Convert any error of reading a part of a folder to one line.
+def _readable_errors(folder: Path, what: str = "its model", option: str = "") -> Iterator[None]:
+    """Convert any error of reading a part of a folder to one line, which begins with the option.
 
     Raises:
         UserError: any error inside; its type in transformers and tokenizers depends on the folder.
@@ -70,24 +70,24 @@ def _readable_errors(folder: Path, what: str = "its model") -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{folder}: {error}") from error
+        raise UserError(f"{option}{folder}: {error}") from error
     except Exception as error:
         text = str(error).replace(str(folder), folder.name)  # its path comes before the reason
         reason = shortened(" ".join(f"{type(error).__name__}: {text}".split()))
-        raise UserError(f"{folder}: {what} cannot be read: {reason}") from error
+        raise UserError(f"{option}{folder}: {what} cannot be read: {reason}") from error
 
 
-def check_folder(folder: Path) -> None:
-    """Check a folder without running or building anything of it.
+def check_folder(folder: Path, option: str = "", advice: str = "") -> None:
+    """Check a folder, that an option named, without running or building anything of it.
 
     Raises:
         UserError: it would run code or open files elsewhere, or is damaged.
     """
-    with _readable_errors(folder):
+    with _readable_errors(folder, option=option):
         if (folder / "adapter_config.json").exists():
             raise UserError("has an adapter: merge it (merge_and_unload), and save the whole model")
         if not (folder / "config.json").is_file():
-            raise UserError("no config.json: give a model of transformers; export one of fairseq")
+            raise UserError(f"no config.json: give a model folder of transformers{advice}")
         _refuse_links(folder)
         if (folder / "custom_generate").exists():
             raise UserError("has custom_generate, whose code transformers would run: delete it")

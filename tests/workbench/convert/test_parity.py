@@ -62,7 +62,11 @@ CASES: list[Any] = [
     ("RobertaForMaskedLM", "learned", {}),
     ("RobertaForMaskedLM", "learned", TWO_WAYS),
     ("RobertaForMaskedLM", "sentence_learned+m4m", UNTIED_ROBERTA | TWO_WAYS),
-    ("RobertaPreLayerNormForMaskedLM", "tupe(tie_projections=true)+documents", {}),
+    (
+        "RobertaPreLayerNormForMaskedLM",
+        "m3(scale_factor=2)+tupe(tie_projections=true)+documents",
+        {},
+    ),
     ("BioGptForCausalLM", "t5", {**UNTIED, "activation_fn": "relu"}),
     ("BioGptForCausalLM", "learned", {}),  # the class's own, and not left to it
     ("BioGptForCausalLM", "learned+rope", {"no_scale_embedding": True, "add_bos_token": True}),
@@ -146,7 +150,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         (partial(edit_config, num_hidden_layers=5), "the weights lack"),
         (lambda x: (x / "dict.txt").write_text("x 1"), "dict.txt: has 6 symbols, the model has 97"),
         (partial(save_llama, words=[]), "a LlamaForCausalLM cannot be imported, only RoBERTa"),
-        (shutil.rmtree, "{folder}: no config.json: give a model of transformers"),
+        (shutil.rmtree, "--from {folder}: no config.json: give a model folder of transformers"),
     ],
 }
 

@@ -150,8 +150,8 @@ def test_mistakes_are_one_line_and_no_model_is_scored_before(llama, measure, tmp
     for models_, message in (
         ([f"a={blanks}"], "reads its tokenizer wrongly"),
         ([f"a={llama}", f"b={other}"], "tokenize the text differently"),
-        ([f"a={tmp_path / 'model.pt'}"], "give a model of transformers; export one of fairseq"),
-        ([f"a={llama}", f"b={tmp_path}"], ": no config.json: give a model of transformers"),
+        ([f"a={tmp_path / 'model.pt'}"], "folder of transformers; export a fairseq checkpoint, or"),
+        ([f"a={llama}", f"b={tmp_path}"], f"b: {tmp_path}: no config.json: give a model fo"),
         ([f"a={llama}", f"b={damaged}"], "damaged: its model cannot be read"),
         ([f"a={llama}", f"b={llama}@rotary"], "'rotary'"),
         ([f"a={llama}", f"b={llama}@own(bas=3)"], "no option 'bas'; did you mean base?"),

@@ -38,7 +38,8 @@ def parse_models(texts: Sequence[str], *files: str) -> list[NamedModel]:
         path, spec = value, None
         if "@" in value and not Path(value).exists():  # a path may contain "@"
             path, _, spec = value.rpartition("@")
-        check_folder(Path(path))  # refuses code, links and files elsewhere, and damaged files
+        advice = "; export a fairseq checkpoint, or use fairseq-eval-lm --context-window"
+        check_folder(Path(path), f"{name}: ", advice)  # refuses code, links, damaged files
         models.append(NamedModel(name, Path(path), spec))
     return models
 
