@@ -30,6 +30,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from fairseq_posenc.files import write_whole
+from fairseq_posenc.folders import json_values
 from fairseq_posenc.workbench.results.markdown import fill_page, table
 from fairseq_posenc.workbench.results.record import Record
 from measuring.commands import exit_on_error, new_parser
@@ -229,7 +230,7 @@ def run_section(measure: Callable[[Bench], Iterator[Row]], seconds: int, bench: 
     signal.alarm(0 if bench.dry_run else 2 * seconds)
     try:
         for row in measure(bench):
-            result.rows.append(row)
+            result.rows.append(json_values(row))
     # A kernel that cannot be compiled or has no memory; its error is none of ours.
     except Exception as error:
         result.end = f"failed: {type(error).__name__}: {error}".splitlines()[0][:200]

@@ -19,6 +19,7 @@ import torch
 import transformers
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from fairseq_posenc.folders import json_values
 from fairseq_posenc.hf import set_positions
 from measuring import timing
 from measuring.commands import exit_on_error, new_parser
@@ -69,7 +70,7 @@ def measure(steps: dict[str, timing.Pass], device: str, turns: int) -> dict[str,
     """Measure the time of each step in turns; return medians of ratios to the first."""
     rounds = timing.interleaved(list(steps.values()), torch.device(device), turns)
     ratios = {name: timing.ratio(rounds, index, 0) for index, name in enumerate(steps)}
-    return {"seconds of stock": timing.median(rounds, 0), **ratios}
+    return json_values({"seconds of stock": timing.median(rounds, 0), **ratios})
 
 
 def main() -> None:
@@ -88,9 +89,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     stock = build(args.layers).to(device=args.device, dtype=getattr(torch, args.dtype))
-    models = {"stock": stock}
-    for spec in args.specs:
-        models[spec] = set_positions(copy.deepcopy(stock), spec)
+    models = {"stock": stock} | {x: set_positions(copy.deepcopy(stock), x) for x in args.specs}
     decoding = {name: prepare_decoding(model, args.cached) for name, model in models.items()}
     record: dict[str, Any] = {"transformers": transformers.__version__}
     if args.device == "cuda":

@@ -322,9 +322,8 @@ def test_half_precision_is_close_to_float64(name, dtype, bound):
     qkv = [x.detach().to(dtype) for x in inputs()]
     terms = terms_of(bias=torch.randn(H, ROWS).to(dtype))
     in_full = terms.map(torch.Tensor.double)
-    exact, _ = BACKENDS["reference"].attend(
-        AttentionCall(*(x.double() for x in qkv), in_full, Mask("rl"))
-    )
+    precise = AttentionCall(*(x.double() for x in qkv), in_full, Mask("rl"))
+    exact, _ = BACKENDS["reference"].attend(precise)
     half, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, Mask("rl")))
     assert half.dtype == dtype
     assert (half.double() - exact).abs().max() < bound
@@ -341,9 +340,8 @@ def test_no_score_beats_a_mask(name, dtype, seen, hidden):
     key[..., 1, 0] = hidden
     value = torch.eye(2, 4, dtype=dtype)[None, None]
     attended, _ = BACKENDS[name].attend(AttentionCall(query, key, value, Terms(), Mask("lr", None)))
-    padded, _ = BACKENDS[name].attend(
-        AttentionCall(query, key, value, Terms(), Mask("both", torch.tensor([[False, True]])))
-    )
+    mask = Mask("both", torch.tensor([[False, True]]))
+    padded, _ = BACKENDS[name].attend(AttentionCall(query, key, value, Terms(), mask))
     assert attended[0, 0, 0].tolist() == [1, 0, 0, 0]
     assert padded[0, 0, 0].tolist() == [1, 0, 0, 0]
 
@@ -406,9 +404,8 @@ def exact_gradients(leaves: list[torch.Tensor], form: str, weight: torch.Tensor)
     """Return the reference's gradients in float64, of the leaves as they are."""
     exact = [x.detach().double().requires_grad_() for x in leaves]
     query, key, value, *tables = exact
-    out, _ = BACKENDS["reference"].attend(
-        AttentionCall(query, key, value, with_tensors(make_terms()[form], tables), Mask("lr"))
-    )
+    terms = with_tensors(make_terms()[form], tables)
+    out, _ = BACKENDS["reference"].attend(AttentionCall(query, key, value, terms, Mask("lr")))
     return torch.autograd.grad((out * weight.double()).sum(), exact)
 
 

@@ -68,9 +68,8 @@ def test_a_bias_is_as_exact_as_on_blocked(name, dtype, autocast):
     assert not BACKENDS["sdpa"].refuses(draft_call(terms, dtype=dtype))
     qkv = [torch.randn(3, 4, LENGTH, 8).to(dtype) for _ in range(3)]
     in_full = terms.map(lambda x: x.double() if x.is_floating_point() else x)
-    exact, _ = BACKENDS["reference"].attend(
-        AttentionCall(*(x.double() for x in qkv), in_full, Mask())
-    )
+    precise = AttentionCall(*(x.double() for x in qkv), in_full, Mask())
+    exact, _ = BACKENDS["reference"].attend(precise)
     blocked = error("blocked", qkv, terms, exact)
     with torch.autocast("cpu", dtype, enabled=autocast):
         ours = error("sdpa", qkv, terms, exact)

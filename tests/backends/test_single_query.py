@@ -71,8 +71,7 @@ def test_equals_the_last_of_many_queries(form, mask):
 def test_the_attention_weights_of_one_query_sum_to_one():
     qkv = inputs(torch.float64)
     terms = of_last_query(forms()["all with reset"])
-    _, weights = BACKENDS["reference"].attend(
-        AttentionCall(qkv[0][:, :, -1:], *qkv[1:], terms, Mask("lr"), need_weights=True)
-    )
+    call = AttentionCall(qkv[0][:, :, -1:], *qkv[1:], terms, Mask("lr"), need_weights=True)
+    _, weights = BACKENDS["reference"].attend(call)
     assert weights.shape == (B, H, 1, T)
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))

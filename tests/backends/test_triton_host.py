@@ -130,9 +130,8 @@ def test_refuses_what_it_cannot_compute(why):
 
 
 def test_refuses_float64_and_wide_heads():
-    assert "float32 at most, not in torch.float64" in backend.refuses(
-        draft_call(device="meta", dtype=torch.float64)
-    )
+    double = draft_call(device="meta", dtype=torch.float64)
+    assert "float32 at most, not in torch.float64" in backend.refuses(double)
     assert "at most 128 wide, not 129" in backend.refuses(draft_call(device="meta", head_dim=129))
 
 

@@ -50,9 +50,9 @@ def test_results_go_to_the_page_beside_what_was_published(tmp_path):
 
 def test_a_section_that_fails_keeps_its_rows_and_stops_nothing():
     def fail(bench):
-        yield {"a": 1}
+        yield {"a": 1, "b": float("nan")}
         raise RuntimeError("out of memory\nand more")
 
     result = gpu.run_section(fail, 1, gpu.Bench(dry_run=True))
     assert result.end == "failed: RuntimeError: out of memory"
-    assert result.rows == [{"a": 1}]
+    assert result.rows == [{"a": 1, "b": None}]  # as JSON has it

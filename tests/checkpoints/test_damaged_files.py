@@ -82,7 +82,6 @@ def test_numbers_of_metrics_are_read(tmp_path):
     assert [type(number) for number in read] == [type(number) for number in numbers]
 
 
-@pytest.mark.timeout(60)  # without such a refusal it reads on
 def test_a_file_that_is_written_meanwhile_is_read_whole_or_refused(tmp_path):
     """A mapped file that is cut ends the process (SIGBUS)."""
     path, other = tmp_path / "checkpoint_last.pt", tmp_path / "other.pt"
@@ -92,7 +91,7 @@ def test_a_file_that_is_written_meanwhile_is_read_whole_or_refused(tmp_path):
     writer = subprocess.Popen([sys.executable, "-c", code])
     reads, refusals = 0, ""
     try:
-        while reads < 50 or "was written while it was read: try again" not in refusals:
+        while reads < 50 or (reads < 2000 and "was written while it was read" not in refusals):
             reads += 1
             try:
                 with open_checkpoint(path) as state:
@@ -102,6 +101,7 @@ def test_a_file_that_is_written_meanwhile_is_read_whole_or_refused(tmp_path):
     finally:
         writer.kill()
         writer.wait()
+    assert "was written while it was read: try again" in refusals
 
 
 def saved(content):

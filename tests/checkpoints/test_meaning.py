@@ -181,10 +181,8 @@ def test_what_changed_is_listed_and_what_only_says_how_a_training_runs_is_not():
 def test_a_training_with_settings_of_an_older_form_is_not_compared(tmp_path):
     path = tmp_path / "checkpoint_last.pt"
     torch.save({"cfg": Namespace(checkpoint=Namespace()), "last_optimizer_state": {}}, path)
-    resumed = recovery.check_resumption(
-        path, OmegaConf.structured(FairseqConfig(common=CommonConfig(fp16=True)))
-    )
-    assert resumed.loads_optimizer
+    settings = OmegaConf.structured(FairseqConfig(common=CommonConfig(fp16=True)))
+    assert recovery.check_resumption(path, settings).loads_optimizer
 
 
 def test_a_state_of_another_form_is_refused_in_a_line(tmp_path):

@@ -371,9 +371,8 @@ def test_gradients_of_values_by_distance_equal_those_of_the_formula():
     leaves = [query, key, value, *built.parameters()]
     weight = torch.randn(2, 4, 8, dtype=torch.float64)
     terms = built.terms(positions_of(4, 4))
-    ours, weights = reference.attend(
-        AttentionCall(query[None], key[None], value[None], terms, Mask(), need_weights=True)
-    )
+    call = AttentionCall(query[None], key[None], value[None], terms, Mask(), need_weights=True)
+    ours, weights = reference.attend(call)
     scores = oracles.none(query, key, {}, {})
     allowed = oracles.allowed("both", 4, 4)
     (item,) = specs.parse("shaw_values").items
@@ -456,10 +455,9 @@ def test_rotations_take_every_layout_of_memory(spec, layout, dtype):
     encoding = (positions.shared.as_list() or SelfAttention(positions).encodings.as_list())[0]
     rotation = encoding.rotation(torch.arange(5)[None])
     x = LAYOUTS[layout](torch.randn(3, 2, 5, 8, dtype=dtype))
+    contiguous = x.clone(memory_format=torch.contiguous_format)
     for rotate in (rotation.rotate_queries, rotation.rotate_keys):
-        torch.testing.assert_close(
-            rotate(x), rotate(x.clone(memory_format=torch.contiguous_format))
-        )
+        torch.testing.assert_close(rotate(x), rotate(contiguous))
 
 
 @pytest.mark.parametrize("spec", ["deberta_v2(buckets=8)", "t5(num_buckets=8,max_distance=20)"])

@@ -227,10 +227,8 @@ def test_t5_buckets_equal_theirs_at_every_distance(both_sides, buckets, reach):
     distances = torch.arange(-2000, 2001)
     starts, rows = Buckets.of_t5("t5", buckets, reach, both_sides)
     ours = torch.tensor(rows)[Runs(starts, 0, 0).find(distances)]
-    theirs = modeling_t5.T5Attention._relative_position_bucket(
-        distances, both_sides, buckets, reach
-    )
-    assert torch.equal(ours, theirs)
+    find_theirs = modeling_t5.T5Attention._relative_position_bucket
+    assert torch.equal(ours, find_theirs(distances, both_sides, buckets, reach))
 
 
 @pytest.mark.parametrize(

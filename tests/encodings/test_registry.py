@@ -16,9 +16,8 @@ from fairseq_posenc.errors import UserError
 
 
 def test_there_are_encodings():
-    assert {"none", "learned", "sinusoidal", "sentence_learned", "m4", "m4m", "rope"} <= set(
-        registry.names()
-    )
+    some = {"none", "learned", "sinusoidal", "sentence_learned", "m4", "m4m", "rope"}
+    assert some <= {*registry.names()}
 
 
 @pytest.mark.parametrize(
@@ -211,9 +210,8 @@ def test_long_texts_are_refused_at_once_and_quoted_in_part(text):
 
 
 def test_any_message_quotes_endless_words_in_part():
-    assert str(UserError(f"--data {'x' * 100_000}: no such folder")).endswith(
-        "xxx... (100,001 characters) no such folder"
-    )
+    message = str(UserError(f"--data {'x' * 100_000}: no such folder"))
+    assert message.endswith("xxx... (100,001 characters) no such folder")
     path = "/folder" * 500
     assert str(UserError(path)) == path
 

@@ -33,6 +33,7 @@ _SIZES = {
 }
 _GATED = {**_SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
 _PLAIN = {**_SIZES, "intermediate_size": 48}
+_SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
 _BART = {
     **{"vocab_size": SYMBOLS, "max_position_embeddings": POSITIONS, "d_model": WIDTH},
     **{"encoder_layers": LAYERS, "encoder_attention_heads": HEADS, "encoder_ffn_dim": 48},
@@ -118,14 +119,7 @@ MODELS: dict[str, TinyModel] = {
     ),
     "bart": TinyModel("BartForConditionalGeneration", "BartConfig", _BART, "learned"),
     "cohere2": TinyModel(
-        "Cohere2ForCausalLM",
-        "Cohere2Config",
-        {
-            **_GATED,
-            "sliding_window": 5,
-            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
-        },
-        "3*rope+window(size=5),none",
+        "Cohere2ForCausalLM", "Cohere2Config", {**_GATED, **_SLIDING}, "3*rope+window(size=5),none"
     ),
     "electra": TinyModel(
         "ElectraForMaskedLM", "ElectraConfig", {**_PLAIN, "embedding_size": WIDTH}, "learned"
@@ -165,7 +159,7 @@ MODELS: dict[str, TinyModel] = {
     "marian": TinyModel(
         "MarianMTModel",
         "MarianConfig",
-        {**_BART, "scale_embedding": True},
+        {**_BART, "scale_embedding": True, "decoder_attention_heads": HEADS},
         "sinusoidal(layout=half)",
     ),
     "mistral": TinyModel(
@@ -190,12 +184,7 @@ MODELS: dict[str, TinyModel] = {
     "olmo3": TinyModel(
         "Olmo3ForCausalLM",
         "Olmo3Config",
-        {
-            **_GATED,
-            "sliding_window": 5,
-            "rope_theta": 10000.0,
-            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
-        },
+        {**_GATED, **_SLIDING, "rope_theta": 10000.0},
         "3*rope(base=500000,layout=half)+window(size=5),rope(layout=half)",
     ),
     "phi3": TinyModel("Phi3ForCausalLM", "Phi3Config", _GATED, "rope(layout=half)"),

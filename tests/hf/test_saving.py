@@ -30,7 +30,8 @@ from tests.helpers.hf_models import (
 from tests.helpers.products import product_of
 from tests.hf.test_families import build
 
-SPECS = ["none", "alibi", "learned+m4m", "2*rope+window(size=4),tupe(tie_projections=true)", "own"]
+TIED = "t5(scale_factor=2)+sink+tupe(tie_projections=true)"
+SPECS = ["none", "alibi", "learned+m4m", f"2*rope+window(size=4),{TIED}", "own"]
 QUERIES = "model.layers.0.self_attn.q_proj.weight"
 SUFFIXED = f"{QUERIES}.fairseq_posenc_set_positions_first"
 TRAINED = {"original_max_position_embeddings": 16}

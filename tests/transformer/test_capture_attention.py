@@ -50,9 +50,8 @@ def test_parts_are_those_of_the_ids_that_a_caller_gives(spec):
     tokens = make_tokens()
     ids = torch.arange(9).flip(0)[None] * 2
     for attention in capture_attention(model, lambda: model(tokens, position_ids=ids)):
-        torch.testing.assert_close(
-            attention.weights.double(), attention.split.scores.softmax(-1), rtol=1e-4, atol=1e-6
-        )
+        weights = attention.split.scores.softmax(-1)
+        torch.testing.assert_close(attention.weights.double(), weights, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", STOCK)

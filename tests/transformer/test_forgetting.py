@@ -97,9 +97,8 @@ def test_sums_over_thousands_of_gates_stay_exact(start):
     query, key, value = torch.randn(3, 1, HEADS, 4096, HEAD_DIM).unbind()
     inputs = torch.randn(1, 4096, WIDTH)
     with torch.no_grad():
-        exact = encoding.double().attend(
-            query.double(), key.double(), value.double(), inputs=inputs.double()
-        )
+        precise = [x.double() for x in (query, key, value)]
+        exact = encoding.double().attend(*precise, inputs=inputs.double())
         encoding.float()
         for backend, limit in (("blocked", 5e-5), ("sdpa", 1e-3)):
             ours = encoding.attend(query, key, value, backend=backend, inputs=inputs)

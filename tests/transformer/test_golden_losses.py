@@ -64,10 +64,8 @@ def losses(family: str, spec: str) -> list[float]:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     tokens, found = sentences(), []
     for update in range(1, SEEN[-1] + 1):
-        scores = logits(model, family, tokens)
-        loss = F.cross_entropy(
-            scores[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=1
-        )
+        scores = logits(model, family, tokens)[:, :-1].flatten(0, 1)
+        loss = F.cross_entropy(scores, tokens[:, 1:].flatten(), ignore_index=1)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -85,9 +85,8 @@ def test_equals_fairseqs_own_model(family, spec, stock_options):
     tokens = make_tokens(padding=3)
     their_logits = logits(theirs, family, tokens)
     real = tokens.ne(PAD)
-    torch.testing.assert_close(
-        logits(ours, family, tokens)[real], their_logits[real], rtol=1e-5, atol=1e-5
-    )
+    found = logits(ours, family, tokens)[real]
+    torch.testing.assert_close(found, their_logits[real], rtol=1e-5, atol=1e-5)
     tokens = make_tokens()
     theirs_by_name = gradients(theirs, family, tokens)
     for name, grad in gradients(ours, family, tokens).items():

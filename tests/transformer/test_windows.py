@@ -50,9 +50,8 @@ def is_visible(limits: str, direction: str, i: int, j: int) -> bool:
 
 @cache
 def visible(limits: str, direction: str, length: int) -> torch.Tensor:
-    return torch.tensor(
-        [[is_visible(limits, direction, i, j) for j in range(length)] for i in range(length)]
-    )
+    places = range(length)
+    return torch.tensor([[is_visible(limits, direction, i, j) for j in places] for i in places])
 
 
 @pytest.mark.parametrize(

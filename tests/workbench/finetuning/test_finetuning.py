@@ -256,6 +256,11 @@ def test_what_stops_a_training_is_shown_in_one_line(tmp_path, capsys):
             f"{tmp_path}/CoLA/lr0.003-seed1/train.log)"
         )
         assert "INFO" not in said
+    (tmp_path / "CoLA/lr0.003-seed1/train.log").unlink()
+    (tmp_path / "RTE/old").mkdir(parents=True)
+    (tmp_path / "RTE/old/request.json").write_text("{}")
+    assert "RTE/old: is a run of another version" in refused(capsys, *given, *QUICK)
+    assert not [*tmp_path.rglob("train.log")]
 
 
 def test_the_users_own_package_is_handed_on(tmp_path):

@@ -50,9 +50,8 @@ def drawn_lines(axes) -> np.ndarray:
 
 
 def assert_same(shown, tensor, **tolerance):
-    torch.testing.assert_close(
-        torch.as_tensor(np.asarray(shown)).double(), tensor.detach().double(), **tolerance
-    )
+    found = torch.as_tensor(np.asarray(shown)).double()
+    torch.testing.assert_close(found, tensor.detach().double(), **tolerance)
 
 
 def spec_subject(spec: str, causal: bool = False, **shown):
