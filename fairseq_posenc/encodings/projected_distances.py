@@ -46,8 +46,8 @@ class Deberta(DistanceEncoding):
         self, dims: Dims, *, scale_factor: float = 3.0, tie_projections: bool = False, **others: Any
     ) -> None:
         super().__init__(dims, scale_factor=scale_factor, **others)  # options of `DistanceEncoding`
-        d = dims.head_dim
-        self.query_projection = nn.Parameter(torch.empty(d, d))  # not twice: safetensors refuses it
+        d = dims.head_dim  # tied, the projection has one name: safetensors refuses a second one
+        self.query_projection = nn.Parameter(torch.empty(d, d))
         self.key_projection = None if tie_projections else nn.Parameter(torch.empty(d, d))
 
     def list_terms(self, rows: Tensor, runs: Runs | None) -> list[Term]:

@@ -45,8 +45,8 @@ class Tupe(DistanceEncoding):
     ) -> None:
         super().__init__(dims, scale_factor=scale_factor, **others)  # options of `DistanceEncoding`
         self.positions = nn.Parameter(torch.empty(dims.max_positions, dims.head_dim))  # vectors p
-        d = dims.head_dim
-        self.query_projection = nn.Parameter(torch.empty(d, d))  # not twice: safetensors refuses it
+        d = dims.head_dim  # tied, the projection has one name: safetensors refuses a second one
+        self.query_projection = nn.Parameter(torch.empty(d, d))
         self.key_projection = None if tie_projections else nn.Parameter(torch.empty(d, d))
 
     def terms(self, positions: Positions) -> list[Term]:

@@ -106,7 +106,9 @@ def test_own_positions_are_the_same_model(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--position-encoding", "", "--seed", str(10**30)], "cannot read position encoding ''"),
+        (["--position-encoding", ""], "cannot read position encoding ''"),
+        (["--position-encoding", "none", "--seed", str(2**64)], "from 0 to 2^64 - 1"),
+        (["--position-encoding", "none", "--seed=-1"], "--seed -1: give"),
         (["--position-encoding", "owl"], "unknown position encoding 'owl'"),
         (["--position-encoding", "own(size=3)"], "no option 'size'"),
         (["--position-encoding", "own(bas=3)"], "no option 'bas'; did you mean base? they are"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.saving import AUTO_CLASSES, CLASS_PREFIX
@@ -45,10 +46,13 @@ def swap_folder(
         seed: random seed of new parameters.
 
     Raises:
-        UserError: the folder cannot be read, or its model cannot have such positions.
+        UserError: the seed is out of range, the folder cannot be read, or its model cannot have
+            such positions.
     """
+    if not 0 <= seed < 2**64:  # torch takes no larger ones
+        raise UserError(f"--seed {seed}: give a number from 0 to 2^64 - 1")
     with whole_folder(out) as folder:  # renamed to `out` at the end
-        torch.manual_seed(seed % 2**64)  # torch takes no larger ones
+        torch.manual_seed(seed)
         model: Any = load_model(source)
         origin = f"source: {source}: {type(model).__name__}, positions: {read_positions(model)}"
         old = dict(model.named_parameters())
