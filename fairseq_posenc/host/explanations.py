@@ -51,6 +51,7 @@ _ADVICE = {
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
     ".*(torch_xla|xla_device)'": "--tpu needs torch_xla, which is not installed: leave it out",
     "Cannot resume training due": "data or batches changed: --reset-dataloader begins epoch 1",
+    r"AssertionError in (poly|tri)\w+.__init__: $|Either --m": "give optimization.max_update",
     "KeyError in train.validate: (.+)": r"validation gives no metric \1 (--best-checkpoint-metric)",
     "KeyError in options.parse_args_and_arch": "give --task, as in --task language_modeling",
     r"TypeError in utils.split_paths|AttributeError in \w+.get_maybe": "give --path, or task.data",
@@ -84,15 +85,15 @@ def explain_failure(error: BaseException) -> str | None:
 
 def _explain(error: BaseException) -> str | None:
     """Explain a divergence, an error of ``_ADVICE`` or hydra, an unknown name, a missing file."""
-    if isinstance(error, FloatingPointError) and save_dirs:  # after the counted updates; None: 0
-        model, save_dir = list(save_dirs.items())[-1]  # the current one
+    if isinstance(error, FloatingPointError) and save_dirs:
+        model, save_dir = list(save_dirs.items())[-1]  # the current one; it counts whole updates
         return (
             f"training stopped at update {(model.num_updates or 0) + 1:,}: {error}; checkpoints in "
             f"{save_dir}, except crash.pt, are from before: continue from one of them with a "
             "smaller --lr, or with --clip-norm"
         )
     frames = traceback.extract_tb(error.__traceback__)
-    others = [x for x in frames if Path(x.filename).stem != "ast"]  # which fairseq calls
+    others = [x for x in frames if Path(x.filename).stem != "ast"]  # it counts as its caller
     last = frames[-1:] if others and re.match(_CODE, others[-1].filename) else []
     place = "".join(f"{type(error).__name__} in {Path(x.filename).stem}.{x.name}" for x in last)
     for start, advice in _ADVICE.items():
@@ -135,8 +136,8 @@ def _suggest_settings(error: ConfigKeyError | ConfigAttributeError) -> str:
     own = {*map(str, section), *list_settings(section.get("_name"))}
     if key in own:
         return ""  # a setting of the model, which the file does not name
-    root: Any = section._get_root()  # all sections; `False`: values that refer to others stay
-    parts = reversed([(name, x) for name, x in root.items_ex(False) if isinstance(x, DictConfig)])
+    root: Any = section._get_root()  # all sections, of which `${...}` is not resolved
+    parts = reversed([(k, x) for k, x in root.items_ex(resolve=False) if isinstance(x, DictConfig)])
     known = {str(k): f"{name}.{k}" for name, part in parts for k in part}  # of several, the first
     known |= {name: name for name in own}
     near = [key] if key in known else get_close_matches(key, known, n=2)

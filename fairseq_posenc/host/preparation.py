@@ -155,10 +155,9 @@ def _check_options(model: Any, task: Any, settings: DictConfig) -> None:
 def lock_save_dir(settings: DictConfig) -> None:
     """Lock a ``--save-dir``, if fairseq has made it, until this process ends; in rank 0 for all."""
     folder = Path(settings.checkpoint.save_dir).resolve()
-    rank = settings.distributed_training.distributed_rank
-    if rank != 0 or settings.checkpoint.no_save or folder in _held or not folder.is_dir():
-        return
-    _held[folder] = locks.acquire(folder / ".fairseq-train", f"--save-dir {folder}")
+    is_first = settings.distributed_training.distributed_rank == 0
+    if is_first and not settings.checkpoint.no_save and folder.is_dir() and folder not in _held:
+        _held[folder] = locks.acquire(folder / ".fairseq-train", f"--save-dir {folder}")
 
 
 def _prepare_saving(task: Any, checkpoint: DictConfig) -> None:
@@ -210,7 +209,7 @@ def _prepare_resumption(model: Any, settings: DictConfig, is_copy: bool) -> None
     ranks = settings.distributed_training.distributed_world_size
     if ranks > 1 and not checkpoint.load_checkpoint_on_all_dp_ranks:
         raise UserError(f"{ranks} ranks read {path}: add --load-checkpoint-on-all-dp-ranks")
-    restore_if_torn(path, checkpoint)  # by the newest complete one in its folder
+    restore_if_torn(path, checkpoint)  # a file that ends too early, by the newest complete one
     finetunes = path == Path(checkpoint.finetune_from_model or "")
     resumed = check_resumption(path, settings, finetunes)  # what fairseq will load
     if finetunes:
@@ -233,7 +232,7 @@ def _prepare_resumption(model: Any, settings: DictConfig, is_copy: bool) -> None
     if reason:
         logger.warning(f"{reason}: the training is finished, and nothing was changed")
         settings.optimization.max_epoch = -1  # fairseq trains none; an exit would end hydra's sweep
-        if is_copy and _find_counter():  # fairseq-train, which does not read that -1
+        if is_copy and _find_counter():  # in fairseq-train, which does not read our copy
             sys.exit()
 
 
@@ -260,7 +259,7 @@ def _find_counter() -> Any:
 def keep_batches(task: Any, curriculum: int) -> None:
     """Let a resumed run have the batches of an uninterrupted one.
 
-    fairseq groups them once, seeded by the first epoch: here 1; a loaded state then sets the epoch.
+    fairseq forms them once, seeded by the epoch at the start: here always 1. Loading then sets it.
     """
     build = task.get_batch_iterator
 

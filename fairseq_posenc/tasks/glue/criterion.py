@@ -5,6 +5,7 @@ summed: for classes a confusion matrix; for scores, which are ranked, a vector o
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -40,7 +41,7 @@ class GlueCriterion(FairseqCriterion):
         if self.regression:
             predictions = outputs.view(-1).float()
             loss = F.mse_loss(predictions, labels.float(), reduction="sum")
-            if not model.training:  # a sum in training may span epochs and have examples twice
+            if not model.training:  # sums of training may span epochs, with examples twice
                 vectors = (predictions.detach(), labels, torch.ones_like(labels))  # [B]
                 ids, size = sample["id"], sample["dataset_size"]  # the task glue adds the size
                 logged |= {name: _scatter(x, ids, size) for name, x in zip(_VECTORS, vectors)}
@@ -68,8 +69,8 @@ class GlueCriterion(FairseqCriterion):
         if _CONFUSION in totals:
             counts = totals[_CONFUSION].round().long().cpu()  # processes exchange them as floats
             log.log_scalar_sum(_CONFUSION, counts)
-            for name in metrics.classification(counts):  # for the names alone
-                log.log_derived(name, partial(_classify, name))  # computed when fairseq reads it
+            for name, metric in metrics.list_metrics(len(counts)).items():
+                log.log_derived(name, partial(_classify, metric))  # computed when fairseq reads it
         if _SEEN in totals:  # not in training
             for name in _VECTORS:
                 log.log_scalar_sum(name, totals[name].cpu())
@@ -82,9 +83,9 @@ def _scatter(values: Tensor, ids: Tensor, size: int) -> Tensor:
     return values.new_zeros(size, dtype=torch.float64).scatter(0, ids, values.double())
 
 
-def _classify(name: str, meters: Any) -> float:
+def _classify(metric: Callable[[Tensor], float], meters: Any) -> float:
     """Compute a metric of the classes of all examples, from fairseq's meters by name."""
-    return metrics.classification(meters[_CONFUSION].sum)[name]
+    return metric(meters[_CONFUSION].sum)
 
 
 def _correlate(name: str, meters: Any) -> float:

@@ -5,6 +5,7 @@ correlation; with NaN, fairseq would forget the best value so far.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -38,12 +39,14 @@ def matthews(counts: Tensor) -> float:
     return 100.0 * _divide(covariance.item(), math.sqrt(spread.item()))
 
 
+def list_metrics(classes: int) -> dict[str, Callable[[Tensor], float]]:
+    """List the metrics of a confusion matrix by name; F1 and Matthews only for two classes."""
+    return {"accuracy": accuracy} | ({"f1": f1, "matthews": matthews} if classes == 2 else {})
+
+
 def classification(counts: Tensor) -> dict[str, float]:
-    """Compute all metrics of a confusion matrix; F1 and Matthews only for two classes."""
-    computed = {"accuracy": accuracy(counts)}
-    if len(counts) == 2:
-        computed |= {"f1": f1(counts), "matthews": matthews(counts)}
-    return computed
+    """Compute all metrics of a confusion matrix."""
+    return {name: compute(counts) for name, compute in list_metrics(len(counts)).items()}
 
 
 def regression(predictions: Tensor, scores: Tensor) -> dict[str, float]:

@@ -30,7 +30,7 @@ class GlueTaskConfig(FairseqDataclass):
     data: str = field(default=MISSING, metadata={"help": "data-bin of one task"})
     max_positions: int = field(default=512, metadata={"help": "positions of the model"})
     seed: int = II("common.seed")
-    max_update: int = II("optimization.max_update")  # only read to refuse 0
+    max_update: int = II("optimization.max_update")  # not read; earlier checkpoints have it
     # fairseq makes an option only of `List`, not of `list`.
     learning_rates: List[float] = field(  # noqa: UP006
         default_factory=list, metadata={"help": "for glue: peak learning rates (default: --lr)"}
@@ -96,17 +96,8 @@ class GlueTask(SentencePredictionTask):
             seed=cfg.seed,
         )
         task = cls(settings, dictionary, labels)
-        task.glue, task.max_update = glue, cfg.max_update
+        task.glue = glue
         return task
-
-    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
-        """Build a model; refuse to train one without a number of updates."""
-        if not (from_checkpoint or self.max_update):  # the learning rate would fall to 0 at once
-            raise UserError(
-                "optimization.max_update is 0: give, for example, the updates of 3 epochs, and 6% "
-                "of them as lr_scheduler.warmup_updates, as `fairseq-posenc glue --dry-run` does"
-            )
-        return super().build_model(cfg, from_checkpoint)
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> Any:
         """Load a split."""

@@ -306,8 +306,7 @@ SMALL = product_of(["CoLA", "STS-B"], ["learned", "m4m+rope"], [finetuning_data]
 @torch.no_grad()
 def test_predictions_of_glue_are_those_of_fairseq(task, spec, make_data):
     data = make_data()
-    options = {"task": "glue", "max_positions": 64, "max_update": 2}
-    trained = checkpoint("masked_lm", spec, data / "glue" / task, **options)
+    trained = checkpoint("masked_lm", spec, data / "glue" / task, task="glue", max_positions=64)
     folder = export_to(trained, "--tokens", data)
     texts = glue.find_file(data / "raw", TASKS[task], "valid")
     sentences = glue.read_examples(texts, TASKS[task], "valid").sentences
