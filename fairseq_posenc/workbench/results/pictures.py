@@ -14,7 +14,7 @@ from fairseq_posenc.workbench.results.markdown import format_number
 
 # A line: x, and the mean there with its interval; NaN or infinite where a training run diverged.
 Means = Sequence[tuple[int, Interval]]
-# Okabe and Ito's colors, without the pale ones.
+# Okabe and Ito's colors, without yellow, which is pale on white.
 COLORS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
 STYLES = ("-", "--", ":", "-.")  # distinguish lines of the same color
 GRAY, PALE, GRID = "#666666", "#bbbbbb", "#e4e4e4"
@@ -27,11 +27,11 @@ def new_panels(
     from matplotlib import rc_context, rcParams, rcsetup
     from matplotlib.figure import Figure
 
-    # Names and tokens may contain dollar signs. No `rc_context`, as some texts are made later.
+    # Names and tokens may contain dollar signs. For the whole process: some texts are made later.
     rcParams["text.parse_math"] = False
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
     lines = rcsetup.cycler(linestyle=STYLES) * rcsetup.cycler(color=COLORS)
-    with rc_context({"axes.prop_cycle": lines}):  # of these panels, not of the caller's pictures
+    with rc_context({"axes.prop_cycle": lines}):  # for these panels alone
         panels = list(figure.subplots(math.ceil(count / columns), columns, squeeze=False).flat)
     for axes in panels[count:]:
         axes.remove()
@@ -42,9 +42,9 @@ def save(figure: Any, path: Path) -> None:
     """Write a PNG or SVG file that is the same in every run: without dates and versions."""
     from matplotlib import rc_context
 
-    varying = "Date" if path.suffix == ".svg" else "Software"
+    varying = ("Date", "Creator") if path.suffix == ".svg" else ("Software",)
     with rc_context({"svg.hashsalt": path.stem}), written_whole(path) as new:
-        figure.savefig(new, format=path.suffix[1:], metadata={varying: None})
+        figure.savefig(new, format=path.suffix[1:], metadata=dict.fromkeys(varying))
 
 
 def draw_means(
@@ -58,12 +58,12 @@ def draw_means(
     """Draw lines by name with bands for their intervals; the legend has names and last points.
 
     ``label`` formats the last point; the legend says instead where a training run diverged.
-    ``log`` makes the axis of values logarithmic. ``style`` are matplotlib's settings of all lines.
+    ``log`` makes the axis of values logarithmic. ``style``: matplotlib's settings for all lines.
     """
     if log:
         axes.set_yscale("log", subs=(1.5, 2, 3, 5, 7))  # minor ticks, times powers of 10
         axes.yaxis.set_minor_formatter("{x:,g}")
-    drawn = []  # listed, as matplotlib itself leaves out labels that begin with "_"
+    drawn = []  # the legend's lines: by itself, it leaves out labels that begin with "_"
     for name, means in lines.items():
         if not means:
             axes.plot([], [])  # takes a color, so that each name has the same one in every picture

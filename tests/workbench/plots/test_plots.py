@@ -265,6 +265,7 @@ class TestCommand:
             assert main(["plot", *words.split(), "--out", str(out)]) == 0
             written.append(out.read_bytes())
         assert written[0] == written[1]
+        assert b"Matplotlib v" not in written[0]
         width = int.from_bytes(written[0][16:20], "big")  # of a PNG, in pixels
         assert width == 800 if ending == "png" else b"<svg" in written[0]
 
