@@ -91,7 +91,7 @@ class Resumption(NamedTuple):
 
 
 def find_start(checkpoint: DictConfig) -> Path | None:
-    """Find the local file that a run with these settings starts from; refuse an absent one."""
+    """Find the local file that this section of settings names as a start; refuse an absent one."""
     from fairseq.file_io import PathManager  # takes seconds
 
     suffix = checkpoint.checkpoint_suffix  # of this rank's files, if each rank writes its part
@@ -112,7 +112,7 @@ def find_start(checkpoint: DictConfig) -> Path | None:
 
 
 def restore_if_torn(path: Path, checkpoint: DictConfig) -> None:
-    """Restore the last checkpoint of these settings if it is torn; refuse any other torn file."""
+    """Restore ``checkpoint_last.pt`` if it is torn; refuse any other torn file."""
     if not is_torn(path):
         return
     is_last = checkpoint.restore_file == LAST and path == Path(checkpoint.save_dir, LAST)
@@ -130,14 +130,14 @@ def check_resumption(path: Path, settings: DictConfig, finetunes: bool = False) 
     """
     checkpoint = settings.checkpoint
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)  # as saved
-    now = flatten(container)
+    now = select_training_settings(container)
     with open_checkpoint(path) as state:
         cfg = state.get("cfg")
         extra_state = dict(state.get("extra_state") or {})
         has_optimizer = state.get("last_optimizer_state") is not None
         updates = int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
     # An old checkpoint has `args` in place of a configuration.
-    before = flatten(cfg) if isinstance(cfg, dict) else {}
+    before = select_training_settings(cfg) if isinstance(cfg, dict) else {}
     if not finetunes and (changes := list_changes(before, now)):
         logger.info("%s resumes with other settings: %s", path, ", ".join(changes))
     if settings.ema.store_ema and "ema" not in extra_state:  # fairseq would end with a KeyError
@@ -193,8 +193,8 @@ def list_changes(before: FlatSettings, now: FlatSettings) -> list[str]:
     ]
 
 
-def flatten(cfg: Mapping[str, object]) -> FlatSettings:
-    """Select the settings of fairseq's configuration that shape a training run."""
+def select_training_settings(cfg: Mapping[str, object]) -> FlatSettings:
+    """Select the settings that shape a training run: of ``_SECTIONS``, and some ``_FURTHER``."""
     # A model that still uses argparse repeats the options of all sections in its own.
     skipped = _ALIASES.union(*(_get_section(cfg, key) for key in cfg if key not in _SECTIONS))
     flat: FlatSettings = {}

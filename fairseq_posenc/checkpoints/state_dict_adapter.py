@@ -81,7 +81,7 @@ class PositionCheckpoints(nn.Module):
         for key in [key for key in state_dict if key.endswith(STOCK_SINUSOIDS)]:
             del state_dict[key]  # markers without weights
         state_dict |= {f"{name}.{STATE_KEY}": x.to_tensor() for name, x in identities.items()}
-        is_pruned = any(x.layers_kept for x in stacks.values())  # some shared weights may be unused
+        is_pruned = any(x.layers_kept for x in stacks.values())  # then shared weights may be unused
         for key in [x for x in state_dict if ".encodings." in x and x not in model_state]:
             query = key.replace(".key_projection", ".query_projection")
             # Of a tied projection, earlier files have a copy under the name of keys.
@@ -177,7 +177,7 @@ def _refuse_other_dictionary(state_dict: dict[str, Tensor], model_state: dict[st
 
 
 def refuse_broken_weights(state_dict: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
-    """Refuse broken weights, which torch would silently copy into the model.
+    """Refuse NaN, infinite and whole numbers, which torch would silently copy into the model.
 
     Only floating-point parameters are checked, and no identity: its tensor is an encoded text.
     """

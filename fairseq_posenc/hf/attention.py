@@ -37,7 +37,7 @@ class LayerState:
     """What a layer's ``forward`` passes to our attention function, by way of the model's code."""
 
     shared: Shared  # the part of the pass's state for this kind of layer
-    inputs: Tensor  # of the layer, `(B, T, C)`; `fox` computes gates from them, `inkling` states
+    inputs: Tensor  # of the layer, `(B, T, C)`; `fox` computes forget gates from them, for example
     cache: Cache | None
     gates_layer: int  # the layer of a cache, after those of the model, that keeps forget gates
     need_weights: bool  # whether attention weights are requested
@@ -107,7 +107,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         of_input = self.encodings.input_terms(state.inputs, positions, past_decay)
         if cache is not None and (decay := of_input.find(Decay)) is not None:
             caches.store_decay(cache, state.gates_layer, decay)
-        if not plan.is_rotated:
+        if not plan.is_rotated:  # by the model's code, so ours rotates, if anything does
             query, key = self.rotate_tokens(query, key, shared)
         mask = shared.mask.with_direction(plan.direction)
         call = AttentionCall(query, key, value, terms | of_input, mask, dropout, state.need_weights)
@@ -119,7 +119,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if keys == src_len:  # the comparisons below would specialize a graph to this length
             return
         needed, least = shared.needed_keys(), src_len
-        # `last`: number of last keys that are needed, None for all; `first`: indices of first ones.
+        # `last`: number of last keys needed, None for all. With `first` ones, caches keep all keys.
         if needed.last is not None and needed.first is None:
             least = min(src_len, needed.last + tgt_len)
         if not least <= keys <= src_len:
@@ -211,7 +211,7 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
     """
     # True or "all": Gemma's text encoders.
     is_causal = getattr(named["config"], "use_bidirectional_attention", None) not in (True, "all")
-    # Masks that are no unions. Read first: compilers cannot read closures, as `_is_union` does.
+    # True only if nothing was added to the mask. Read first: compilers cannot read closures below.
     may_skip = named.get("allow_is_causal_skip") or named.get("allow_is_bidirectional_skip")
     if is_causal and not may_skip and _is_union(mask_function):
         raise UserError("tokens of images see later ones, which positions of a text do not know")

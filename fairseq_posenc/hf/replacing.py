@@ -60,7 +60,7 @@ def replace_positions(
         directions = settings.directions if stack is stacks[0] else ""  # not of a second stack
         new = _build_parts(new_spec, stack, max_positions, directions, settings.boundary_id)
         notes += _copy_weights(stack, new, old_spec, old_length, extend)
-        if not new_spec.names & {*registry.names()}:  # which lack windows, caps
+        if not new_spec.names & {*registry.names()}:  # these are not windows, caps and so on
             notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
         parts |= new
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)
@@ -218,7 +218,7 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
         return  # a hybrid: no field for a window, and types that say which layers attend
     # Of each layer of the spec; they repeat over the stack, whose layers all have attention here.
     windows = [{x.name: x.all_options for x in layer}.get("window") for layer in spec.layers]
-    # How many last keys each one's cache must keep; None for all, if later tokens see the first.
+    # How many last keys each cache must keep; None: all. With `prefill`, later tokens see all keys.
     sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else None for x in windows]
     largest = max(filter(None, sizes), default=None)
     if masks_by_type and getattr(config, "is_heterogeneous", False):  # Gemma 4: widths by type

@@ -148,7 +148,7 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
 class ModelWithPositions(Derived):
     """The part of a model with positions that its stock class, here ``super()``, lacks."""
 
-    is_first = True  # before `StackWithPositions`, whose `state_dict` this one's calls and undoes
+    is_first = True  # of mixins: its `state_dict` calls, and undoes, that of `StackWithPositions`
     config: PretrainedConfig
     is_saved = True  # whether a folder has these positions; read by `AdapterRecords`
 

@@ -139,7 +139,7 @@ class HFStackPositions(StackPositions):
         arguments = StackArguments(named, self, stack)
         is_ours = stack.config._attn_implementation == OUR_ATTENTION  # else the model's own
         self._check_attention(stack, arguments)
-        # Not in steps of decoding; in those with a static cache too, whose number may be on a GPU.
+        # Not in steps of decoding; but always with a static cache, whose length may be on a GPU.
         if isinstance(arguments.past, Tensor) or not arguments.past:
             _refuse_replaced_layers(stack)
         # FlashAttention keeps packed texts apart by ids; other layers of a hybrid do not read them.
@@ -280,7 +280,7 @@ def _refuse_cut_cache(stack: Stack, arguments: StackArguments, shared: Shared) -
     """Refuse a copy of a cache, without our mark, that may have fewer keys than tokens."""
     if arguments.past and not hasattr(arguments.cache, UNCOUNTED) and stack.is_decoder_alone:
         needed = shared.needed_keys()
-        if needed.first is None and needed.last == arguments.past:  # keys, for tokens in the copy
+        if needed.first is None and needed.last == arguments.past:  # as many keys as a full window
             raise UserError(
                 f"a cache of {arguments.past} keys that this model did not fill may lack those "
                 "that a window drops: copy whole caches, by copy.deepcopy"

@@ -10,7 +10,7 @@ def make_architecture(set_size: Callable[[Any], None], **defaults: Any) -> Calla
     """Make an architecture that sets ``defaults``, then those of ``set_size`` for what is left."""
 
     def set_defaults(args: Any) -> None:
-        use_gpu_for_bf16(args)  # for which fairseq has just chosen a TPU
+        use_gpu_for_bf16(args)  # fairseq has chosen a TPU if --bf16 is given
         for option, default in defaults.items():
             setattr(args, option, getattr(args, option, default))
         set_size(args)

@@ -177,7 +177,7 @@ def _register(name: str, **defaults: Any) -> None:
     config = make_dataclass(f"Config_{name}", options, bases=(PositionalLMConfig,))
     model = type(name, (PositionalLM,), {"__doc__": PositionalLM.__doc__, "__module__": __name__})
     globals()[name] = register_model(name, dataclass=config)(model)  # where pickle looks for it
-    ARCH_CONFIG_REGISTRY[name] = use_gpu_for_bf16  # which `--bf16` alone would make a TPU
+    ARCH_CONFIG_REGISTRY[name] = use_gpu_for_bf16  # fairseq calls it with the command's options
 
 
 for _encoding in registry.names():

@@ -81,7 +81,7 @@ class PositionalRoberta(CheckedModel, RobertaModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "PositionalRoberta":
-        """Build a model as fairseq's class does, with our encoder."""
+        """Build a model as fairseq's class does, with our encoder; let its task renew the masks."""
         # In hydra's configuration, options can be added only inside `open_dict`.
         with open_dict(args) if OmegaConf.is_config(args) else nullcontext():
             if getattr(args, "max_positions", None) is None:
@@ -91,7 +91,7 @@ class PositionalRoberta(CheckedModel, RobertaModel):
             encoder = PositionalRobertaEncoder(args, task.source_dictionary)
         settings: Any = getattr(task, "cfg", None)
         if OmegaConf.is_config(settings):
-            # fairseq masks by epoch: persistent workers would keep the masks of their first one.
+            # Persistent workers would keep the masks of their first epoch; the task is fairseq's.
             with open_dict(settings):
                 settings.reuse_dataloader = settings.persistent_workers = False
         model = cls(args, encoder)
@@ -106,7 +106,7 @@ class PositionalRoberta(CheckedModel, RobertaModel):
 
     def register_span_head(self) -> None:
         """Add the head that the task squad trains: it scores where an answer begins and ends."""
-        args: Any = self.args  # see above
+        args: Any = self.args  # torch types it as a tensor or a module
         self.span_head = SpanHead(args.encoder_embed_dim)
         self.span_head.apply(init_bert_params)
 
@@ -142,7 +142,7 @@ class PositionalRoberta(CheckedModel, RobertaModel):
         return self.span_head(states, src_tokens.eq(encoder.dictionary.pad()))
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Initialize a span head that the checkpoint lacks; drop one that the model lacks."""
+        """Add a span head to a checkpoint that lacks it, or drop the one that the model lacks."""
         super().upgrade_state_dict_named(state_dict, name)
         prefix = f"{name}.span_head." if name else "span_head."
         head = {} if self.span_head is None else self.span_head.state_dict(prefix=prefix)
@@ -181,10 +181,9 @@ for _encoding in registry.names(encoder=True):
 # The hybrids of the M4M paper (arXiv:2109.12788, table 2).
 _register("roberta_learned_m4m", "learned+m4m")
 _register("roberta_m4_reset", "m4+reset")
-# As in ModernBERT (arXiv:2412.13663), every third layer sees all tokens, the others a window. The
-# size "_tiny" has only two layers.
+# As in ModernBERT (arXiv:2412.13663), every third layer sees all tokens, the others a window.
 _MODERN = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=128)"
-_register("roberta_modern", _MODERN, sizes=("", "_large"))
-for _name, _directions in DECBERT.items():  # of first layers: `lr` up to a token, `rl` from it on
+_register("roberta_modern", _MODERN, sizes=("", "_large"))  # not "_tiny", with only two layers
+for _name, _directions in DECBERT.items():  # the directions of the first layers, such as "lr,rl"
     _register(_name, "learned", _directions)
     _register(f"{_name}_nope", "none", _directions)  # NoPE: no positions

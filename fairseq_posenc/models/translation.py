@@ -51,8 +51,8 @@ class PositionalTransformer(CheckedModel, TransformerModel):
         cls, args: Any, tgt_dict: Any, embed_tokens: nn.Embedding
     ) -> PositionalDecoder:
         """Build a decoder with position encodings."""
-        config = options.configure_stack(args, "decoder")
-        if config.adaptive_softmax_cutoff:  # replaces the shared matrix, which loading would add
+        config = options.configure_stack(args, "decoder")  # `args` itself, as fairseq converted it
+        if config.adaptive_softmax_cutoff:  # loading would add an output projection to share
             config.share_decoder_input_output_embed = False
         return PositionalDecoder(config, tgt_dict, embed_tokens, config.no_cross_attention)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.tokenizer import SymbolEncoder, TextTokens, spans_of_bytes
+from fairseq_posenc.tokens.tokenizer import SymbolEncoder, TextTokens, find_spans
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -38,9 +38,9 @@ class GPT2(SymbolEncoder):
     def tokens(self, text: str) -> TextTokens:
         """Tokenize a text, with the characters of each token."""
         pieces = [piece for word in self._find_words(text) for piece in self._words.split(word)]
-        # The start and end of each piece, which is written with one letter per byte.
-        spans = spans_of_bytes(text, np.array([len(piece) for piece in pieces], np.int64))
-        return TextTokens.from_spans(text, list(map(self.index, self._find_symbols(text))), spans)
+        # First character of each piece, and the one after it; a piece has one letter per byte.
+        spans = find_spans(text, np.array([len(piece) for piece in pieces], np.int64))
+        return TextTokens.from_spans(text, [self.index(x) for x in self._find_symbols(text)], spans)
 
     def _find_symbols(self, text: str) -> Iterable[str]:
         return chain.from_iterable(map(self._words.__getitem__, self._find_words(text)))
@@ -160,8 +160,8 @@ class PieceEncoder(SymbolEncoder):
         for i in reversed(range(len(spans) - 1)):
             if spans[i][0] == spans[i][1]:
                 spans[i] = spans[i + 1]
-        texts = [self._pieces.texts[number] for number in encoded["ids"]]
-        return TextTokens.from_spans(text, list(map(self.index, texts)), spans)
+        ids = [self.index(self._pieces.texts[number]) for number in encoded["ids"]]
+        return TextTokens.from_spans(text, ids, spans)
 
 
 Tokenizer = GPT2 | PieceEncoder  # both also find the characters of each token

@@ -63,7 +63,7 @@ class TextTokens(NamedTuple):
         return (first, last) if first <= last else None
 
 
-def spans_of_bytes(text: str, sizes: np.ndarray) -> list[tuple[int, int]]:
+def find_spans(text: str, sizes: np.ndarray) -> list[tuple[int, int]]:
     """Compute the character spans of tokens from their sizes in UTF-8 bytes, ``[T]``, above 0."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     # UTF-8 needs a second, third and fourth byte from these code points on.

@@ -24,8 +24,8 @@ class _Past(NamedTuple):
 
     kept: Kept | None = None  # their keys and values
     has_padding: bool = False
-    decay: Decay | None = None  # of forget gates; a decoder has no sums for later keys
-    rows: ProjectedRows | None = None  # of DeBERTa's table, to which this step adds; None: no cache
+    decay: Decay | None = None  # sums of logarithms of forget gates, as two parts, `(B, H, S, 2)`
+    rows: ProjectedRows | None = None  # of DeBERTa's table, for this step to extend; None: no cache
 
 
 class PositionalAttention(AttentionCore, MultiheadAttention):
@@ -140,7 +140,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         if not buffer:
             return _Past(rows=rows)
         places, sums = buffer["prev_places"], buffer["prev_decay"]
-        places = None if places is None else places[0].cpu()  # all rows are equal
+        places = None if places is None else places[0].cpu()  # indices of tokens; equal in all rows
         kept = Kept(buffer["prev_key"], buffer["prev_value"], places)
         has_padding = buffer["prev_key_padding_mask"] is not None
         return _Past(kept, has_padding, None if sums is None else Decay(sums), rows)

@@ -21,7 +21,7 @@ from fairseq_posenc.transformer.forward_context import current_context, set_cont
 
 
 class _PositionalLayer:
-    """Base of both layers, ``index`` in their stack: has our attention, can recompute itself."""
+    """Mixin for layer ``index`` of a stack: builds our attention, and can recompute the layer."""
 
     def __init__(self, cfg: Any, index: int = 0, **kwargs: Any) -> None:
         self.index = index  # first, because fairseq's constructor builds the attention
@@ -74,7 +74,7 @@ class PositionalEncoderLayer(_PositionalLayer, transformer_layer.TransformerEnco
         # The fast path of fairseq 0.12.2 skips self_attn in evaluation, and positions with it. Its
         # copies of the layer's parameters are never trained, which DDP refuses.
         self.can_use_fastpath = False
-        for name in COPIES:  # names of these, such as in_proj_weight
+        for name in COPIES:  # names of these copies, such as in_proj_weight
             self._parameters.pop(name, None)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
@@ -139,7 +139,7 @@ class RotatedProjection(nn.Linear):
         assert isinstance(rotation, PairRotation), "only rope has cross_attention"
         projected = super().forward(x)  # [T, B, C]
         heads = projected.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)  # [B, H, T, D]
-        # In beam search, fairseq projects the source's keys of only one copy of a sentence.
-        rotation = rotation.select_sentences(heads.size(0))  # for keys, rows of these copies
+        # In beam search, fairseq projects the source's keys once for all beams of a sentence.
+        rotation = rotation.select_sentences(heads.size(0))  # keeps a row for each sentence
         heads = rotation.rotate_keys(heads) if self.is_key else rotation.rotate_queries(heads)
         return heads.permute(2, 0, 1, 3).reshape(projected.shape)  # [T, B, C]

@@ -157,7 +157,7 @@ class _PositionalStack(nn.Module):
         positions = self.encodings.number(positions)  # with `documents`, from 0 in each
         if ids is not None:
             positions = positions.replace_ids(ids)  # where documents begin stays the same
-        if self.has_reset:  # one mark of first tokens for all layers, whose cache compares by `is`
+        if self.has_reset:  # one tensor for all layers, as `Mask.cached` compares by identity
             positions = positions._replace(first=positions.is_first())
         built = self.settings.spec, self.settings.dims  # layers refuse states of another stack
         return tuple(x._replace(stack=built) for x in compute_shared(self.encodings, positions))

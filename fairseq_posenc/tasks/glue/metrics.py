@@ -41,7 +41,8 @@ def matthews(counts: Tensor) -> float:
 
 def list_metrics(classes: int) -> dict[str, Callable[[Tensor], float]]:
     """List the metrics of a confusion matrix by name; F1 and Matthews only for two classes."""
-    return {"accuracy": accuracy} | ({"f1": f1, "matthews": matthews} if classes == 2 else {})
+    binary = {"f1": f1, "matthews": matthews}
+    return {"accuracy": accuracy, **(binary if classes == 2 else {})}
 
 
 def classification(counts: Tensor) -> dict[str, float]:

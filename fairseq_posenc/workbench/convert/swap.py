@@ -66,7 +66,7 @@ def swap_folder(
             if file.is_file() and _COPIED.fullmatch(file.name):
                 shutil.copy2(file, folder / file.name)
         stock = is_stock(folder)  # whether transformers loads it without this package
-        # If not, the name of its class begins with `CLASS_PREFIX` in this file, and nowhere else.
+        # If not, `CLASS_PREFIX` begins the name of its class in config.json, but not in messages.
         class_name = json.loads((folder / "config.json").read_bytes())["architectures"][0]
     others = [x for x in new if new[x] is old.get(x)]
     both = [x for x in new if x in old and x not in others]  # positions, if the source had ours

@@ -52,7 +52,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
             remedy = "--tokens none exports the model without a tokenizer"
             raise UserError(f"{trained.data / file}: {fault}: {remedy}")
     with whole_folder(out) as folder:  # renamed to `out` at the end
-        folders = write_tokenizers(trained, tokenizers, folder)
+        tokenizer_folders = write_tokenizers(trained, tokenizers, folder)  # "" is `folder` itself
         for file in trained.dictionaries:
             (folder / file).parent.mkdir(exist_ok=True)
             shutil.copyfile(trained.data / file, folder / file)
@@ -68,7 +68,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
         notes = [] if tokenizers else ["no tokenizer"]
         notes.append(f"scores differ by {difference:.1e} of the largest one, on padded sentences")
         notes += [f"load it after `import {', '.join(imports)}`"] if imports else []
-        usage = card.format_usage(trained, imports, folders)
+        usage = card.format_usage(trained, imports, tokenizer_folders)
         card.write_card(folder, trained, "transformers", usage, notes)
     positions = "its own positions" if is_plain else "positions of fairseq-posenc"
     return [f"wrote {out}: {name} with {positions}", *notes]
@@ -122,9 +122,9 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
 
 
 def _select_weights(trained: OpenModel) -> dict[str, Tensor]:
-    """Select a model's weights except unused heads, which only fairseq's class keeps."""
+    """Select a model's weights without unused heads for tokens or classes, which fairseq keeps."""
     heads = {"masked_lm": "encoder.lm_head.", "classes": "classification_heads."}  # their prefixes
-    unused = tuple(name for head, name in heads.items() if head != trained.head)  # spans never are
+    unused = tuple(prefix for head, prefix in heads.items() if head != trained.head)
     # What our stacks store about their training, and fairseq's buffers without content.
     others = ("_extra_state", ".version", "._float_tensor")
     weights = trained.model.state_dict().items()  # tied ones under each of their names
@@ -136,7 +136,7 @@ def _set_positions(trained: OpenModel, model: PreTrainedModel) -> None:
     stacks = [*trained.stacks.values()]  # one, or the encoder and the decoder
     specs = [stack.spec for stack in stacks]
     needs_ends = any(spec.names & {"documents", "sentence_learned"} for spec in specs)
-    with warnings.catch_warnings():  # that positions are lost: the class's, which are untrained
+    with warnings.catch_warnings():  # about the class's own positions, untrained, which are lost
         warnings.simplefilter("ignore")
         set_positions(
             model,

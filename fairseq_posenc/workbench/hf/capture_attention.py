@@ -56,8 +56,8 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
         return attend_with_positions(module, query, key, value, *mask, **named)
 
-    # For queries and keys before their rotation: if `is_rotated` is False, the model's own code
-    # rotates by 0 (cosines of 1), and ours rotates.
+    # For queries and keys before their rotation: if `is_rotated` in a layer's plan is False, the
+    # model's own code rotates by 0 (cosines of 1), and ours rotates.
     layers = [part for part in model.modules() if isinstance(part, AttentionPositions)]
     changes = [(layer, "plan", layer.plan._replace(is_rotated=False)) for layer in layers]
     usual = model(**inputs, use_cache=False)[0]  # logits or states, to compare with below

@@ -62,9 +62,9 @@ def load_state(path: Path, option: str) -> State:
 
 @contextmanager
 def refuse_unusable_settings(option: str, path: Path) -> Iterator[None]:
-    """Turn errors raised by the use of settings into one line with the checkpoint's path.
+    """Turn errors of building a task or model from settings into a line with the checkpoint's path.
 
-    The line begins with ``option``, which named the checkpoint.
+    These are ``BUILD_ERRORS``. The line begins with ``option``, which named the checkpoint.
     """
     label = f"{option} {path}".lstrip()
     try:

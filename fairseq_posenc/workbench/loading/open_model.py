@@ -282,11 +282,11 @@ def open_model(
     if family is None:
         known = ", ".join(STOCK_CLASSES)
         raise UserError(f"{option} {path}: a model of the kind {arch}; this command reads {known}")
-    with refuse_unusable_settings(option, path):
+    with refuse_unusable_settings(option, path):  # errors of building, in one line
         opened = open_task(path, state, data)
         # `args` is the old form of the settings; fairseq would prefer it to `cfg`.
         state = {**state, "cfg": opened.settings, "args": None}
         (model,), _ = load_model_ensemble([str(path)], task=opened.task, state=state)
-        # Refuses NaN and infinite weights by the names in the second; fairseq's models load them.
+        # Our models refuse NaN and infinite weights while they are loaded; fairseq's do not.
         refuse_broken_weights(state["model"], model.state_dict())
     return OpenModel(**vars(opened), family=family, model=model.float().eval(), state=state)

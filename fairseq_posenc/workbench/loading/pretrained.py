@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.loading.checkpoints import load_state, refuse_unus
 
 # Options of models that concern loading or training, and do not define the model.
 _NOT_THE_MODEL = re.compile(
-    "dropout|layerdrop|embed_path|(checkpoint|offload)_activations|min_params_to_wrap|"
+    "dropout|layerdrop|(checkpoint|offload)_activations|min_params_to_wrap|"
     "init_positions|load_checkpoint_heads|position_backend"
 )
 

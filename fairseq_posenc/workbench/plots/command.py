@@ -39,7 +39,7 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
     for kind, (draw, text) in KINDS.items():
         subparser = parsers.add_parser(kind, help=text, description=text)
         add = subparser.add_argument
-        subparser.set_defaults(head=None)  # for `decay`, which is the same for all heads
+        subparser.set_defaults(head=None)  # `decay` has no --head: it is the same for all heads
         stacks = ["encoder", "decoder"]
         if draw is None:
             add("--checkpoint", type=Path, required=True, metavar="FILE", help=_MODELS_OR_FOLDER)
@@ -56,7 +56,7 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
         add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
         add_data(subparser, "folder with its dictionaries (default: the one it was trained on)")
         add("--stack", choices=stacks, help="default: the model's first")
-        for option in ("--layer", "--head") if kind != "decay" else ("--layer",):
+        for option in ["--layer"] if kind == "decay" else ["--layer", "--head"]:
             add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
 
 
@@ -72,7 +72,7 @@ def run_plot(args: argparse.Namespace) -> None:
 
 def _find_subject(args: argparse.Namespace) -> Subject:
     """Find the layers and heads to show: of the checkpoint, or of an untrained spec."""
-    source = f"--checkpoint {args.checkpoint}" if args.checkpoint else "--encoding"
+    source = f"--checkpoint {args.checkpoint}" if args.checkpoint else "--encoding"  # in messages
     if args.checkpoint:
         from fairseq_posenc.workbench.loading.open_model import open_model
 

@@ -73,7 +73,7 @@ def _make_batch(opened: OpenModel, stack: str, tokens: list[Token]) -> Tensor:
     """
     module = opened.stacks[stack]
     limit = None if opened.positions[stack] else module.max_positions()  # no spec: fairseq's own
-    heads = len(module.layers) * module.layers[0].self_attn.num_heads
+    heads = len(module.layers) * module.layers[0].self_attn.num_heads  # weights of all are kept
     refuse_long_text(f"its {stack}", len(tokens), limit, heads)
     return torch.tensor([[token_id for token_id, _ in tokens]])
 

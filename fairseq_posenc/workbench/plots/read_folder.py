@@ -44,7 +44,7 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
         raise UserError(f"--text: the tokenizer of {folder} finds no token in it")
     check_ids(folder, inputs["input_ids"], model)
     stacks = find_family(type(model.config)).find_stacks(model)  # type: ignore[union-attr]
-    heads = [len(x.attentions) * x.num_heads for x in stacks]  # of an encoder first
+    heads = [len(x.attentions) * x.num_heads for x in stacks]  # weights of all heads are kept
     refuse_long_text(str(folder), inputs["input_ids"].size(1), read_limit(model), heads[0])
     ids = {"encoder": inputs["input_ids"]}  # by stack, `(1, T)`
     if has_two_stacks:

@@ -121,7 +121,7 @@ def _build_trained_subject(stack: Any) -> Subject:
         attention = stack.layers[index].self_attn
         layer = PositionEncoding(str(stack.spec.select_layers([index])), *sizes)
         # Only its methods are needed: its new modules are all replaced by the trained ones.
-        layer.dims = dims
+        layer.dims = dims  # with the length in training, which `sizes` lack
         at_input = stack.embed_positions  # None if nothing is added at the input
         layer.input = None if at_input is None else at_input.encodings
         layer.shared = stack.encodings.select(attention.kind)  # of layers with its encodings

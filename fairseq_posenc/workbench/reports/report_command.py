@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from fairseq_posenc.checkpoints.recovery import LAST, flatten
+from fairseq_posenc.checkpoints.recovery import LAST, select_training_settings
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import json_values
 from fairseq_posenc.tasks.glue.definitions import TASKS
@@ -79,20 +79,20 @@ def _find_results(path: Path, known: set[Path]) -> Iterator[Result]:
     elif path.name == LAST:
         yield from _read_training(path.parent)
     elif path.suffix == ".json":
-        # Most files in folders are no records; one that the user named (`known` is empty) must be.
-        with suppress(UserError) if known else nullcontext():
+        is_named = not known  # by the user, so it must be a record; most files in folders are none
+        with nullcontext() if is_named else suppress(UserError):
             if (record := read(path)).kind in _READERS:
                 try:
-                    yield from list(_READERS[record.kind](record, path))
+                    yield from list(_READERS[record.kind](record, path))  # all rows, or none
                 except (AttributeError, LookupError, TypeError, ValueError):  # other fields
                     say(f"{path}: left out: figures are missing or wrong; run {record.kind} again")
 
 
 def _read_glue(record: Record, path: Path) -> Iterator[Result]:
-    """Read one row: what the paper of the protocol reports of each task, and the average."""
+    """Read one row: what the paper of the protocol reports for each task, and the average."""
     figures: Figures = {**select_figures(record)}  # columns of `_GLUE_NAMES`
-    if collapsed := sum(bool(row["collapsed"]) for row in record.figures["runs"]):  # fine-tunings
-        figures["collapsed runs"] = collapsed
+    if collapsed := sum(bool(row["collapsed"]) for row in record.figures["runs"]):
+        figures["collapsed runs"] = collapsed  # that predict NaN, a constant, or at chance
     if unfinished := record.data["unfinished"]:  # the labels of fine-tunings, in one text
         say(f"{path}: not finished: {unfinished}; the same glue command finishes them")
     protocol = record.data["protocol"]
@@ -151,8 +151,8 @@ def _read_training(folder: Path) -> Iterator[Result]:
     else:  # a task of fine-tuning
         return
     container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)  # by section
-    options = flatten(container) | {"seed": None, "updates": updates}  # without folders and so on
-    fingerprint = hashlib.sha256(str(sorted(options.items())).encode()).hexdigest()[:8]
+    compared = select_training_settings(container) | {"seed": None, "updates": updates}
+    fingerprint = hashlib.sha256(str(sorted(compared.items())).encode()).hexdigest()[:8]
     yield Result(title, folder.name, encoding, figures, str(folder), fingerprint)
 
 

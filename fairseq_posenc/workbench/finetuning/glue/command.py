@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     request = runs.GlueRequest(
         protocol=args.protocol,
         tasks=parse_tasks(args.tasks),
-        data=args.data,  # each task's folder becomes absolute in its run
+        data=args.data,  # may be relative: opening a task's data-bin in it makes the path absolute
         pretrained=pretrained,
         out=out,
         rates=args.learning_rates,
