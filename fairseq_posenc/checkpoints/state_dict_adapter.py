@@ -177,7 +177,7 @@ def _refuse_other_dictionary(state_dict: dict[str, Tensor], model_state: dict[st
 
 
 def refuse_broken_weights(state_dict: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
-    """Refuse NaN, infinite and whole numbers, which torch would silently copy into the model.
+    """Refuse NaN, infinity and other types of numbers, which torch would silently copy or convert.
 
     Only floating-point parameters are checked, and no identity: its tensor is an encoded text.
     """

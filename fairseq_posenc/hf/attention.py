@@ -107,7 +107,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         of_input = self.encodings.input_terms(state.inputs, positions, past_decay)
         if cache is not None and (decay := of_input.find(Decay)) is not None:
             caches.store_decay(cache, state.gates_layer, decay)
-        if not plan.is_rotated:  # by the model's code, so ours rotates, if anything does
+        if not plan.is_rotated:  # not by the model's code: ours rotates, if the spec says so
             query, key = self.rotate_tokens(query, key, shared)
         mask = shared.mask.with_direction(plan.direction)
         call = AttentionCall(query, key, value, terms | of_input, mask, dropout, state.need_weights)
@@ -211,7 +211,7 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
     """
     # True or "all": Gemma's text encoders.
     is_causal = getattr(named["config"], "use_bidirectional_attention", None) not in (True, "all")
-    # True only if nothing was added to the mask. Read first: compilers cannot read closures below.
+    # True only if nothing was added to the mask. Read first: compilers cannot read closures, below.
     may_skip = named.get("allow_is_causal_skip") or named.get("allow_is_bidirectional_skip")
     if is_causal and not may_skip and _is_union(mask_function):
         raise UserError("tokens of images see later ones, which positions of a text do not know")
@@ -222,9 +222,9 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
 
 
 def _is_union(part: Any) -> bool:
-    """Check whether a mask has pairs that a causal one lacks, also inside those of packed texts.
+    """Check whether a mask has pairs that a causal one lacks: it is, or contains, an ``or_mask``.
 
-    transformers makes such functions of others, which are in their closures, also in tuples.
+    transformers makes mask functions of others, which are in their closures, also in tuples.
     """
     if isinstance(part, tuple):
         return any(map(_is_union, part))

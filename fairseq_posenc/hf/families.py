@@ -40,7 +40,7 @@ class Family:
     # Pairs of coordinates that each axis rotates, where `rope_parameters` has no `mrope_section`;
     # empty if positions are on one axis.
     sections: tuple[int, ...] = ()
-    # `blocks`: those of an axis are adjacent; `interleaved`: the axes take turns.
+    # `blocks`: the pairs of an axis are adjacent; `interleaved`: the axes take turns.
     pairs: Literal["blocks", "interleaved"] = "blocks"
     rotation_flag: str = ""  # attribute of an attention, true if it rotates; empty if all rotate
     table: str = ""  # path of the table of positions in a stack
@@ -50,7 +50,7 @@ class Family:
     first_row: int = 0  # row of position 0 in a trained table, or AFTER_PADDING
     scale: str = ""  # attribute of a stack that is the factor of its embeddings
     # Names of the query and key projections in an attention, or only the name of the projection
-    # that contains all; in `query_key_value`, those of a head are side by side.
+    # that contains all; in `query_key_value`, query, key and value of a head are side by side.
     projections: tuple[str, ...] = ("q_proj", "k_proj")
     # The projection under whose weight's name files store our record of the positions, so that
     # stock classes fail on its shape; empty for the first of `projections`.

@@ -178,8 +178,8 @@ class ModelWithPositions(Derived):
         """Save the model as transformers does.
 
         The folder is a stock one if a stock model computes the same. Otherwise, which is logged, it
-        has the spec, and records of the positions under names of stock weights. The same holds for
-        folders from which ``Trainer`` resumes, and those of a given ``state_dict``.
+        has the spec, and records of the positions under names of stock weights; so have all folders
+        from which ``Trainer`` resumes, and all for which a ``state_dict`` is given.
         """
         if kwargs.get("distributed_checkpoint"):
             raise UserError("distributed_checkpoint=True does not record positions: leave it out")
@@ -245,7 +245,7 @@ class ModelWithPositions(Derived):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load weights, such as those of a saved folder; refuse those of other positions.
 
-        torch calls it before those of the parts, with the weights under ``prefix`` alone; changing
+        torch calls it before it loads the parts, with the weights under ``prefix`` alone; changing
         their dictionary in place is allowed, and reaches the parts.
         """
         record.exchange_names(state_dict, type(self.config), saving=False)
@@ -257,7 +257,7 @@ class ModelWithPositions(Derived):
                     f"these are the weights of a model whose positions were not set, and {has}: "
                     "load them before set_positions"
                 )
-            # Weights of fewer names are those of an adapter, or of a part of a model.
+            # Weights with fewer names belong to an adapter, or to a part of a model.
             logger.warning("nothing shows which positions these weights were trained with; %s", has)
         for key, positions in record.list_positions(cast(PreTrainedModel, self)).items():
             if (of_adapter := state_dict.pop(f"{prefix}{record.PART}.{key}", None)) is not None:

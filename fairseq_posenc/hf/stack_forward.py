@@ -64,7 +64,7 @@ class HFStackPositions(StackPositions):
 
     The base class sets ``spec``, ``dims`` (sizes), and two modules of encodings: ``input``, of one
     that adds vectors to embeddings, or None; and ``shared``, which layers share. The stack is only
-    read; an unfit spec is refused. ``directions``, such as ``lr,rl``, are those of first layers.
+    read; an unfit spec is refused. ``directions``, such as ``lr,rl``, are of the first layers.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> No
     try:
         theirs = _compute_outputs(stock, inputs)
     except (RuntimeError, ValueError):
-        # Heads are then not computed: their weights must be equal, which tying may have replaced.
+        # Heads are then not run, so their weights are compared, which tying may have replaced.
         weights, has_head = model.state_dict(), stock is not stock.base_model
         are_equal = all(torch.equal(x, weights.get(k, x)) for k, x in stock.state_dict().items())
         if model.can_generate() or not (has_head and are_equal):

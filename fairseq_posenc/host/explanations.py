@@ -129,7 +129,7 @@ def _explain(error: BaseException) -> str | None:
 
 
 def _suggest_settings(error: ConfigKeyError | ConfigAttributeError) -> str:
-    """Suggest settings for one that a section of hydra lacks, also those of other sections."""
+    """Suggest settings, of any section, for a name that one of hydra's sections lacks."""
     key, section = str(error.key), error.parent_node
     if not isinstance(section, DictConfig):
         return ""

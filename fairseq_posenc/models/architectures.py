@@ -7,7 +7,7 @@ from fairseq_posenc.host.checks import use_gpu_for_bf16
 
 
 def make_architecture(set_size: Callable[[Any], None], **defaults: Any) -> Callable[[Any], None]:
-    """Make an architecture that sets ``defaults``, then those of ``set_size`` for what is left."""
+    """Make an architecture that sets missing options: to ``defaults``, others by ``set_size``."""
 
     def set_defaults(args: Any) -> None:
         use_gpu_for_bf16(args)  # fairseq has chosen a TPU if --bf16 is given

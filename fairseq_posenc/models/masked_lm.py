@@ -93,7 +93,7 @@ class PositionalRoberta(CheckedModel, RobertaModel):
         if OmegaConf.is_config(settings):
             # Persistent workers would keep the masks of their first epoch; the task is fairseq's.
             with open_dict(settings):
-                settings.reuse_dataloader = settings.persistent_workers = False
+                settings.update(reuse_dataloader=False, persistent_workers=False)
         model = cls(args, encoder)
         prepare_model(model, task, encoder=encoder.sentence_encoder)  # with checks of the data
         return model

@@ -52,7 +52,7 @@ class PositionalTransformer(CheckedModel, TransformerModel):
     ) -> PositionalDecoder:
         """Build a decoder with position encodings."""
         config = options.configure_stack(args, "decoder")  # `args` itself, as fairseq converted it
-        if config.adaptive_softmax_cutoff:  # loading would add an output projection to share
+        if config.adaptive_softmax_cutoff:  # else loading would add an output projection
             config.share_decoder_input_output_embed = False
         return PositionalDecoder(config, tgt_dict, embed_tokens, config.no_cross_attention)
 

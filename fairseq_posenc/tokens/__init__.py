@@ -1,5 +1,5 @@
 """Tokenizes text, with character offsets: for preprocessing, SQuAD, translate and compare.
 
-``tokenizer`` encodes words and characters and writes tokens, ``subwords`` are those of GPT-2 and of
-sentencepiece. ``files`` reads text, ``squad_file`` and ``squad_windows`` SQuAD's questions.
+``tokenizer`` encodes words and characters and writes tokens, ``subwords`` encodes with GPT-2's BPE
+or sentencepieces. ``files`` reads text, ``squad_file`` and ``squad_windows`` SQuAD's questions.
 """

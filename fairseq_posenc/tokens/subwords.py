@@ -157,8 +157,8 @@ class PieceEncoder(SymbolEncoder):
         encoded = self._pieces.model.encode(text, return_type="offset_mapping")  # two lists
         spans = list(encoded["offsets"])  # first character of each piece, and the one after it
         # If a character becomes several pieces (½: 1, ⁄, 2), only the last has its span: copy it.
-        for i in reversed(range(len(spans) - 1)):
-            if spans[i][0] == spans[i][1]:
+        for i, (start, end) in reversed([*enumerate(spans[:-1])]):
+            if start == end:
                 spans[i] = spans[i + 1]
         ids = [self.index(self._pieces.texts[number]) for number in encoded["ids"]]
         return TextTokens.from_spans(text, ids, spans)

@@ -37,7 +37,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
     Args:
         embed_dim: C, the width of the model.
         num_heads: H, the number of heads.
-        encodings: the encodings of this layer, without those of the input.
+        encodings: the encodings of this layer, without the one at the input.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         backend: ``auto`` or the name of a backend.
         stack: spec and sizes of its stack; a position state of another stack is refused.
@@ -134,7 +134,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         """Read fairseq's cache, whose tensors have a row for each sentence, as beams do."""
         if state is None:
             return _Past()
-        # Rows by distance are those of all sentences: under this key, beam search leaves them.
+        # All sentences share the rows by distance; beam search reorders nothing under this key.
         rows = state.setdefault(self._get_full_incremental_state_key("rows"), ProjectedRows())
         buffer: dict[str, Any] = self._get_input_buffer(state)  # {} in the first step
         if not buffer:

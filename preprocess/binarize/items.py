@@ -114,7 +114,7 @@ def make_items(
         lines = list(filter(None, lines))
     tokens, sizes = encoder.encode(lines)  # [T] in the data set's type; [N] of int32
     counts["unknown_tokens"] = int((tokens == unk).sum())
-    begins = ends = False  # whether blanks are first and last
+    begins, ends = False, False  # whether blanks are first, and last
     if empty_lines == "documents":
         is_blank = np.array([not line for line in lines], dtype=bool)
         is_kept, begins, ends = _keep_between_documents(is_blank, sizes > 1)  # not </s> alone

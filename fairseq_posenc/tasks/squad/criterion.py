@@ -15,8 +15,8 @@ _SIDES = ("start", "end")
 class SquadCriterion(FairseqCriterion):
     """The mean of the losses of start and end, as in BERT, summed over windows.
 
-    The model returns the scores of both; those of padding are -inf. In a window without the answer,
-    the target of both is ``<s>``, at index 0.
+    The model returns the scores of both, -inf for padding. In a window without the answer, the
+    target of both is ``<s>``, at index 0.
     """
 
     def forward(self, model: Any, sample: Any) -> tuple[Tensor, int, dict[str, Tensor | int]]:

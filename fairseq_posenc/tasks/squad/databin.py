@@ -15,7 +15,7 @@ SPECIAL_SYMBOLS = 4  # of a window: <s> question </s></s> context </s>
 
 
 class Limits(NamedTuple):
-    """Sizes in tokens; by default a window is RoBERTa's, stride and question are also BERT's."""
+    """Sizes in tokens; by default a window as in RoBERTa, stride and question as in BERT."""
 
     max_length: int = 512  # maximum size of a window, with its four special symbols
     stride: int = 128  # distance from the start of a window to that of the next

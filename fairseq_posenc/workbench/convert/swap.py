@@ -16,7 +16,7 @@ from fairseq_posenc.hf.settings import PositionSettings
 from fairseq_posenc.position_parameters import LengthRule
 from fairseq_posenc.workbench.hf.folders import is_stock, load_model
 
-# Names of the only files that are copied: those of a tokenizer, and a license.
+# Names of the only files that are copied: a tokenizer's, and a license.
 _COPIED = re.compile(
     r"(tokenizer|vocab|merges|special_tokens|added_tokens|sentencepiece|spiece|source|target|"
     r"sentence_bert|bpe|processor|preprocessor|tekken)[\w.-]*\.(json|txt|model|bpe|spm|tiktoken)|"

@@ -93,7 +93,7 @@ def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder
     """
     end = torch.tensor([trained.model.decoder.eos_idx])
     ours, lines = [], []
-    stacks = trained.stacks.values()  # some read sentences that are longer than their positions
+    stacks = trained.stacks.values()  # up to 8 tokens beyond the trained ones, and <s>, cut below
     lengths = [min(1024, x.dims.max_positions + 8, _count_positions(x)) + 1 for x in stacks]
     for row in zip(*comparison.draw_batch(trained.model, "right", lengths)):  # padded right
         # Without padding and the ends, which are added; a causal LM has only a target.
@@ -236,10 +236,10 @@ def _build_attention(rope: Rope | None, terms: Terms, has_alibi: bool, dims: Dim
 def _set_bias(spec: Any, bias: Tensor, dims: Dims) -> None:
     """Set a bias by distance, ``(H or 1, 2 T - 1)``, as T5's, with a bucket for each distance.
 
-    T5 has buckets for earlier keys, by distance, then for later keys. In both, the first half have
-    a single distance, the second half ranges up to a largest distance. Here T - 2 is in the first
-    range, T - 1 and more in the last. T - 1 must be the largest distance: in layers with vectors by
-    distance, CTranslate2 takes it from them.
+    T5 has buckets for earlier keys, by distance, then for later keys. On each side, the first half
+    of the buckets have one distance each, the others are ranges up to a largest distance. Here
+    T - 2 is in the first range, T - 1 and more in the last. The largest distance must be T - 1:
+    in layers with vectors by distance, CTranslate2 takes it from their number.
     """
     length = bias.size(1) // 2 + 1  # T
     past, later = bias[:, :length].flip(1), bias[:, length - 1 :]  # [H or 1, T] from distance 0

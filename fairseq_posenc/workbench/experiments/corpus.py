@@ -71,7 +71,7 @@ def hold_out(documents: list[Document]) -> tuple[list[Document], list[Document]]
     """Shuffle documents from a fixed seed; return the training and the validation documents."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
     least_words = VALIDATION_SHARE * sum(map(count_words, documents))
-    count = words = 0  # of documents that are held out, and the words in them
+    count, words = 0, 0  # of documents that are held out, and of the words in them
     while words < least_words and count < len(shuffled) - 1:  # at least one is for training
         words += count_words(shuffled[count])
         count += 1

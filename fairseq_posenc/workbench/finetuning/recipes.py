@@ -111,7 +111,7 @@ def build_settings(
 ) -> dict[str, str]:
     """Build the overrides of a recipe for a training run from a pre-trained model.
 
-    They are returned by name, so that those of two training runs can be compared.
+    They are returned by name, so that two training runs can be compared.
 
     Args:
         pretrained: the model, whose options define the new one's.
@@ -140,7 +140,7 @@ def build_settings(
 
 def join_overrides(settings: Mapping[str, str]) -> list[str]:
     """Join names and values to hydra's overrides; ``~NAME``, which deletes one, has no ``=``."""
-    return [x if x[0] == "~" and not value else f"{x}={value}" for x, value in settings.items()]
+    return [x if x.startswith("~") and not y else f"{x}={y}" for x, y in settings.items()]
 
 
 def build_command(path: Path, settings: Mapping[str, str]) -> list[str]:

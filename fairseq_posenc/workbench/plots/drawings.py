@@ -193,7 +193,7 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
         for head, name in titles.items():
             yield PlottedTable(name, bias[head], queries, "query's position", "key's position")
     by_distance = [term for term in terms if isinstance(term, term_types.ByDistance)]
-    # Terms that share a table, as those of the encoding m4, differ only in their names.
+    # Terms that share a table, as in the encoding m4, differ only in their names.
     for sharing in group_by(by_distance, lambda term: id(term.table)).values():
         term, label = sharing[0], " and ".join(term.name for term in sharing)
         title = f"{label.replace('_', ' ')}, {layer_name}"

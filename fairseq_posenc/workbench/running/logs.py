@@ -14,7 +14,7 @@ from typing import NamedTuple
 _LINE = re.compile(r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) (\{.*\}|epoch .*)$")
 _FIGURE = re.compile(r'([a-z]\w*)(?:": "?|=| )([^\s,|"}]+)')  # name and value in all forms
 TRAIN_LOG = "train.log"  # the log of a training run, beside its checkpoints
-NATS_PER_BIT = math.log(2)  # fairseq's losses are in bits, those of most papers in nats
+NATS_PER_BIT = math.log(2)  # fairseq's losses are in bits, most papers' in nats
 
 
 class Entry(NamedTuple):

@@ -1,7 +1,7 @@
 """Runs tasks as jobs on a Slurm cluster, submitted by submitit.
 
-The tasks, those of ``programs.run_here``, continue from their last checkpoints: a job that runs out
-of time is requeued unchanged, and a command started again cancels its old jobs, and submits others.
+Tasks are given as to ``programs.run_here``, and continue from their last checkpoints: a job that
+runs out of time is requeued unchanged; a restarted command cancels its jobs, and submits others.
 """
 
 import hashlib

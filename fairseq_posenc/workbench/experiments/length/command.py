@@ -128,7 +128,7 @@ def _score_model(
                 )
             outcome = score.refusal or f"perplexity {format_number(score.perplexity, 2)}"
             say(f"{label}: {outcome} ({score.seconds:.0f} s)")
-            # Perplexities by window; those of a whole text, or before a refusal, are no sample.
+            # Perplexities by window: windows of a whole text, or before a refusal, are no sample.
             sample = score.windows if args.windows and not score.refusal else []
             figures = {**score._asdict(), "windows": sample}
             write_result(path, request, figures)
