@@ -24,12 +24,8 @@ from fairseq_posenc.positions import Positions
 from fairseq_posenc.specs import Item, Items, Spec, name_modules
 
 
-def build_encodings(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
-    """Build encodings and initialize their parameters.
-
-    Args:
-        items: encodings by the names of their modules; or a spec, for all of its encodings.
-        dims: sizes of the stack.
+def build_encodings(items: Mapping[str, Item], dims: Dims) -> Encodings:
+    """Build encodings, by the names of their modules, and initialize their parameters.
 
     Raises:
         UserError: an encoding cannot work with these sizes.
@@ -47,8 +43,6 @@ def build_encodings(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
         raise UserError(
             f"width {dims.embed_dim} cannot be divided among {dims.num_heads} attention heads"
         )
-    if isinstance(items, Spec):
-        items = name_modules(items.items)
     # `item.encoding` is the class of an encoding.
     built = {name: item.encoding(dims, **dict(item.options)) for name, item in items.items()}
     for encoding in built.values():

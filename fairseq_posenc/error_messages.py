@@ -16,10 +16,10 @@ _ERRNO_TEXTS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILE
 _ERROR_OF_RANK = re.compile(
     r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+(\n.+)*)", re.MULTILINE
 )
-# Modules of fairseq, which messages call by that name, and others that the extra installs with it.
+# Modules that messages call fairseq, and others that the extra of that name installs.
 _OF_FAIRSEQ = {"fairseq", "fairseq_cli", "hydra", "omegaconf"}
 _WITH_FAIRSEQ = {"argcomplete", "markdown", "regex", "sacrebleu", "scipy", "sentencepiece", "tqdm"}
-# Optional modules, by the extra in pyproject.toml that messages name for them.
+# Modules that may be missing, by the extra in pyproject.toml that installs them.
 _MODULES = {
     "fairseq": _OF_FAIRSEQ | _WITH_FAIRSEQ,
     "plot": {"matplotlib", "sklearn"},
@@ -51,7 +51,7 @@ def find_full_disk(error: BaseException) -> int:
 def describe_mistake(error: BaseException) -> str | None:
     """Describe a user's mistake or a machine's limit in a line; None for any other error.
 
-    Only messages of a rank and of a failed run (``RunError``, a ``UserError``) may have more lines.
+    It may have more lines if it comes from a rank, or is a failed run's (:class:`RunError`).
     """
     if isinstance(error, UserError):
         return str(error)
@@ -81,11 +81,12 @@ def describe_mistake(error: BaseException) -> str | None:
 
 def _match_rank(error: BaseException) -> re.Match[str] | None:
     """Find an error of ours in torch's ProcessRaisedException, whose text is a stack trace."""
-    return _ERROR_OF_RANK.search(str(error)) if "Process" in type(error).__name__ else None
+    is_of_rank = type(error).__name__ == "ProcessRaisedException"  # importing torch takes seconds
+    return _ERROR_OF_RANK.search(str(error)) if is_of_rank else None
 
 
 def _find_errno(error: BaseException) -> int:
-    """Find the errno of an error, or the one that its text (disk full) shows; 0 if none does."""
+    """Find the errno of an error, or the one of `_ERRNO_TEXTS` that its text has; 0 for none."""
     if isinstance(error, OSError) and error.errno:
         return error.errno
     text = str(error)

@@ -93,7 +93,7 @@ def refuse_bad_place(path: Path, prefix: str = "") -> None:
     is_system = any(folder.is_relative_to(system) for system in _SYSTEM)
     is_device = is_system and not folder.is_relative_to("/dev/shm")  # which holds ordinary files
     if is_device or (path.exists() and not path.is_file()):
-        raise UserError(f"{name}: is a device, a pipe or a socket; name a file")
+        raise UserError(f"{name}: name a file: this is a device, a pipe or a socket")
 
 
 def write_whole(path: Path, text: str) -> None:

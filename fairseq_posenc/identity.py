@@ -151,8 +151,7 @@ class Identity(NamedTuple):
         if str(positions) != str(model.positions):
             differences.append(f"trained with {positions}, the model has {model.positions}")
         if directions != model.directions:
-            ours = directions or "both"
-            theirs = model.directions or "both"
+            ours, theirs = directions or "both", model.directions or "both"
             differences.append(f"trained with attention directions {ours}, the model has {theirs}")
         return differences
 
@@ -182,7 +181,7 @@ def parse_directions(text: str, option: str) -> list[str]:
     Raises:
         UserError: a direction is unknown; the message names the option.
     """
-    directions = [part.strip() for part in text.split(",") if part.strip()]
+    directions = [part.strip() for part in text.split(",")] if text.strip() else []
     for direction in directions:
         if direction not in DIRECTIONS:
             raise UserError(

@@ -9,7 +9,7 @@ from itertools import chain
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError, shortened, suggest
-from fairseq_posenc.specs import Item, Spec, parse, split_spec
+from fairseq_posenc.specs import Item, Spec, parse, split_options, split_spec
 
 _OWN = re.compile(r"\s*own\s*(?:\((.*)\)\s*)?")  # own, or own(NAME=VALUE,...)
 
@@ -52,9 +52,7 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
             if (match := _OWN.fullmatch(item)) is None:
                 items.append(item)
                 continue
-            # Options are separated by commas, which no value has.
-            pairs = [part.partition("=") for part in (match[1] or "").split(",") if part.strip()]
-            changes = {name.strip(): value.strip() for name, _, value in pairs}
+            changes = split_options("own", match[1] or "")
             meant = chain(*own_layers[place :: len(layers)])  # by this `own`, in all layers
             known = {name for x in meant for name in registry.options(x.name)}
             if unknown := sorted(changes.keys() - known):

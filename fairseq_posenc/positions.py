@@ -42,7 +42,7 @@ def may_sync(device: torch.device, decoding: bool = False) -> bool:
 
 
 def refuse_if(is_wrong: Tensor, message: str) -> None:
-    """Refuse a call if a bool is true; in a graph or on a GPU torch raises, and nothing waits."""
+    """Refuse a call if a bool is true; in a graph or on a GPU torch raises, without a wait."""
     if torch.compiler.is_compiling() or reading_waits(is_wrong.device):
         torch._assert_async(~is_wrong, message)
     elif is_wrong:
@@ -99,11 +99,11 @@ class Positions(NamedTuple):
         is_shifted: whether the id of a real token may differ from its index in the row. Padding
             before it is one cause; documents and ids that a caller gives are others.
         longest: the largest position plus 1, or an upper bound on it; None if not known.
-        first: result of :meth:`is_first`, as ids of documents or a caller do not show it; or None.
+        first: what :meth:`is_first` returns if ids of documents, or a caller's, do not show it.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, if
-            documents were looked for; ``ids`` are then counted in the document.
-        drawn: random numbers that tables and rotations use instead of ``ids``; None for ``ids``.
-            Like the ids, they ascend if the tokens are counted.
+            documents were looked for; ``ids`` count from there, unless a caller gave them.
+        drawn: random numbers that tables and rotations use instead of ``ids``, drawn last (by
+            ``randomized``); None for ``ids``. Like these, they ascend if the tokens are counted.
         counted: whether ``ids`` count the tokens; ids that a caller gives may repeat.
         consecutive: whether ``ids`` grow by one from token to token of a document, so that
             their differences equal those of the tokens' indices.
@@ -182,7 +182,7 @@ class Positions(NamedTuple):
             name: of the ids, for errors.
 
         Raises:
-            UserError: an id is below 0; not where ids must not be read, as in a graph.
+            UserError: an id is below 0 or not finite; not where ids must not be read (a graph).
         """
         ids = ids.float() if ids.is_floating_point() else ids.long()
         if (padding := self.padding) is not None:
@@ -197,6 +197,8 @@ class Positions(NamedTuple):
             least, most, consecutive = torch.stack([least, most, grow.to(ids.dtype)]).tolist()
             if least < 0:
                 raise UserError(f"{name}: {least} is below 0; positions count from 0")
+            if not most < torch.inf:  # `most` is NaN if any id is
+                raise UserError(f"{name}: {most} is not finite; positions must be")
             longest = int(most) + 1
         return self._replace(
             ids=ids,
@@ -291,8 +293,9 @@ class Positions(NamedTuple):
             return  # if not known, the table's own bounds check refuses
         longest = int(self.ids.max()) + 1  # exact: the field may be a bound; this waits for a GPU
         if longest > limit:
+            what = f"a sequence of {longest} tokens" if self.counted else f"position {longest - 1}"
             raise UserError(
-                f"a sequence of {longest} tokens is longer than the {limit} "
+                f"{what} is {'longer than' if self.counted else 'beyond'} the {limit} "
                 f"positions of {name!r}: raise max_positions (of a translation model "
                 "max_source_positions, max_target_positions; in transformers set_positions(model, "
                 "'own', max_positions=...)) before training, or shorten the input"
@@ -313,8 +316,8 @@ class Positions(NamedTuple):
             restarts = restarts | find_changes(self.document_starts)
         begins = restarts | _shift_right(self.ends)
         indices = torch.arange(self.src_len, device=self.device)
-        first = torch.where(begins, indices, 0).cummax(1).values  # index of the sentence's first
-        last_end = torch.where(restarts, 0, before).gather(1, first)  # id before the sentence
+        first_index = torch.where(begins, indices, 0).cummax(1).values  # of the token's sentence
+        last_end = torch.where(restarts, 0, before).gather(1, first_index)  # id before the sentence
         numbers = ids - last_end
         return torch.where(real, numbers, numbers.clamp(min=0))  # any row of a table for padding
 
@@ -326,7 +329,7 @@ class Positions(NamedTuple):
         if self.first is not None:
             return self.first
         if not self.is_shifted:
-            return torch.eye(1, self.src_len, dtype=torch.bool, device=self.device)  # index 0
+            return torch.eye(1, self.src_len, dtype=torch.bool, device=self.device)  # True at 0
         real = self.real()
         return real & real.cumsum(1).eq(1)
 

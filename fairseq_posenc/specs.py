@@ -252,7 +252,7 @@ def _parse_layer(layer: list[str], text: str) -> list[Item]:
         if name == "reset":
             if in_brackets:
                 raise UserError(f"reset has no option {shortened(in_brackets)!r}: write +reset")
-            encodings = _apply_reset(encodings, text)
+            _apply_reset(encodings, text)
         else:
             encodings.append((name, _parse_options(name, in_brackets or "")))
     items = [Item.canonical(name, values) for name, values in encodings]
@@ -281,38 +281,44 @@ def _find_shortest_period(layers: Sequence[Items]) -> tuple[Items, ...]:
     return next(x for x in beginnings if x * (len(layers) // len(x)) == tuple(layers))
 
 
-def _apply_reset(
-    encodings: list[tuple[str, dict[str, object]]], text: str
-) -> list[tuple[str, dict[str, object]]]:
-    """Set the option ``reset`` of the last encoding that has it."""
-    for index, (name, values) in reversed(list(enumerate(encodings))):
+def _apply_reset(encodings: list[tuple[str, dict[str, object]]], text: str) -> None:
+    """Set the option ``reset`` of the last encoding that has it, in the options of its name."""
+    for name, values in reversed(encodings):
         if "reset" in registry.options(name):
             if values.get("reset") is False:
                 raise UserError(
                     f"{shortened(text)!r}: {name}(reset=false) and +reset contradict each other"
                 )
-            reset = name, {**values, "reset": True}
-            return [*encodings[:index], reset, *encodings[index + 1 :]]
+            values["reset"] = True
+            return
     known = [name for name in registry.names() if "reset" in registry.options(name)]
     raise UserError(
         f"{shortened(text)!r}: reset must follow an encoding that has it: {', '.join(known)}"
     )
 
 
+def split_options(name: str, text: str, listed: str = "") -> dict[str, str]:
+    """Split the options in the brackets of an encoding; a message may list the known ones."""
+    values: dict[str, str] = {}
+    for part in text.split(",") if text.strip() else ():
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            raise UserError(f"{name}({shortened(text)}): write NAME=VALUE{listed}")
+        if key in values:
+            raise UserError(f"{name}({shortened(text)}): {key} is set twice")
+        values[key] = value
+    return values
+
+
 def _parse_options(name: str, text: str) -> dict[str, object]:
     """Parse the options in the brackets of an encoding."""
     known = registry.options(name)  # parameters of the constructor, by name
     parsed: dict[str, object] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        listed = f"its options: {', '.join(known) or 'none'}"
-        if not equals:
-            raise UserError(f"{name}({shortened(part)}): write NAME=VALUE; {listed}")
+    listed = f"its options: {', '.join(known) or 'none'}"
+    for key, value in split_options(name, text, f"; {listed}").items():
         if key not in known:
-            near = suggest(key, known)
-            raise UserError(f"{name} has no option {shortened(part)!r}: {near}{listed}")
-        if key in parsed:
-            raise UserError(f"{name}({shortened(text)}): {key} is set twice")
+            written, near = shortened(f"{key}={value}"), suggest(key, known)
+            raise UserError(f"{name} has no option {written!r}: {near}{listed}")
         try:
             parsed[key] = parse_value(value, known[key].annotation)
         except UserError as error:

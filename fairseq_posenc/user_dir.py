@@ -68,15 +68,16 @@ def import_user_dir(folder: Path) -> None:
     """Import a package, which registers encodings, by its folder.
 
     Raises:
-        UserError: the folder has no package.
+        UserError: the folder has no package, or Python has another module of its name.
     """
     folder = folder.resolve()
     if not (folder / "__init__.py").is_file():
         raise UserError(f"--user-dir {folder}: name a folder of a Python package, with __init__.py")
     sys.path.insert(0, str(folder.parent))
-    found = import_module(folder.name).__file__  # Python may have another module of this name
-    is_found = found is not None and Path(found).parent.resolve() == folder
+    found = getattr(import_module(folder.name), "__path__", ())  # a module in one file has none
+    is_found = folder in [Path(path).resolve() for path in found]
     if not is_found and folder.name != USER_DIR.name:  # of this package, any copy will do
+        sys.path.remove(str(folder.parent))
         raise UserError(f"--user-dir {folder}: Python has another module {folder.name}; rename it")
 
 

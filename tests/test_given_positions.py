@@ -319,8 +319,9 @@ def test_real_positions_are_refused_where_rows_are_counted():
         message = rf"position_ids must be whole numbers \(torch.long\) for {name}, not float32"
         with pytest.raises(UserError, match=message):
             positions(x, position_ids=TIMES[None])
-    with pytest.raises(UserError, match=r"position_ids: -1\.0 is below 0"):
-        StackPositions("rope", 16, 2)(x, position_ids=TIMES[None] - 1.25)
+    for change, message in ((-1.25, r"-1\.0 is below 0"), (math.nan, "nan is not finite")):
+        with pytest.raises(UserError, match=f"position_ids: {message}"):
+            StackPositions("rope", 16, 2)(x, position_ids=TIMES[None] + change)
 
 
 def test_a_source_has_ids_of_its_own():

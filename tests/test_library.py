@@ -185,7 +185,7 @@ def test_positions_that_do_not_know_of_the_cache_are_refused(past):
 
 def test_position_ids_beyond_a_table_are_refused():
     ids = torch.arange(8, 13)[None]
-    with pytest.raises(UserError, match="13 tokens is longer than the 12 positions"):
+    with pytest.raises(UserError, match="position 12 is beyond the 12 positions"):
         StackPositions("learned", 16, 2, max_positions=12)(torch.randn(2, 5, 16), position_ids=ids)
 
 

@@ -196,7 +196,7 @@ def test_vectors_of_the_axes():
     table = positions.input["learned"].table.weight
     vectors = positions(x, position_ids=IDS[:, :1])[0][0]
     torch.testing.assert_close(vectors, table[IDS[0, 0]] + table[24 + IDS[1, 0]])
-    with pytest.raises(UserError, match="25 tokens is longer than the 24 positions"):
+    with pytest.raises(UserError, match="position 24 is beyond the 24 positions"):
         positions(x, position_ids=torch.full((2, 1, 6), 24))
     unread = Positions.from_padding(torch.zeros(1, 1, dtype=torch.bool))  # as decoding on a GPU
     for ids in ([0, -1], [24, 0]):

@@ -234,10 +234,11 @@ def test_hydra_train_a_causal_lm_by_relative_path():
     assert line.startswith("rope | directions: lr x2 |")
 
 
-def test_a_folder_whose_name_python_has_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    folder = tmp_path / "encodings"  # a module of Python's own
+@pytest.mark.parametrize("name", ["encodings", "time"])  # a package of Python's own; a built-in
+def test_a_folder_whose_name_python_has_is_refused(tmp_path, name):
+    folder, before = tmp_path / name, [*sys.path]
     folder.mkdir()
     (folder / "__init__.py").touch()
-    with pytest.raises(UserError, match="another module encodings; rename it"):
+    with pytest.raises(UserError, match=f"another module {name}; rename it"):
         import_user_dir(folder)
+    assert sys.path == before

@@ -66,14 +66,14 @@ class AttentionCall(NamedTuple):
         if (decay := self.terms.find(Decay)) is None:
             return None, None
         earlier, later = decay.earlier, decay.later
-        if later is None or self.mask.direction == "lr":
-            return earlier, None  # one c serves both sides, or (lr) later keys are hidden
-        # `later` has the opposite sign: c_j - c_i is added. With rl, earlier keys are hidden.
+        if later is None or self.mask.direction == "lr":  # lr: a query sees no later key
+            return earlier, None
+        # `later` has the opposite sign: c_j - c_i is added. rl: a query sees no earlier key.
         return (-later, None) if self.mask.direction == "rl" else (earlier, -later)
 
 
 class Backend(Protocol):
-    """A way to compute attention: a module's functions, which the planner calls in this order."""
+    """A way to compute attention: a module with these functions, which `planner` calls in order."""
 
     def unavailable(self) -> str:
         """Explain why this backend cannot run on this machine; empty if it can."""
@@ -88,8 +88,8 @@ class Backend(Protocol):
         """Compute attended values ``(B, H, T, D)`` and, on request, weights ``(B, H, T, S)``."""
 
 
-def always_available() -> str:
-    """Return no reason: the ``unavailable`` of backends that run on every machine."""
+def no_reason() -> str:
+    """Give no reason, as the ``unavailable`` of backends that run on every machine."""
     return ""
 
 

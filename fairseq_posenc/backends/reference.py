@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc.backends import equation
-from fairseq_posenc.backends.base import AttentionCall, always_available
+from fairseq_posenc.backends.base import AttentionCall, no_reason
 from fairseq_posenc.backends.by_distance import (
     expand_numbers,
     relative_shift,
@@ -32,7 +32,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import NO_MASK, Mask
 from fairseq_posenc.precision import at_least_fp32, no_autocast
 
-unavailable = always_available
+unavailable = no_reason
 CHANNELS = 8  # channels of a head whose products `_multiply_channels` holds in memory together
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fairseq_posenc.backends.base import AttentionCall, always_available
+from fairseq_posenc.backends.base import AttentionCall, no_reason
 from fairseq_posenc.backends.by_distance import sum_biases
 from fairseq_posenc.encodings.term import (
     CountTemperature,
@@ -28,7 +28,7 @@ from fairseq_posenc.mask import Mask
 from fairseq_posenc.precision import at_least_fp32, no_autocast
 from fairseq_posenc.torch_modes import is_exporting
 
-unavailable = always_available
+unavailable = no_reason
 
 
 def refuses(call: AttentionCall) -> str:
@@ -56,7 +56,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     query, key, value, terms, mask, dropout, _ = call
     tgt_len, src_len, device = query.size(2), key.size(2), query.device
     scale = terms.scale(query.size(-1))
-    decay, _ = call.decay()  # [B or 1, H, S, parts]; no second one: `refuses` accepts only one
+    decay, _ = call.decay()  # c of each token, [B or 1, H, S, parts]; `refuses` allows no second
     if decay is not None:
         query, key, value = (at_least_fp32(x) for x in (query, key, value))
         query, key, value = _append_decay(query * scale, key, value, decay)
@@ -97,15 +97,15 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 def _append_decay(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Append the decay c, ``(B or 1, H, S, parts)`` to sum up, to scaled queries and keys.
+    """Append the decay c to scaled queries and keys, float32 at least, as c adds up over tokens.
 
-    The dot product [q_i, c_i, 1].[k_j, 1, -c_j] then includes c_i - c_j. It is computed in float32,
-    whatever the precision of the model, as c adds up over all tokens. Values get as many channels,
-    of zeros, and on a GPU zeros fill all three up to a fast width (:func:`_count_decay_channels`).
+    c is the sum of the parts of ``decay``, ``(B or 1, H, S, parts)``: a rounded value and its rest.
+    The dot product [q_i, c_i, 1].[k_j, 1, -c_j] includes c_i - c_j. Values get as many channels, of
+    zeros, and on a GPU zeros fill all three up to a fast width (:func:`_count_decay_channels`).
     """
     past = key.size(2) - query.size(2)
-    # Counted from the last token, whose c is then 0: a step of decoding rounds no large sum.
-    decay = (decay - decay[:, :, -1:]).sum(-1).to(query.dtype)
+    # Less the last token's c, part by part, so that a step of decoding rounds no large sum.
+    decay = (decay - decay[:, :, -1:]).sum(-1).to(query.dtype)  # [B or 1, H, S]
     decay = decay.expand(key.shape[:3])[..., None]  # [B, H, S, 1]
     ones = torch.ones_like(decay)
     query = torch.cat([query, decay[:, :, past:], ones[:, :, past:]], -1)

@@ -246,7 +246,7 @@ class Encodings(nn.ModuleDict):
         Each sum has two parts to add up, more exact than one (:func:`sum_exactly`).
 
         Args:
-            x: the layer's input, ``(B, S, C)``; with ``past`` of the last T tokens, ``(B, T, C)``.
+            x: the layer's input, ``(B, S, C)``; or with ``past``, of the last T, ``(B, T, C)``.
             padding: True for padding, ``(B, S)``; None if no token is.
             past: the result of earlier steps for all S - T earlier tokens.
         """

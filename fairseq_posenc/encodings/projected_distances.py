@@ -1,7 +1,7 @@
 """Rows by distance that are projected: DeBERTa in two forms, and Transformer-XL.
 
-H heads, G tables (H, or 1 for all), R rows in a call, D = d head size, C model size; m layers;
-K is the option ``max_distance``.
+H heads, G tables (H, or 1 for all, as in ``Parameters``), R rows in a call, D = d head size, m
+layers, C model size; K is the option ``max_distance``.
 """
 
 import math
@@ -40,18 +40,19 @@ class Deberta(DistanceEncoding):
         ``reset``, pairs with the first token have two rows of their own in the table.
     """
 
-    rows_of = ("query", "key")  # so the table has vectors, which `list_terms` projects
+    rows_of = ("query", "key")  # of `DistanceEncoding`: rows are vectors, for both products
 
     def __init__(
         self, dims: Dims, *, scale_factor: float = 3.0, tie_projections: bool = False, **others: Any
     ) -> None:
         super().__init__(dims, scale_factor=scale_factor, **others)  # options of `DistanceEncoding`
-        d = dims.head_dim  # tied, the projection has one name: safetensors refuses a second one
-        self.query_projection = nn.Parameter(torch.empty(d, d))
+        d = dims.head_dim
+        self.query_projection = nn.Parameter(torch.empty(d, d))  # if tied, of keys as well
+        # None, not a second name of the same tensor, which safetensors would refuse to save.
         self.key_projection = None if tie_projections else nn.Parameter(torch.empty(d, d))
 
     def list_terms(self, rows: Tensor, runs: Runs | None) -> list[Term]:
-        """Project the rows that ``terms`` selected, ``(G, R, D)``, for queries and for keys."""
+        """Project a call's rows, ``(G, R, D)``, for queries and for keys (``terms`` calls it)."""
         of_keys = self.query_projection if self.key_projection is None else self.key_projection
         return [
             RowsByDistance(rows @ self.query_projection, runs, of="query"),
@@ -117,7 +118,7 @@ class DebertaV2(Encoding):
             return exact + math.ceil(share * (exact - 1))
 
         # Of j - i, both signs. With 2 or 3 as `buckets`, all distances but 0 are in bucket 1.
-        starts = find_starts(find_bucket, last=self.buckets)  # ascending: the earliest keys first
+        starts = find_starts(find_bucket, last=self.buckets)  # up to the bucket of that number
         # One bucket more than starts: of i - j from farthest to -farthest. Bucket b has the row
         # buckets + b; as in DebertaV2's table, the last row, 2 * buckets - 1, serves two buckets.
         farthest = len(starts) // 2

@@ -150,13 +150,12 @@ class Rope(Encoding):
         # The number of coordinates over which frequencies fall from 1 to 1 / base.
         width = self.rotated // self.axes if each_axis_has_all else self.rotated
         self.gain = scaling.gain(self.dims)  # a factor of cosines and sines, for most kinds 1
-        frequencies = scaling.frequencies(self.base, width, self.dims)
-        if each_axis_has_all:
-            frequencies = frequencies.repeat(self.axes)
-        elif self.pairs == "alternating":  # axis a has the frequencies a, a + axes, ...
-            frequencies = frequencies.view(-1, self.axes).t().flatten()
         # Each pair's angle per position, `(rotated / 2,)`: no buffer, which `half()` would round.
-        self.frequencies = frequencies
+        self.frequencies = scaling.frequencies(self.base, width, self.dims)
+        if each_axis_has_all:
+            self.frequencies = self.frequencies.repeat(self.axes)
+        elif self.pairs == "alternating":  # axis a has the frequencies a, a + axes, ...
+            self.frequencies = self.frequencies.view(-1, self.axes).t().flatten()
 
 
 @register("lerope")

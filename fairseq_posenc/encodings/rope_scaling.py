@@ -2,7 +2,7 @@
 
 Each kind of scaling is a dataclass whose fields are its settings; :data:`KINDS` lists them by name.
 The text ``yarn:4:beta_fast=16`` is written by ``str()``, and read by :meth:`Scaling.parse`, which
-refuses numbers that are not above 0. F is the factor, a frequency a pair's radians per position.
+refuses numbers that are not above 0. F is the factor; a frequency is a pair's angle per position.
 """
 
 import math
@@ -40,9 +40,9 @@ class Scaling(ABC):
     """Base class of the kinds of scaling; their first setting is the factor F.
 
     The trained length L is the setting ``length``, by default that of the model. ``dynamic`` and
-    ``longrope`` also depend on n, ``dims.max_positions``: in the library and in fairseq the model's
-    number of positions, so that neither padding nor other sentences change a sentence, and decoding
-    equals the full pass; in transformers, as there, the batch's largest position plus 1.
+    ``longrope`` also depend on n, ``dims.max_positions``. In the library and in fairseq, n is the
+    model's number of positions, so that neither padding nor other sentences change a sentence, and
+    decoding equals the full pass; for a model of transformers, the batch's largest position plus 1.
     """
 
     kind: ClassVar[str]
@@ -54,7 +54,7 @@ class Scaling(ABC):
 
     @staticmethod
     def parse(text: str) -> "Scaling | None":
-        """Parse ``KIND:FACTOR`` followed by settings in any order; None for factor 1 alone.
+        """Parse ``KIND:FACTOR`` followed by settings in any order; None for, say, ``linear:1``.
 
         >>> Scaling.parse("llama3:8.0:high=3")
         Llama3(factor=8.0, low=1.0, high=3.0, length=None)

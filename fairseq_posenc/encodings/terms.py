@@ -53,8 +53,8 @@ class Terms(tuple[Term, ...]):
         if len(parts) < 2:
             return parts[0] if parts else cls([])
         # Only encodings with these terms may have a reset: table rows for pairs of the first token.
-        resettable = [part for part in parts if part.has(ByDistance, NumbersByPair)]
-        if len({part.first is None for part in resettable}) > 1:
+        resets = [part.first is not None for part in parts if part.has(ByDistance, NumbersByPair)]
+        if any(resets) and not all(resets):
             raise UserError("reset must apply to every encoding of the scores, or to none")
         if sum(part.multiplies for part in parts) > 1:
             raise UserError("two encodings that multiply the scores cannot be combined")
@@ -158,8 +158,7 @@ class Terms(tuple[Term, ...]):
                     term = replace(term, table=tables[key], runs=None)
                 elif term is self.bias:
                     # With the rows of a reset for the pairs of first tokens: [G, B or 1, T, S].
-                    pairs = term.table[:, runs.find_pairs(self.first)]
-                    term = NumbersByPair(pairs.transpose(0, 1))
+                    term = NumbersByPair(term.table[:, runs.find_pairs(self.first)].transpose(0, 1))
             expanded.append(term)
         return _merge(expanded)  # a bias that became one by pair joins another one by pair
 

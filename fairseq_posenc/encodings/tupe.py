@@ -1,7 +1,7 @@
 """Dot products of positions (TUPE): in the form of the M4M paper, and in that of TUPE's authors.
 
 B batch, T queries, S keys, H = h heads, G tables (H, or by default 1 for all heads), D = d head
-size, C model size; n positions, m layers; K is the option ``max_distance``.
+size, C model size; n positions, m layers; K is the option ``max_distance``. ``Parameters``: G = 1.
 """
 
 from typing import Any
@@ -45,8 +45,9 @@ class Tupe(DistanceEncoding):
     ) -> None:
         super().__init__(dims, scale_factor=scale_factor, **others)  # options of `DistanceEncoding`
         self.positions = nn.Parameter(torch.empty(dims.max_positions, dims.head_dim))  # vectors p
-        d = dims.head_dim  # tied, the projection has one name: safetensors refuses a second one
-        self.query_projection = nn.Parameter(torch.empty(d, d))
+        d = dims.head_dim
+        self.query_projection = nn.Parameter(torch.empty(d, d))  # if tied, of keys as well
+        # None, not a second name of the same tensor, which safetensors would refuse to save.
         self.key_projection = None if tie_projections else nn.Parameter(torch.empty(d, d))
 
     def terms(self, positions: Positions) -> list[Term]:

@@ -58,13 +58,12 @@ def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: 
         # It may hold more: all rows keep the same places, and `Cache.reorder` may have dropped the
         # only row that needs some of them.
         length = max(length, kept.key.size(2))
-    held = (*kept.key.shape[:3], kept.value.size(3))  # batch, heads, keys, width: PoPE widens keys
+    held = (*kept.key.shape[:3], kept.value.size(3))  # not the width of keys: PoPE changes it
     expected = (positions.batch_size, heads, length, head_dim)
     if held != expected:
-        sizes = "a batch size of {} and {} heads with {} keys of width {}"
         raise UserError(
-            f"the cache has {sizes.format(*held)}, but this layer and the positions need "
-            f"{sizes.format(*expected)}: give each layer its own cache"
+            f"the cache is {held}, but this layer and the positions need {expected} (batch, heads, "
+            "keys, width): give each layer its own cache"
         )
 
 

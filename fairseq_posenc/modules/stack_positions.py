@@ -51,7 +51,7 @@ class StackPositions(nn.Module):
         super().__init__()
         spec = parse(spec) if isinstance(spec, str) else spec
         dims = Dims(embed_dim, num_heads, max_positions, causal, pretrained_length, head_dim)
-        self.spec, self.dims = spec, dims  # also in each state, for our layers to compare
+        self.spec, self.dims = spec, dims  # layers refuse states of a stack with others
         limits = assembly.list_limits(spec, dims, spec.items)  # of each encoding, on visible keys
         self.id_readers = assembly.find_id_readers(spec, dims)  # encodings that ids must fit
         # Windows and tables by distance count all places between two tokens, padding included.
@@ -115,7 +115,7 @@ class StackPositions(nn.Module):
             input_checks.check_each_token("ends", ends, *shape)
             positions = positions._replace(ends=ends.bool() & positions.real())
         # Documents are found by the counted positions, so before a caller's ids replace these.
-        positions = self._split_rows(positions, document_ids, has_ends=ends is not None)
+        positions = self._restart(positions, document_ids, has_ends=ends is not None)
         if position_ids is not None:
             positions = self._replace_ids(positions, position_ids, past_ids)
         self._refuse_inner_padding(positions, "key_padding_mask")
@@ -141,8 +141,8 @@ class StackPositions(nn.Module):
                 "count it as distance; pad on the left or on the right of all tokens"
             )
 
-    def _split_rows(self, positions: Positions, ids: Tensor | None, has_ends: bool) -> Positions:
-        """Restart positions where the ids of documents change, or by the ends of sentences."""
+    def _restart(self, positions: Positions, ids: Tensor | None, has_ends: bool) -> Positions:
+        """Restart positions in documents: where their ids change, or by the ends of sentences."""
         packed = "documents" in self.spec.names
         if ids is None:
             if packed and not has_ends:

@@ -321,8 +321,7 @@ def test_the_same_seed_trains_the_same_weights(name, spec):
 def test_half_precision_is_close_to_float64(name, dtype, bound):
     qkv = [x.detach().to(dtype) for x in inputs()]
     terms = terms_of(bias=torch.randn(H, ROWS).to(dtype))
-    in_full = terms.map(torch.Tensor.double)
-    precise = AttentionCall(*(x.double() for x in qkv), in_full, Mask("rl"))
+    precise = AttentionCall(*(x.double() for x in qkv), terms.map(torch.Tensor.double), Mask("rl"))
     exact, _ = BACKENDS["reference"].attend(precise)
     half, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, Mask("rl")))
     assert half.dtype == dtype

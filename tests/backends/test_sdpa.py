@@ -9,9 +9,8 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import SDPBackend
 
-from fairseq_posenc import registry, specs
+from fairseq_posenc import registry
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
-from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import BACKENDS, blocked, reference, sdpa
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.by_distance import expand_by_distance
@@ -20,7 +19,7 @@ from fairseq_posenc.encodings.term import ByDistance, NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import DIRECTIONS, Mask
 from fairseq_posenc.positions import Positions
-from tests.helpers.formulas import awake, padding_of
+from tests.helpers.formulas import awake, build, padding_of
 from tests.helpers.terms import draft_call, terms_of, whole_call
 from tests.helpers.tiny_models import needs_causal
 
@@ -30,19 +29,16 @@ LENGTH = 48
 
 def terms_with(name: str) -> Terms:
     """Return an encoding's terms, with parameters large enough for an error to show."""
-    encoding = build_encodings(specs.parse(name), DIMS)
+    encoding = build(name, DIMS)
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter)
     tokens = torch.arange(LENGTH)[None] + 4
     return encoding.terms(Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH))
 
 
-def is_bias(name: str) -> bool:
-    terms = terms_with(name)
-    return terms.is_biased_dot_product and terms.has(ByDistance, NumbersByPair)
-
-
-BIASES = [name for name in registry.names(encoder=True) if is_bias(name)]
+TERMS = {name: terms_with(name) for name in registry.names(encoder=True)}
+DOT_PRODUCTS = [name for name, terms in TERMS.items() if terms.is_biased_dot_product]
+BIASES = [name for name in DOT_PRODUCTS if TERMS[name].has(ByDistance, NumbersByPair)]
 
 
 def test_there_are_biases():

@@ -11,7 +11,7 @@ import torch
 from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
-from fairseq_posenc.assembly import build_encodings, count_parameters, draft_terms
+from fairseq_posenc.assembly import count_parameters, draft_terms
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.encodings.base import Dims, Encoding
@@ -27,6 +27,7 @@ from tests.helpers.formulas import (
     EOS,
     IN_FLOAT32,
     PAD,
+    build,
     make,
     oracle_options,
     our_scores,
@@ -95,7 +96,7 @@ def test_a_docstring_without_a_section_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("spec", encoding_specs("scores"))
 def test_initial_parameters_are_small_and_not_zero(spec):
-    encoding = build_encodings(specs.parse(spec), Dims(64, 2, 64, causal=needs_causal(spec)))
+    encoding = build(spec, Dims(64, 2, 64, causal=needs_causal(spec)))
     for name, parameter in encoding.named_parameters():
         assert parameter.abs().mean() < 2 or name == "fox.gate.bias"  # keeps nearly all
         assert parameter.abs().sum() > 0 or name.endswith("bias") or name == "cope.table"
@@ -113,8 +114,7 @@ def test_initial_parameters_are_small_and_not_zero(spec):
     ],
 )
 def test_initial_parameters_are_spread_over_their_range(spec, name, low, high):
-    built = build_encodings(specs.parse(spec), Dims(64, 16, 64, causal=True))
-    parameter = built[spec].get_parameter(name)
+    parameter = build(spec, Dims(64, 16, 64, causal=True))[spec].get_parameter(name)
     assert low <= parameter.min() <= low + 0.4 * (high - low)
     assert high >= parameter.max() >= high - 0.4 * (high - low)
 
@@ -124,7 +124,7 @@ def test_initial_parameters_are_spread_over_their_range(spec, name, low, high):
 )
 def test_half_precision_leaves_angles_exact(spec, dtype):
     """Beyond position 2000 an angle in half precision would be off by a radian."""
-    built = build_encodings(specs.parse(spec), Dims(16, 2, 4096, causal=needs_causal(spec)))
+    built = build(spec, Dims(16, 2, 4096, causal=needs_causal(spec)))
     query = torch.randn(1, 2, 3, 8, dtype=dtype)
     index = torch.arange(2001, 2004)[None]
     exact, _ = rotated(built, query.double(), query.double(), index)
@@ -266,7 +266,7 @@ def test_biases_of_two_encodings_add_up():
 
 
 def test_a_part_of_odd_heads_can_be_rotated():
-    built = build_encodings(specs.parse("rope(fraction=0.9)"), Dims(18, 2, 8))
+    built = build("rope(fraction=0.9)", Dims(18, 2, 8))
     heads = torch.randn(3, 5, 18).view(3, 5, 2, 9).permute(1, 2, 0, 3)
     query, _ = rotated(built, heads, heads, torch.arange(3)[None])
     torch.testing.assert_close(query[..., 8], heads[..., 8])
@@ -274,12 +274,12 @@ def test_a_part_of_odd_heads_can_be_rotated():
 
 
 def test_values_by_distance_go_with_any_scale():
-    parsed = specs.parse("shaw(scale_factor=2)+shaw_values")
-    assert draft_terms(parsed, DIMS, "auto")[0].find(ScaleFactor).factor == 2
+    (terms,) = draft_terms(specs.parse("shaw(scale_factor=2)+shaw_values"), DIMS, "auto")
+    assert terms.find(ScaleFactor).factor == 2
 
 
 def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():
-    built = build_encodings(specs.parse("xpos"), Dims(16, 2, 6500, causal=True))
+    built = build("xpos", Dims(16, 2, 6500, causal=True))
     states = torch.randn(1, 2, 6500, 8, dtype=torch.float16)
     for side in rotated(built, states, states, torch.arange(6500)[None]):
         assert side.isfinite().all()
@@ -325,13 +325,13 @@ def test_right_padding_beyond_the_table_is_no_position():
 
 @pytest.mark.parametrize("spec", ["alibi", "sandwich"])
 def test_fixed_biases_do_not_lose_precision_with_the_model(spec):
-    built = build_encodings(specs.parse(spec), DIMS)
+    built = build(spec, DIMS)
     exact = built.terms(positions_of(8, 8)).bias.table
     assert torch.equal(built.half().terms(positions_of(8, 8)).bias.table, exact)
 
 
 def test_sinusoids_do_not_lose_precision_with_the_model():
-    built = build_encodings(specs.parse("sinusoidal"), DIMS)["sinusoidal"]
+    built = build("sinusoidal", DIMS)["sinusoidal"]
     assert torch.equal(built.half().embed(positions_of(8, 8)), built.embed(positions_of(8, 8)))
 
 
@@ -400,7 +400,7 @@ def test_rotary_cross_attention_refuses_what_would_pass_by_the_rotation():
 @pytest.mark.parametrize("autocast", [False, True])
 def test_large_comparisons_of_positions_fit_half_precision(spec, times, reset, autocast):
     """A score of 65,504 is the last that fp16 has; a model need not be near it to diverge."""
-    built = build_encodings(specs.parse(spec + reset), Dims(768, 12, 64))
+    built = build(spec + reset, Dims(768, 12, 64))
     with torch.no_grad():
         for parameter in built.parameters():
             parameter.mul_(times)
@@ -464,8 +464,7 @@ def test_rotations_take_every_layout_of_memory(spec, layout, dtype):
 @pytest.mark.parametrize("causal", [False, True])
 def test_each_distance_has_the_row_of_its_bucket(spec, causal):
     """Spans far beyond the trained length included, where the last bucket serves the rest."""
-    built = build_encodings(specs.parse(spec), DIMS._replace(causal=causal)).double()
-    (encoding,) = built.as_list()
+    (encoding,) = build(spec, DIMS._replace(causal=causal)).double().as_list()
     torch.nn.init.normal_(encoding.table)
     for tgt_len, src_len in [(4, 6), (1, 41), (71, 71)]:
         terms = encoding.all_terms(positions_of(tgt_len, src_len))

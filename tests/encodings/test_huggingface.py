@@ -20,8 +20,6 @@ from torch.nn import functional as F
 from transformers.models.deberta_v2 import modeling_deberta_v2
 from transformers.models.t5 import modeling_t5
 
-from fairseq_posenc import specs
-from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.projected_distances import DebertaV2
@@ -30,6 +28,7 @@ from fairseq_posenc.encodings.t5 import Buckets
 from fairseq_posenc.positions import Positions
 from tests.encodings import their_modules as hf
 from tests.encodings.their_modules import CASES, Case, Size, Tensors
+from tests.helpers.formulas import build
 from tests.helpers.lone_attention import LoneAttention
 
 PAD, EOS = 1, 2
@@ -44,9 +43,8 @@ def ours_of(case: Case, size: Size, given: Tensors) -> Tensors:
 
 
 def compute(spec: str, dims: Dims, ours: Ours, given: Tensors) -> Tensors:
-    encodings = build_encodings(specs.parse(spec), dims).double()
     with torch.no_grad():
-        return ours(encodings, dims, given)
+        return ours(build(spec, dims).double(), dims, given)
 
 
 def attended(
@@ -245,7 +243,7 @@ def test_deberta_v2_buckets_equal_theirs_at_every_distance(buckets, positions):
 
 def test_sinusoids_equal_those_of_fairseq_with_padding():
     tokens = torch.tensor([[0, 7, 8, 9, EOS], [PAD, PAD, 0, 7, EOS], [0, 7, EOS, PAD, PAD]])
-    encodings = build_encodings(specs.parse("sinusoidal(layout=fairseq)"), Dims(16, 2, 9))
+    encodings = build("sinusoidal(layout=fairseq)", Dims(16, 2, 9))
     ours = encodings["sinusoidal"].embed(Positions.from_tokens(tokens, PAD, EOS, 5))
     theirs = SinusoidalPositionalEmbedding(16, PAD)(tokens)
     real = tokens.ne(PAD)

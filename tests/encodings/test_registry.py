@@ -8,11 +8,11 @@ from typing import Any, Literal, Optional
 import pytest
 
 from fairseq_posenc import registry, specs
-from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.encodings import base
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.biases import Alibi
 from fairseq_posenc.errors import UserError
+from tests.helpers.formulas import build
 
 
 def test_there_are_encodings():
@@ -72,6 +72,7 @@ def test_canonical_form(text, canonical):
         ("m4m+m4m", "m4m is named twice"),
         ("m4(reset=true,reset=true)", r"m4\(reset=true,reset=true\): reset is set twice"),
         ("m4(max_distance=3,max_distance=4)", "max_distance is set twice"),
+        ("m4(max_distance=3,)", r"m4\(max_distance=3,\): write NAME=VALUE"),
         ("m4(reset=false)+reset", "contradict each other"),
         ("m4+reset(x=1)", "reset has no option 'x=1'"),
         ("reset", "reset must follow an encoding that has it: "),
@@ -100,7 +101,7 @@ def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
             super().__init__(dims)
             self.sizes = width, height
 
-    (built,) = build_encodings(specs.parse("made_up(width=3,height=4)"), Dims(16, 2, 8)).as_list()
+    (built,) = build("made_up(width=3,height=4)", Dims(16, 2, 8)).as_list()
     assert built.sizes == (3, 4)
     for name in ("width", "height"):
         with pytest.raises(UserError, match="expected a whole number"):
@@ -166,7 +167,7 @@ def test_options_of_a_base_class_come_first_and_may_be_left_out(monkeypatch):
 )
 def test_values_without_a_meaning_are_refused_in_one_line(text, causal, allowed):
     with pytest.raises(UserError, match=allowed) as refused:
-        build_encodings(specs.parse(text), Dims(16, 2, 8, causal))
+        build(text, Dims(16, 2, 8, causal))
     assert "\n" not in str(refused.value)
 
 
@@ -178,7 +179,7 @@ SIZES += [("length in training", Dims(8, 2, 8, pretrained_length=0))]
 @pytest.mark.parametrize(("what", "dims"), SIZES)
 def test_sizes_below_one_are_refused_in_one_line(what, dims):
     with pytest.raises(UserError, match=f"{what} must be at least 1, not"):
-        build_encodings(specs.parse("learned+rope"), dims)
+        build("learned+rope", dims)
 
 
 LONG = {
@@ -218,9 +219,9 @@ def test_any_message_quotes_endless_words_in_part():
 
 def test_what_fits_an_encoder_is_what_can_be_built_for_one():
     for name in registry.names():
-        build_encodings(specs.parse(name), Dims(16, 2, 8, causal=True))
+        build(name, Dims(16, 2, 8, causal=True))
         if name in registry.names(encoder=True):
-            build_encodings(specs.parse(name), Dims(16, 2, 8))
+            build(name, Dims(16, 2, 8))
         else:
             with pytest.raises(UserError, match=f"{name} is for causal models"):
-                build_encodings(specs.parse(name), Dims(16, 2, 8))
+                build(name, Dims(16, 2, 8))

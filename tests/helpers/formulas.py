@@ -9,7 +9,7 @@ import torch
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import reference
-from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.mask import Mask
 from fairseq_posenc.positions import Positions
@@ -26,11 +26,15 @@ INPUTS = torch.randn(
 )
 
 
+def build(spec: str, dims: Dims) -> Encodings:
+    return build_encodings(specs.name_modules(specs.parse(spec).items), dims)
+
+
 def make(spec: str, dims: Dims = DIMS, dtype: torch.dtype = torch.float64):
     """Build encodings with parameters of order one, so that each of them matters."""
     dims = dims._replace(causal=dims.causal or needs_causal(spec))
     torch.randn(2, 4, 8)  # the published vectors were drawn after so many other numbers
-    return awake(build_encodings(specs.parse(spec), dims).to(dtype))
+    return awake(build(spec, dims).to(dtype))
 
 
 def awake(built, of: str = ""):
@@ -94,8 +98,7 @@ def oracle_options(item, dims: Dims = DIMS) -> dict:
 
 
 def oracle_params(built, name: str) -> dict:
-    named = built[name].named_parameters()
-    params = {key.removesuffix(".weight"): value for key, value in named}
+    params = {key.removesuffix(".weight"): x for key, x in built[name].named_parameters()}
     if vars(built[name]).get("key_projection", 0) is None:  # tied
         params["key_projection"] = params["query_projection"]
     if "table.reset" in params:  # to the oracles, two more rows

@@ -185,6 +185,7 @@ def test_own_means_the_positions_of_a_model(spec, theirs, layers, expanded):
         ("own(scaling=yarn:4)", "rope(scaling=llama3:8)", "are scaled already, by llama3:8"),
         ("own(scaling=yarnn)", "rope", r"^own\(scaling=yarnn\), in .* rope\(.*did you mean yarn\?"),
         ("own+owl", "rope", "unknown position encoding 'owl'"),
+        ("own(base=5,base=6)", "rope", r"own\(base=5,base=6\): base is set twice"),
     ],
 )
 def test_own_that_cannot_be_read_is_refused(spec: str, theirs: str, message: str) -> None:

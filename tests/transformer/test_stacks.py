@@ -376,6 +376,7 @@ BAD_OPTIONS = [
     ("masked_lm", {"position_encoding": "rope,m4m", "position_backend": "sdpa"}, NO_SDPA),
     ("masked_lm", {"position_encoding": "m4+m4m"}, "query table"),
     ("masked_lm", {"attention_directions": "lr,up"}, "unknown direction 'up': choose both"),
+    ("masked_lm", {"attention_directions": ",rl"}, "unknown direction '': choose both"),
     ("masked_lm", {"attention_directions": "lr,lr,lr,rl"}, "names 4 layers, but the encoder has 3"),
     ("causal_lm", {"attention_directions": "lr"}, "for encoders"),
     ("causal_lm", {"decoder_attention_heads": 5}, "width 32 cannot be divided among 5"),

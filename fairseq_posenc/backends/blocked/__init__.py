@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall, always_available
+from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall, no_reason
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
 from fairseq_posenc.backends.blocked.geometry import split
 from fairseq_posenc.backends.blocked.operands import lay_out
@@ -20,7 +20,7 @@ from fairseq_posenc.encodings.term import CountedRows, Decay, NumbersByPair, Res
 from fairseq_posenc.precision import no_autocast
 from fairseq_posenc.torch_modes import has_saving_hooks
 
-unavailable = always_available
+unavailable = no_reason
 # Bytes that a call may save for its backward pass; a call that would save more computes its blocks
 # again. With every encoding, RoBERTa-base saves 11 sentences of 512 tokens (396 MiB for a product
 # of three terms), and its 12 layers never save more than 4.7 GiB.

@@ -112,7 +112,7 @@ class Band(torch.autograd.Function):
 
 
 def _tile(x: Tensor, rows: Tensor) -> Tensor:
-    """Reshape ``(k, h, n, D)`` to ``(G, tiles, k * h / G * N, D)``; k is 1 if G is not."""
+    """Reshape ``(k, h, n, D)`` to ``(G, tiles, k * h / G * N, D)``; with h tables, k is 1."""
     x = x.flatten(0, 1).unflatten(1, (-1, math.gcd(x.size(2), MAX_TILE)))  # [k * h, tiles, N, D]
     return x.unflatten(0, (rows.size(0), -1)).transpose(1, 2).flatten(2, 3)
 

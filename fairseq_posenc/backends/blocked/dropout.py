@@ -1,8 +1,8 @@
 """Softmax, dropout and the sum of values of a block, which store one number for each pair.
 
-Every query of a head draws two seeds of 32 bits, q and r, and every key draws one seed k. The hash
-``(((q ^ k) * MURMUR_MULTIPLIER) ^ r) * XXHASH_MULTIPLIER`` decides whether the weight of a pair is
-dropped. Without r, it would depend on ``q ^ k`` alone, and two queries whose seeds q differ in few
+Every query of a head draws two seeds of 32 bits, q and r, and every key draws one seed s. The hash
+``(((q ^ s) * MURMUR_MULTIPLIER) ^ r) * XXHASH_MULTIPLIER`` decides whether the weight of a pair is
+dropped. Without r, it would depend on ``q ^ s`` alone, and two queries whose seeds q differ in few
 bits would drop related keys. A block that the backward pass computes again drops the same weights,
 by the same seeds. torch's own generator takes about ten times as long on a CPU.
 
@@ -91,7 +91,7 @@ class Weigh(torch.autograd.Function):
         weights = torch.softmax(scores, -1, out=copy_if_kept(scores.detach()))
         weights = torch.threshold_(weights, 1e-30, 0.0) if flushes else weights  # denormal: 1e-38
         weights = weights[..., : value.size(2)]  # without the column of a sink
-        kept = weights  # that are not dropped
+        kept = weights  # without dropout, all of them
         if query_seeds is not None and key_seeds is not None:
             kept = weights.contiguous()
             weights = mark_dropped(kept, rate, query_seeds.movedim(2, 0), key_seeds)
@@ -99,7 +99,7 @@ class Weigh(torch.autograd.Function):
                 torch.clamp(weights, min=0, out=kept)
         sums = kept @ value if sums is None else sums
         ctx.rate, ctx.has_sink = rate, scores.size(-1) > weights.size(-1)
-        ctx.set_materialize_grads(False)  # None for kept weights that nothing used
+        ctx.set_materialize_grads(False)  # kept weights that nothing used have the gradient None
         ctx.save_for_backward(weights, sums, value)
         return sums.view_as(sums), kept  # a view, since `sums` may be an argument
 
@@ -108,17 +108,17 @@ class Weigh(torch.autograd.Function):
         """Compute the gradients of scores and values; ``grad``, of the sums, is never None."""
         weights, sums, value = ctx.saved_tensors
         kept = weights.clamp(min=0) if ctx.rate else weights
-        # The mean of the gradients of a query's weights, by weight (FlashAttention's delta).
+        # The gradients of a query's weights, averaged by these weights (FlashAttention's delta).
         mean = (grad * sums).sum(-1, keepdim=True)
         value_grad = (grad.mT @ kept).mT  # the faster layout
         score_grad = grad @ value.mT
         if kept_grad is not None:
             mean += (kept_grad * kept).sum(-1, keepdim=True)
             score_grad += kept_grad
-        # Through the softmax: weights * (their gradient, 0 for a dropped one, less the mean).
+        # Through the softmax: each weight times its own gradient, 0 if dropped, less the mean.
         if ctx.rate:
             weights.abs_()  # in place: a block is differentiated once
         score_grad.mul_(kept).addcmul_(weights, mean, value=-1)
-        if ctx.has_sink:  # all gradients of a softmax add up to 0
+        if ctx.has_sink:  # a query's gradients of scores, with that of the sink, add up to 0
             score_grad = torch.cat([score_grad, -score_grad.sum(-1, keepdim=True)], -1)
         return score_grad, None, None, None, None, None, value_grad

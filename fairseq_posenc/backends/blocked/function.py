@@ -1,12 +1,12 @@
 """Computes blocks of a call, each as a plain function that autograd differentiates.
 
-Each computes the equation of :mod:`~fairseq_posenc.backends.equation`, and adds in place. Graphs of
+Scores follow :mod:`~fairseq_posenc.backends.equation`, whose terms are added in place. Graphs of
 blocks are kept for the backward pass, or built again there. Queries are reversed: the distance of
 query i and key j is i + j + the lowest. A *reset* gives pairs of first tokens numbers of their own.
 Keys are *far* if all their pairs have the first, or the last, row of each table; others are near.
 
-Shapes: k sentences and h heads of a block, M queries, W keys, D head size. A table has ``*_rows``,
-an ``*_index``, which row each distance has (None: its own), and ``*_reset``, two rows of a reset.
+Shapes: k sentences and h heads of a block, M queries, W keys, D head size. Fields of a table: its
+``*_rows``, by distance unless ``*_index`` has the row of each, and ``*_reset``, a reset's two rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ class Computation:
     mask: Mask | None  # the keys that queries may see; None for all
     product: bool  # whether content and rows are multiplied, not added
     softcap: float | None  # the limit of the scores
-    flushes: bool  # whether weights may be denormal numbers, which become 0
+    flushes: bool  # whether tiny weights become 0, since denormal numbers are slow
     dropout: float  # the probability of dropping a weight
     saves: bool  # whether the graphs of blocks are kept for the backward pass
 
@@ -63,10 +63,10 @@ class Computation:
     ) -> Tensor:
         """Compute the sums of values of a block, ``(k, h, M, D)``; callers divide by 1 - dropout.
 
-        ``hidden``: pairs, see :meth:`list_blocks`; ``sums``: the result, if only its graph is new.
+        ``hidden``: see :meth:`list_blocks`; ``sums``: this result, if only its graph is needed.
         """
         with torch.set_grad_enabled(self.saves or sums is not None):
-            scores = equation.score(  # without `scale`, which the operands contain
+            scores = equation.score(  # `scale` is in the operands, and rows are in the content
                 self._multiply_tokens(x),
                 biases=self._list_biases(x, block),
                 temperature=x.temperature,
@@ -94,7 +94,7 @@ class Computation:
         return self._multiply_far(x, *far) if self.product else self._add_far(x, *far)
 
     def _multiply_far(self, x: Operands, before: Tensor, after: Tensor) -> Tensor:
-        """Multiply far keys, which are (k.K) k already, by (q.Q) q, for (q.k) (q.Q) (k.K)."""
+        """Multiply far keys, stored as (k.K) k, by (q.Q) q, which gives (q.k) (q.Q) (k.K)."""
         first, last = x.query, x.query  # for keys far before, which have the first row Q, and after
         if x.query_rows is not None:  # distinct ones: the first and the last are of the far keys
             numbers = x.query @ x.query_rows[:, [0, -1]].mT  # q.Q of both, [k, h, M, 2]
@@ -103,17 +103,17 @@ class Computation:
 
     def _add_far(self, x: Operands, before: Tensor, after: Tensor) -> Tensor:
         """Multiply all keys at once, as `torch.cat` would copy scores; add rows of near keys."""
-        # Far keys are k + Q already, with k.K as column D if there is a table K: it is added where
-        # queries get a 1 there. Near keys get a 0.
-        more = (0, before.size(3) - x.key.size(3))
-        parts = [before, F.pad(x.key, more) if more[1] else x.key, after]
+        # Far keys are stored as k + Q, with k.K as one more column if there is a table K: queries
+        # get a 1 there, so that the product adds it, and near keys a 0.
+        more = before.size(3) - x.key.size(3)  # columns: 1 or 0
+        parts = [before, F.pad(x.key, (0, more)) if more else x.key, after]
         keys = torch.cat(parts, 2).mT
-        address = keys.data_ptr()  # by which the hooks know it
-        with saved_tensors_hooks(  # `keys` is not saved, but joined again as (k * h, D, W)
+        address = keys.data_ptr()  # also of the view (k * h, D, W) that autograd saves for `@`
+        with saved_tensors_hooks(  # that view is not saved, but made again from the parts
             lambda saved: None if saved.data_ptr() == address else saved,
             lambda saved: torch.cat(parts, 2).flatten(0, 1).mT if saved is None else saved,
         ):
-            scores = (F.pad(x.query, more, value=1.0) if more[1] else x.query) @ keys
+            scores = (F.pad(x.query, (0, more), value=1.0) if more else x.query) @ keys
         scores = copy_if_kept(scores)  # checkpointing may keep them, and they change in place below
         near = scores.narrow(3, before.size(2), x.key.size(2))  # a view
         for numbers in _look_up(x, *_multiply_rows(x)):  # no gain and no reset beside far keys
@@ -121,8 +121,8 @@ class Computation:
         return scores
 
     def _combine(self, x: Operands) -> Tensor:
-        """Combine the content of near pairs, its gain and the products with their rows."""
-        of_queries, of_keys = _multiply_rows(x)  # only once: checkpointing runs `combine` twice
+        """Combine content, gain and products with rows of near pairs; `attend` adds the rest."""
+        of_queries, of_keys = _multiply_rows(x)  # not in `combine`, which checkpointing runs twice
 
         def combine() -> Tensor:
             qk = copy_if_kept(x.query @ x.key.mT)  # `equation` may add to it in place
@@ -141,7 +141,7 @@ class Computation:
         biases = [] if x.bias_rows is None else [_view_numbers(x, x.bias_rows, x.bias_reset)]
         if x.pair_bias is not None:
             biases.append(x.pair_bias)
-        if x.state_rows is not None and x.states is not None:
+        if x.state_rows is not None and x.states is not None:  # no index: products are by pair
             biases.append(bands.multiply_rows(x.states, x.state_rows, index=None, of_keys=False))
         if x.query_decay is not None and x.key_decay is not None:
             decay = equation.subtract_sums(x.query_decay, x.key_decay)
@@ -204,7 +204,7 @@ class Blocks(torch.autograd.Function):
 
 
 def _multiply_rows(x: Operands) -> tuple[Tensor | None, Tensor | None]:
-    """Multiply queries, and keys, by the rows of their tables, for :func:`_look_up`."""
+    """Multiply queries and keys by the rows of their tables; :func:`_look_up` takes the results."""
     of_queries, of_keys = None, None  # no table
     if x.query_rows is not None:
         of_queries = bands.multiply_rows(x.query, x.query_rows, x.query_index, of_keys=False)
@@ -228,7 +228,7 @@ def _look_up(x: Operands, of_queries: Tensor | None, of_keys: Tensor | None) -> 
 
 
 def _view_numbers(x: Operands, numbers: Tensor, reset: Tensor | None) -> Tensor:
-    """View numbers by distance as those of pairs (i + j, see above), ``(1 or k, G, M, W)``."""
+    """View numbers by distance, ``(G, M + W - 1)``, as those of pairs, ``(1 or k, G, M, W)``."""
     pairs = numbers.unfold(1, numbers.size(1) - x.query.size(2) + 1, 1)[None]
     return pairs if reset is None else _insert_reset(x, pairs, reset[:, None, None])
 

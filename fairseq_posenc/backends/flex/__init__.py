@@ -61,12 +61,12 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute attended values ``(B, H, T, D)``, and no weights."""
     query, key, value, terms, mask, *_ = call.with_all_heads()  # keys and values of all H heads
     tgt_len, src_len = query.size(2), key.size(2)
-    sizes = tgt_len, src_len, query.device  # before padding; mask.cache_deps: all that hides keys
+    sizes = tgt_len, src_len, query.device  # unpadded; `mask.cache_deps`: its fields that hide keys
     blocks = mask.cached("flex", (*mask.cache_deps, *sizes), lambda: build_block_mask(mask, *sizes))
     query = F.pad(query, (0, 0, 0, round_length(tgt_len) - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, round_length(src_len) - src_len)) for x in (key, value))
     with no_autocast(query.device):
-        # Of padded tokens, as products have the kernel's sizes. The mask only limits table rows.
+        # `modify` hides nothing: the mask limits its table rows. Its tokens are padded as well.
         modify = build_score_mod(terms, *sizes, mask, query, key, call.temperature())
         scale, sink = terms.scale(query.size(-1)), terms.find(SinkScore)
         if sink is None:

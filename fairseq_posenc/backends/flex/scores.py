@@ -67,8 +67,9 @@ def build_score_mod(
         src_len: S.
         device: of the terms.
         mask: leaves out rows of hidden distances; its cache keeps indices for all layers.
-        query: ``(B, H, T, D)``, padded to the kernel's length; None if no term has rows.
-        key: ``(B, H, S, D)``, padded in the same way.
+        query: ``(B, H, T, D)``, padded if the kernel has more than T queries: numbers of pairs are
+            padded to as many. None if it has T, and no term has rows.
+        key: ``(B, H, S, D)``, padded in the same way; None if the query is None.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
     """
     more_queries = 0 if query is None else query.size(2) - tgt_len  # of padding
@@ -76,7 +77,7 @@ def build_score_mod(
     low, high = _find_visible_distances(tgt_len, src_len, mask)
     # Both are tensors, as they differ from call to call: numbers would be compiled into the kernel.
     lowest = torch.tensor(src_len - tgt_len + low, device=device)  # of j - i; i counts queries only
-    last = torch.tensor(high - low, device=device)
+    span = torch.tensor(high - low, device=device)
 
     def tabulate(
         term: ByDistance | None, tokens: Tensor | None = None, factor: float = 1.0
@@ -108,7 +109,7 @@ def build_score_mod(
     (factors if terms.product else summands).extend(products)
     if (by_pair := terms.find(NumbersByPair)) is not None:  # (B or 1, G, T, S)
         summands.append(_Numbers(F.pad(at_least_fp32(by_pair.numbers), missing)))
-    if (states := terms.find(States)) is not None:  # their products are not scaled
+    if (states := terms.find(States)) is not None:  # a second query each; products are not scaled
         vectors = F.pad(states.vectors, (0, 0, 0, more_queries))  # (B, H, T, W), padded
         summands += tabulate(terms.rows("state"), vectors)
     softcap, temperatures = terms.softcap, []
@@ -117,7 +118,7 @@ def build_score_mod(
     mark_batch_dynamic(*(x.numbers for x in [*factors, *summands, *temperatures]))
 
     def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        distance = (j - i - lowest).clamp(min=0).minimum(last)  # a hidden pair may have any row
+        distance = (j - i - lowest).clamp(min=0).minimum(span)  # a hidden pair may have any row
         for factor in factors:
             score = score * factor.look_up(b, h, i, j, distance)
         for summand in summands:

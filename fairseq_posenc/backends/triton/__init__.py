@@ -46,7 +46,7 @@ def unavailable() -> str:
         return ""
     if not torch.cuda.is_available():
         return "there is no CUDA device"
-    if torch.version.cuda and torch.cuda.get_device_capability() < (8, 0):  # None: ROCm
+    if torch.version.cuda and torch.cuda.get_device_capability() < (8, 0):  # not with ROCm
         return "the GPU is older than compute capability 8.0"  # from which it has bfloat16 and TF32
     return ""
 
@@ -83,16 +83,13 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return Attention.apply(problem, *problem.tensors), None
 
 
-def read_version() -> str:
-    """Read Triton's version; empty if it is not installed."""
-    spec = importlib.util.find_spec("triton")
-    return "" if spec is None or spec.origin is None else _parse_version(spec.origin)
-
-
 @cache  # each call of attention on a GPU asks for it
-def _parse_version(path: str) -> str:
-    """Read the version in a file: importing takes long, and the distribution has several names."""
-    match = re.search(r"__version__ = [\"']([^\"']+)", Path(path).read_text("utf-8"))
+def read_version() -> str:
+    """Read Triton's version from its source, as importing takes long; empty if not installed."""
+    spec = importlib.util.find_spec("triton")  # its distributions have several names
+    if spec is None or spec.origin is None:
+        return ""
+    match = re.search(r"__version__ = [\"']([^\"']+)", Path(spec.origin).read_text("utf-8"))
     return match[1] if match else ""
 
 

@@ -113,8 +113,9 @@ def read_call(call: AttentionCall) -> Problem:
     tgt_len, src_len = query.size(2), key.size(2)
     of_queries, of_keys = terms.rows("query"), terms.rows("key")
     query_table = _read_vectors(of_queries, tgt_len, src_len, query.dtype)
-    shared = of_queries is not None and of_keys is not None and of_queries.table is of_keys.table
-    shared = shared and of_queries.runs is of_keys.runs  # type: ignore[union-attr]
+    shared = False
+    if of_queries is not None and of_keys is not None:  # perhaps the same rows, as those of m4
+        shared = of_queries.table is of_keys.table and of_queries.runs is of_keys.runs
     key_table = query_table if shared else _read_vectors(of_keys, tgt_len, src_len, query.dtype)
     lows = [table.low for table in (query_table, key_table) if table]  # distances of first rows
     highs = [table.low + table.last for table in (query_table, key_table) if table]
@@ -193,11 +194,11 @@ def find_visible(
 
     def compute() -> tuple[Visible, Visible]:
         found = mask.find_visible_ranges(tgt_len, src_len, device)
-        if found is None:  # numbers fall; other causes are refused before
+        if found is None:  # numbers descend, or torch compiles; `refuses` excludes first keys
             raise UserError(
                 "position backend triton needs documents whose numbers ascend: choose blocked"
             )
-        # Neither falls: the first query with last >= k to the last one with first <= k see key k.
+        # Both ascend: key k is seen from the first query with last >= k to the last, first <= k.
         first, last = (x.contiguous() for x in found)  # [B or 1, T]; `searchsorted` warns of others
         keys = torch.arange(src_len, device=device).expand(len(first), -1).contiguous()
         first_query = torch.searchsorted(last, keys)

@@ -74,7 +74,7 @@ class TestFiles:
             code += "write_whole(pathlib.Path('/dev/stdout'), 'whole')"
             command = [sys.executable, "-c", code]
             done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False)
-        assert b"UserError: /dev/stdout: is a device, a pipe or a socket" in done.stderr
+        assert b"UserError: /dev/stdout: name a file: this is a device" in done.stderr
         assert Path("/dev/stdout").is_symlink()
 
     def test_a_file_that_cannot_be_written_has_the_name_that_the_user_gave(self, tmp_path):
