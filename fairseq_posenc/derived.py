@@ -3,7 +3,7 @@
 The class of an object that changes for good is derived from its stock class and from all of its
 mixins, which come first. One mixin may change ``forward``, by a method ``run_forward(forward, args,
 named)``, which calls the stock ``forward(self, ...)`` that it gets. A hook does not suffice: it
-runs if a module is called, not if only its ``forward`` is, which may be a compiled method.
+runs when a module is called, not when a program calls its ``forward``, perhaps compiled, directly.
 """
 
 from collections.abc import Iterable, Iterator

@@ -32,7 +32,7 @@ _PHRASES = {  # fields of `WeightSettings` in messages
 _OTHER_SYMBOLS = "trained with a dict.txt of other symbols, or the same in another order"
 STATE_KEY = "_extra_state"  # torch's name for state that a module stores beside its parameters
 _BLOCK = 1024  # bytes are padded to a multiple: models to be averaged need tensors of one size
-_ROUNDING = 2e-3  # averaging equal values changes them by less, even in float16
+_ROUNDING = 2e-3  # averaging equal values in float32 changes them by less
 
 
 class WeightSettings(NamedTuple):
@@ -103,7 +103,7 @@ class Identity(NamedTuple):
         Programs that average state dicts or interpolate between them keep the identity if all are
         equal; if not, the mixture shows, because its bits are neither 1 nor -1.
         """
-        content: dict[str, Any] = {"positions": self.positions.full()}
+        content: dict[str, Any] = {"positions": self.positions.full()}  # defaults may change later
         content |= {"directions": self.directions, "trained_length": self.trained_length}
         content |= self.weight_settings._asdict()
         text = json.dumps({name: x for name, x in content.items() if x is not None}).encode()

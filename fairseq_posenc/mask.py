@@ -98,14 +98,14 @@ class Mask(NamedTuple):
         This is the mask's definition; backends also call it for parts of the pairs.
 
         Args:
-            query_at: int64 ``(M, 1)``.
-            key_at: int64 ``(1, W)``.
+            query_at: int64 ``(M, 1)``, of any M queries.
+            key_at: int64 ``(1, N)``, of any N keys.
 
         Returns:
-            ``(B or 1, M, W)`` of bool.
+            ``(B or 1, M, N)`` of bool.
         """
         segments, first_keys = self.segments, self.first_keys
-        exempt = None if first_keys is None else first_keys[:, key_at]  # [B or 1, 1, W]
+        exempt = None if first_keys is None else first_keys[:, key_at]  # [B or 1, 1, N]
         hidden = self.mark_hidden(key_at - query_at, exempt)
         if segments is not None:
             hidden = hidden | segments[:, query_at].ne(segments[:, key_at])
@@ -145,9 +145,9 @@ class Mask(NamedTuple):
         """
         return self._map(lambda x: x[:, places])
 
-    def select_sentences(self, places: slice) -> Mask:
+    def select_sentences(self, sentences: slice) -> Mask:
         """Keep only some sentences of the batch."""
-        selected = self._replace(pairs=None)._map(lambda x: x if len(x) == 1 else x[places])
+        selected = self._replace(pairs=None)._map(lambda x: x if len(x) == 1 else x[sentences])
         return selected._replace(pairs=self.pairs)  # `(T, S)`: all sentences share them
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Mask:

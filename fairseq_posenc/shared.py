@@ -63,8 +63,8 @@ class Shared(NamedTuple):
     def rotation_of_last(self, count: int) -> Rotation | None:
         """Select the rotation of the last ``count`` tokens: T, or all if keys are cached unrotated.
 
-        A trained one is computed again by reentrant checkpointing, as in :meth:`layer_terms`; not a
-        fixed one, whose frequencies a later pass may have changed (``rope(scaling=dynamic:F)``).
+        That of T tokens is computed again by reentrant checkpointing, as in :meth:`layer_terms`, if
+        it is trained: of a fixed one, a later pass may have changed the frequencies (``dynamic``).
         """
         positions = self.positions
         if count != positions.tgt_len:  # computed by the first layer that needs it

@@ -35,8 +35,8 @@ def has_saving_hooks() -> bool:
 def is_reentrant_recomputation() -> bool:
     """Check whether reentrant activation checkpointing runs a layer again, in the backward pass.
 
-    Terms that the layer was given must then be computed again, because the graph of the first ones
-    is freed.
+    Tensors for several layers, which it was given, must then be computed again: the backward pass
+    has freed their graph.
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return False

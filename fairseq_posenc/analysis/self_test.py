@@ -14,9 +14,7 @@ from fairseq_posenc.modules.layer_positions import PositionEncoding
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import compute_shared
 
-LENGTH = 6
-HEADS = 2
-HEAD_DIM = 8
+LENGTH, HEADS, HEAD_DIM = 6, 2, 8
 LEAST_CHANGE = 1e-2  # a rotation must change a dot product by this; else it does nothing
 
 

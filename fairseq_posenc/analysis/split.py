@@ -16,8 +16,8 @@ from fairseq_posenc.encodings.term import Reset, RowsByDistance, ScaleFactor, St
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.mask import NO_MASK, Mask
 
-_BIASES = ("bias", "pair_bias")  # names of terms, `Term.name`
-_FACTORS = ("query_table", "key_table")  # of products; specs refuse a gain beside these
+_BIASES = ("bias", "pair_bias")  # names of terms, `Term.name`: numbers by distance, and by pair
+_FACTORS = ("query_table", "key_table")  # vectors by distance; products have no gain beside them
 _PAIRWISE = (*_BIASES, *_FACTORS, "gain", "channel_gain", "state_table", "decay", "counted_table")
 
 
@@ -26,11 +26,13 @@ class Split(NamedTuple):
 
     Attributes:
         content: scaled dot products of query and key without positions.
-        position: the biases; with a product, also the ``state_table``, which depends on content.
+        position: the biases; with a product, also the ``state_table`` (vectors by distance, times a
+            second projection of the query's token), which depends on content.
         both: the rest, which depends on content and position.
         details: what each term alone adds to the scores, by its name or ``rotation``. They add up
-            to ``both``, but not with a temperature, a cap, or a gain beside a ``counted_table``.
-            If scores are a product, these are its factors instead: unscaled dot products.
+            to ``both``, but not with a temperature, a cap, or a gain beside a ``counted_table``
+            (vectors by positions that are counted in the content). If scores are a product, these
+            are its factors instead: unscaled dot products.
         product: whether the details are factors; else they are summands.
     """
 
@@ -77,7 +79,7 @@ def split(
     query, key = query.double(), key.double()
     terms = terms.map(lambda x: x.double() if x.is_floating_point() else x)
     always = [x for x in terms if isinstance(x, (ScaleFactor, Reset, States))]
-    content = reference.scores(query, key, Terms(always), mask)  # resets and states serve tables
+    content = reference.scores(query, key, Terms(always), mask)  # the others need tables
     if rotation is not None:
         query, key = rotation.rotate_queries(query), (key_rotation or rotation).rotate_keys(key)
     rotated = reference.scores(query, key, Terms(always), mask)  # the content of rotated tokens

@@ -20,7 +20,7 @@ from fairseq_posenc.precision import at_least_fp32
 def expand_by_distance(
     table: Tensor, tgt_len: int, src_len: int, first: Tensor | None = None
 ) -> Tensor:
-    """View the number of each query and key in a table by distance, ``(1 or B, G, T, S)``.
+    """Look up the number of each query and key in a table by distance, ``(1 or B, G, T, S)``.
 
     >>> numbers = torch.tensor([[10, 11, 12, 13]])  # of the distances -2, -1, 0 and 1
     >>> expand_by_distance(numbers, tgt_len=2, src_len=3)[0, 0]
@@ -80,7 +80,7 @@ def sum_biases(terms: Terms, tgt_len: int, src_len: int, mask: Mask = NO_MASK) -
 
 
 def relative_shift(products: Tensor, others: int) -> Tensor:
-    """Shift products of n tokens with table rows to pairs, ``(B, H, n, others)``: a view.
+    """Shift products of n tokens with table rows to pairs, ``(B, H, n, others)``, without an index.
 
     Transformer-XL's relative shift. The pairs of token i begin at row n-1-i, so each token begins
     one row before the previous token. In a flat list whose rows are shorter by one, they all begin
@@ -106,8 +106,8 @@ def insert_reset(
         of_key: the value where it is the key of another query.
         first: see :func:`expand_by_distance`.
     """
-    queries = first[:, None, -pairs.size(2) :, None]  # [B, 1, T, 1]
-    keys = first[:, None, None]  # [B, 1, 1, S]
+    queries = first[:, None, -pairs.size(2) :, None]  # [B or 1, 1, T, 1]
+    keys = first[:, None, None]  # [B or 1, 1, 1, S]
     return torch.where(queries, of_query, torch.where(keys, of_key, pairs))
 
 

@@ -167,7 +167,7 @@ class Encoding(nn.Module):
     def rotation(self, ids: Tensor) -> Rotation | None:
         """Compute the rotation of queries and keys at positions ``ids``, ``(B or 1, T)``, or None.
 
-        In decoding, ``ids`` are of the new tokens; where caches hold unrotated keys, also of all.
+        In decoding, they are those of new tokens; of all, for a cache that holds unrotated keys.
         """
         return None
 
@@ -262,7 +262,7 @@ class Encodings(nn.ModuleDict):
             return Decay(*(sum_exactly(side, before=None) for side in sides))
         sums = [
             torch.cat([before, sum_exactly(side, before=before[:, :, -1:])], 2)  # [B, H, S, 2]
-            for side, before in zip(sides, past.tensors().values(), strict=True)  # earlier, later
+            for side, before in zip(sides, past.tensors().values(), strict=True)  # of `sides`
         ]
         return Decay(*sums)
 

@@ -29,8 +29,8 @@ class Runs(NamedTuple):
         starts: the first distance of each row but the first one, ascending; a ``range`` if each row
             but the first and last serves a single distance. Between two equal starts lies a row
             without a distance.
-        low: the lowest distance of a key from a query in the call; with ids, a number below any.
-        high: the highest distance; with ids, a number above any.
+        low: the lowest distance of a key from a query in the call; with ids, below all distances.
+        high: the highest distance; with ids, above all.
         device: device of the table.
         ids: positions of the keys, ``(B or 1, S)`` or on several axes ``(B or 1, S, axes)``, if
             distances are differences of these, whole numbers in any order; None if they are

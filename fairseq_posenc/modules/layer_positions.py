@@ -188,8 +188,8 @@ class PositionEncoding(AttentionCore, StackPositions):
         """
         draft_layer(self.spec, self.dims, kind=0, backend=backend)  # refuses what it cannot compute
         call = self._build_call(query, key, value, key_padding_mask, inputs)
-        of_width = value if call.terms.rows("value") is None else key  # rows for values are D wide
-        if value.shape != (size := (*key.shape[:3], of_width.size(-1))):
+        adds_rows = call.terms.rows("value") is not None  # to the values; rows are as wide as keys
+        if value.shape != (size := (*key.shape[:3], (key if adds_rows else value).size(-1))):
             raise UserError(f"value {tuple(value.shape)} must be {size} for key {tuple(key.shape)}")
         mask = call.mask.with_direction(direction or self.direction)
         return backends.attend(call._replace(mask=mask, dropout=dropout), backend)[0]

@@ -150,9 +150,10 @@ def test_says_why_it_cannot_run_here(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     assert backend.unavailable() == "the GPU is older than compute capability 8.0"
-    with monkeypatch.context() as old:
-        old.setattr(backend, "read_version", lambda: "3.2.0")
-        assert backend.unavailable() == "triton is 3.2.0, and 3.6 is the oldest supported"
+    read_uncached = backend.read_version.__wrapped__
+    monkeypatch.setattr(backend, "read_version", lambda: "3.2.0")
+    assert backend.unavailable() == "triton is 3.2.0, and 3.6 is the oldest supported"
+    monkeypatch.setattr(backend, "read_version", read_uncached)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert backend.unavailable() == "triton is not installed"
 

@@ -104,8 +104,7 @@ def test_neighbors_padding_and_decoding_change_nothing(scaling):
     full = layer(*positions(x))[0]
     torch.testing.assert_close(layer(*positions(x[:1]))[0], full[:1])
     padded = torch.cat([torch.zeros(2, 4, 2 * WIDTH), x], 1)
-    padding = torch.arange(13).lt(4).expand(2, -1)
-    found = layer(*positions(padded, padding))[0][:, 4:]
+    found = layer(*positions(padded, torch.arange(13).lt(4).expand(2, -1)))[0][:, 4:]
     torch.testing.assert_close(found, full, rtol=1e-4, atol=1e-5)
     cache = Cache()
     for i in range(9):

@@ -59,7 +59,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     kept = ("query_table", "key_table")
     call = call._replace(terms=call.terms.expanded(lambda term: term.name not in kept))
     blocks = split(call)
-    before, after = zip(*(block.far for block in blocks))  # numbers of keys beyond tables' ends
+    before, after = zip(*(block.far for block in blocks))  # by block, how many keys are far
     operands = lay_out(call, has_far=(any(before), any(after)))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     # No block is saved under hooks of checkpointing or offloading: they would get all its tensors.

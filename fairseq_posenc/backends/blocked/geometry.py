@@ -118,10 +118,10 @@ def split(call: AttentionCall) -> list[Block]:
 def _count_far(low: int, high: int, queries: slice, keys: slice, src_len: int) -> tuple[int, int]:
     """Count a block's far keys (:attr:`Block.far`), given the distances of :func:`_find_near`."""
     # The distance of key j from query i' is i' + j - (S - 1).
-    near = low + src_len - queries.stop  # the first key that is near for any query
-    after = high + src_len - 1 - queries.start  # the first one that is far for all
-    near = min(max(near, keys.start), keys.stop - 1)  # at least one key is near
-    return near - keys.start, keys.stop - max(min(after, keys.stop), near + 1)
+    first_near = low + src_len - queries.stop  # the first key that is near for any query
+    first_after = high + src_len - 1 - queries.start  # the first one that is far after all
+    first_near = min(max(first_near, keys.start), keys.stop - 1)  # at least one key is near
+    return first_near - keys.start, keys.stop - max(min(first_after, keys.stop), first_near + 1)
 
 
 def _choose_queries(first: Sequence[int], last: Sequence[int], mask: Mask, has_far: bool) -> int:

@@ -94,7 +94,7 @@ def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.devic
         return ~hidden[index_or_zero(hidden, 0, b), i, j]
 
     blocks = create_block_mask(visible_pair, len(hidden), 1, queries, keys, str(device), TILE)
-    mark_batch_dynamic(*(x for x in vars(blocks).values() if isinstance(x, Tensor)))
+    mark_batch_dynamic(*(x for x in vars(blocks).values() if isinstance(x, Tensor)))  # its tiles
     return blocks
 
 

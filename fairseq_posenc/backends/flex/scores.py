@@ -109,7 +109,7 @@ def build_score_mod(
     (factors if terms.product else summands).extend(products)
     if (by_pair := terms.find(NumbersByPair)) is not None:  # (B or 1, G, T, S)
         summands.append(_Numbers(F.pad(at_least_fp32(by_pair.numbers), missing)))
-    if (states := terms.find(States)) is not None:  # a second query each; products are not scaled
+    if (states := terms.find(States)) is not None:  # of queries; their products are not scaled
         vectors = F.pad(states.vectors, (0, 0, 0, more_queries))  # (B, H, T, W), padded
         summands += tabulate(terms.rows("state"), vectors)
     softcap, temperatures = terms.softcap, []

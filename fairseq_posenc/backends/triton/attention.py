@@ -23,7 +23,7 @@ from fairseq_posenc.backends.triton.kernels import backward_kernel, forward_kern
 from fairseq_posenc.backends.triton.problem import Problem, Table
 from fairseq_posenc.backends.triton.stored import tables_kernel, tokens_kernel
 
-PROGRAMS = 512  # of `tables_kernel`, on copies of gradients: fill a GPU with few copies
+PROGRAMS = 512  # of `tables_kernel`, to fill a GPU; for that, gradients are summed in copies
 MAX_BYTES = 2**31  # of the tiles of a slab
 MIN_SIDE = 16  # the smallest side that a matrix in `tl.dot` may have
 
@@ -107,7 +107,7 @@ class Side(NamedTuple):
     tokens: Tensor | None  # queries or keys; None for a table of numbers
     token_grad: Tensor | None  # shaped as the tokens
     tiles: Tensor | None  # gradients of the table's term
-    ends: Tensor | None  # two sums of each row of tiles, where a clipped table's end rows repeat
+    ends: Tensor | None  # of clipped tables: `tokens_kernel` writes them, `tables_kernel` reads
     factor: float  # of sums of tiles: 1 / (1 - dropout rate), and the scale, but not of a bias
     SIGN: tl.constexpr  # 1 if the rows of tiles are queries, -1 if they are keys
 
@@ -122,7 +122,7 @@ class Attention(torch.autograd.Function):
         Both results of the kernel are float32: the backward pass subtracts nearly equal numbers.
         """
         attended = torch.empty_like(problem.query, dtype=torch.float32)
-        shifts = attended.new_empty(problem.query.shape[:3])  # - log2 of sums of exponentials
+        shifts = attended.new_empty(problem.query.shape[:3])  # -log2 of sums of exponentials
         tile = choose_tile(problem, backward=False)
         programs = len(problem.query) * problem.heads * triton.cdiv(problem.tgt_len, tile.queries)
         launch(forward_kernel, programs, problem, tile, attended, shifts)
@@ -190,7 +190,7 @@ class Attention(torch.autograd.Function):
 def allocate_tiles(problem: Problem, tile: Tile, needed: list[bool]) -> tuple[list[Slab], Tiles]:
     """Divide a problem into slabs, and allocate the tiles of the largest one, which serve all."""
     _, _, needs_gain, needs_bias = needed  # which tables need a gradient
-    # In a plain sum, gradients of the query term and of the bias are those of the content.
+    # In a plain sum, gradients of query term, bias and content are equal; key terms lie by key.
     plain_sum = not problem.PRODUCT and problem.gain is None  # nothing multiplies the content
     is_stored = {"content": True, "key_term": problem.key_table is not None}
     is_stored |= {"gain": needs_gain, "bias": needs_bias and not plain_sum}

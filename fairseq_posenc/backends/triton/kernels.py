@@ -47,7 +47,7 @@ NO_SUM = tl.constexpr(-1e30)
 
 @triton.jit
 def forward_kernel(problem, opt, attended, shifts):
-    """Write attended values ``(B, H, T, D)``, minus log2 of sums of exponentials ``(B, H, T)``."""
+    """Write attended values ``(B, H, T, D)``, and -log2 of sums of exponentials ``(B, H, T)``."""
     sequence, first_query = split_program(tl.program_id(0), problem.tgt_len, opt.M)
     batch, head = sequence // problem.heads, sequence % problem.heads
     earlier = sequence.to(tl.int64) * problem.tgt_len  # number of queries in earlier sequences
