@@ -5,8 +5,8 @@ blocks are kept for the backward pass, or built again there. Queries are reverse
 query i and key j is i + j + the lowest. A *reset* gives pairs of first tokens numbers of their own.
 Keys are *far* if all their pairs have the first, or the last, row of each table; others are near.
 
-Shapes: k sentences and h heads of a block, M queries, W keys, D head size. Fields of a table: its
-``*_rows``, by distance unless ``*_index`` has the row of each, and ``*_reset``, a reset's two rows.
+Shapes: k sentences, h heads, M queries, W keys of a block, D head size; ``Operands`` has the axes
+of each field. The ``*_rows`` of a table are by distance, unless ``*_index`` has the row of each.
 """
 
 from collections.abc import Iterator, Sequence
