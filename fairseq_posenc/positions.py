@@ -99,7 +99,7 @@ class Positions(NamedTuple):
         is_shifted: whether the id of a real token may differ from its index in the row. Padding
             before it is one cause; documents and ids that a caller gives are others.
         longest: the largest position plus 1, or an upper bound on it; None if not known.
-        first: what :meth:`is_first` returns if ids of documents, or a caller's, do not show it.
+        first: result of :meth:`is_first` if documents' or a caller's ids do not show it; else None.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, if
             documents were looked for; ``ids`` count from there, unless a caller gave them.
         drawn: random numbers that tables and rotations use instead of ``ids``, drawn last (by
@@ -231,7 +231,7 @@ class Positions(NamedTuple):
         return torch.arange(1 - self.src_len, self.tgt_len, device=self.device)
 
     def begin_documents(self, begins: Tensor) -> Positions:
-        """Restart positions at tokens, ``(B, S)`` of bool, that begin a document."""
+        """Restart undrawn positions at tokens that begin a document, ``(B, S)`` of bool."""
         real = self.real()
         ids = self.ids.expand_as(real)  # [B, S]
         # `begins` may mark padding. Then the next real token begins the document: the first one of

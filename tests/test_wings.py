@@ -234,9 +234,9 @@ def test_fairseq_finds_what_registers_by_scanning():
 LINES = {
     "fairseq_posenc": (27350, 27500),
     "fairseq_posenc/encodings": (3636, 3800),
-    "fairseq_posenc/backends": (3395, 3600),
-    "fairseq_posenc/backends/triton": (1194, 1200),
-    "fairseq_posenc/modules": (1122, 1150),
+    "fairseq_posenc/backends": (3394, 3600),
+    "fairseq_posenc/backends/triton": (1192, 1200),
+    "fairseq_posenc/modules": (1121, 1150),
     "fairseq_posenc/analysis": (250, 300),
     "fairseq_posenc/transformer": (894, 1100),
     "fairseq_posenc/models": (475, 520),

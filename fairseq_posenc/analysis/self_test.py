@@ -34,7 +34,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     query, key, value = torch.randn(3, 1, HEADS, LENGTH, HEAD_DIM, device=device)
     embedded = torch.randn(1, LENGTH, HEADS * HEAD_DIM, device=device)  # the layer's input
     counted = Positions.from_padding(torch.zeros(1, LENGTH, dtype=torch.bool, device=device))
-    (shared,) = compute_shared(encoding.shared, counted)  # one state, as the encoding is of a layer
+    (shared,) = compute_shared(encoding.shared, counted)  # one state: one kind of layer
     added = [x.embed(shared.positions) for x in encoding.input.as_list()] if encoding.input else []
     works = all(x is not None and x.shape == embedded.shape and x.isfinite().all() for x in added)
     errors = {"the input": 0.0 if works else math.inf}
