@@ -71,12 +71,12 @@ def import_user_dir(folder: Path) -> None:
         UserError: the folder has no package, or Python has another module of its name.
     """
     folder = folder.resolve()
-    if not (folder / "__init__.py").is_file():
-        raise UserError(f"--user-dir {folder}: name a folder of a Python package, with __init__.py")
+    if not (folder / "__init__.py").is_file() or "." in folder.name:
+        why = "name a folder of a Python package, with __init__.py and with no dot in its name"
+        raise UserError(f"--user-dir {folder}: {why}")
     sys.path.insert(0, str(folder.parent))
-    found = getattr(import_module(folder.name), "__path__", ())  # a module in one file has none
-    is_found = folder in [Path(path).resolve() for path in found]
-    if not is_found and folder.name != USER_DIR.name:  # of this package, any copy will do
+    paths = [Path(path).resolve() for path in getattr(import_module(folder.name), "__path__", ())]
+    if folder not in paths and folder.name != USER_DIR.name:  # of this package, any copy will do
         sys.path.remove(str(folder.parent))
         raise UserError(f"--user-dir {folder}: Python has another module {folder.name}; rename it")
 

@@ -105,11 +105,11 @@ def _append_decay(
     """
     past = key.size(2) - query.size(2)
     # Less the last token's c, part by part, so that a step of decoding rounds no large sum.
-    decay = (decay - decay[:, :, -1:]).sum(-1).to(query.dtype)  # [B or 1, H, S]
-    decay = decay.expand(key.shape[:3])[..., None]  # [B, H, S, 1]
-    ones = torch.ones_like(decay)
-    query = torch.cat([query, decay[:, :, past:], ones[:, :, past:]], -1)
-    key = torch.cat([key, ones, -decay], -1)  # [B, H, S, D + 2]
+    summed = (decay - decay[:, :, -1:]).sum(-1).to(query.dtype)  # [B or 1, H, S]
+    c = summed.expand(key.shape[:3])[..., None]  # [B, H, S, 1]
+    ones = torch.ones_like(c)
+    query = torch.cat([query, c[:, :, past:], ones[:, :, past:]], -1)
+    key = torch.cat([key, ones, -c], -1)  # [B, H, S, D + 2]
     channels = _count_decay_channels(value.size(-1), value.device)
     if channels > 2:
         query, key = (F.pad(x, (0, channels - 2)) for x in (query, key))

@@ -194,7 +194,7 @@ def find_visible(
 
     def compute() -> tuple[Visible, Visible]:
         found = mask.find_visible_ranges(tgt_len, src_len, device)
-        if found is None:  # numbers descend, or torch compiles; `refuses` excludes first keys
+        if found is None:  # documents' numbers descend: `refuses` excludes the other causes
             raise UserError(
                 "position backend triton needs documents whose numbers ascend: choose blocked"
             )
