@@ -44,9 +44,9 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
     expanded = []
     for index, own_items in enumerate(own_layers):
         place = index % len(layers)  # the layers of a spec are repeated over the stack
-        # A window, or what else is no encoding by itself, replaces that of the model.
+        # The model's `none` is left out, and so are companions, such as a window, that are named.
         names = {item.partition("(")[0].strip() for item in layers[place]}
-        replaced = names - {*registry.names()} | {"none"}
+        left_out = {"none", *(names - {*registry.names()})}  # `registry.names` has no companions
         items = []
         for item in layers[place]:
             if (match := _OWN.fullmatch(item)) is None:
@@ -60,7 +60,7 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
                     f"{shortened(item)}: the model's positions there have no option "
                     f"{unknown[0]!r}; {suggest(unknown[0], known)}they are {shortened(str(own))}"
                 )
-            items += [_change_options(x, changes) for x in own_items if x.name not in replaced]
+            items += [_change_options(x, changes) for x in own_items if x.name not in left_out]
         expanded.append("+".join(items) or "none")
     written = join_layers(expanded)
     try:

@@ -189,7 +189,7 @@ class Positions(NamedTuple):
             ids = ids.masked_fill(padding[..., None] if ids.dim() == 3 else padding, 0)
         longest: int | None = None
         consecutive = False
-        # If the ids must not be read, the bounds check of a table finds ids that are too large.
+        # If the ids must not be read, the bounds check of a table finds those without a row.
         if may_sync(ids.device, decoding=self.tgt_len < ids.size(1)) and ids.numel():
             least, most = ids.aminmax()
             # Ids on several axes have no single distance, so they are never consecutive.

@@ -29,7 +29,7 @@ class ScoreFactor(Encoding, ABC):
 
     @abstractmethod
     def _factors(self, ids: Tensor) -> Tensor:
-        """Compute the factors at positions ``ids``, ``(B or 1, T)``, from 0, in float32."""
+        """Compute the factors at positions ``ids``, ``(B or 1, T)`` of float32, from 0 on."""
 
     def terms(self, positions: Positions) -> list[Term]:
         """Multiply all scores; random positions (``randomized``) do not change the factors."""

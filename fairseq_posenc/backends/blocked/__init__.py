@@ -81,7 +81,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     )
     attended: Tensor = Blocks.apply(work, *operands).flip(2)  # blocks reverse the queries
     if call.dropout:
-        attended.mul_(1 / (1 - call.dropout))  # blocks leave this out; a rate of 1 was refused
+        attended.mul_(1 / (1 - call.dropout))  # blocks leave it out; `planner` refuses a rate of 1
     if call.mask.may_hide_all:  # padding or pairs may leave a query without any key: zeros
         visible = call.mask.count_visible(call.query.size(2), call.key.size(2), call.query.device)
         attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]
