@@ -95,8 +95,8 @@ class Tiles(NamedTuple):
     content: Tensor  # of queries times keys
     query_term: Tensor | None = None  # None also if it equals the content's
     key_term: Tensor | None = None  # `(sequences, keys, queries)`
-    gain: Tensor | None = None
-    bias: Tensor | None = None  # None also if it equals the content's
+    gain: Tensor | None = None  # of the factor by distance
+    bias: Tensor | None = None  # of the summand by distance; None also if it equals the content's
 
 
 class Side(NamedTuple):
@@ -148,7 +148,7 @@ class Attention(torch.autograd.Function):
         has_key_term = problem.key_table is not None  # which `tokens_kernel` adds in float32
         grad_query, grad_value = torch.empty_like(problem.query), torch.empty_like(problem.value)
         grad_key = torch.empty_like(problem.key, dtype=torch.float32 if has_key_term else None)
-        needed = [*ctx.needs_input_grad[4:]]  # of tables: after problem, query, key and value
+        needed = [*ctx.needs_input_grad[4:]]  # of the tables: after problem, query, key, value
         trained = [table if x else None for table, x in zip(problem.tables, needed)]
         batch, heads = problem.query.shape[:2]
         table_blocks = sum(triton.cdiv(x.rows.size(1), block) for x in trained if x is not None)

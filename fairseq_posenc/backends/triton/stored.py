@@ -19,7 +19,7 @@ may see: ``backward_kernel`` stores whole tiles, whose sides N divides, with zer
   the gradients to write, ``table_grad`` ``(copies, H, last + 1, D or nothing)`` and ``token_grad``.
 - ``tiles``, ``ends``: those of one sequence; a block of them has N rows and N columns. ``stride``:
   columns of a row of tiles. Sequence: index of a sentence and a head, ``batch * heads + head``.
-- ``table``: ``low``, the distance of its first row, and ``last``, the index of its last one.
+- ``table``: ``low``, its first row's distance, key minus query from 0; ``last``, its last index.
 - ``problem``, ``opt``: the call's tensors and sizes, constants; T queries, S keys, W: D, padded.
 """
 
@@ -176,7 +176,7 @@ def add_to_table(problem, opt, slab, side, copies, program):
             else:
                 y = load_rows(problem, opt, side.tokens + token, row, tokens, opt.N)
                 by_vector = multiply(tl.trans(tile), y, by_vector)  # [distances N, W]
-        if problem.CLIPPED and side.tokens is not None:
+        if problem.CLIPPED and side.tokens is not None:  # tables of numbers have all distances
             if (step == 0) | (step + opt.N > last):  # the block has an end of the table
                 for row in range(0, tokens, opt.N):
                     y = load_rows(problem, opt, side.tokens + token, row, tokens, opt.N)
