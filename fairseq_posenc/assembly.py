@@ -25,7 +25,7 @@ from fairseq_posenc.specs import Item, Items, Spec, name_modules
 
 
 def build_encodings(items: Mapping[str, Item], dims: Dims) -> Encodings:
-    """Build encodings, by the names of their modules, and initialize their parameters.
+    """Build encodings from items by module name, and initialize their parameters.
 
     Raises:
         UserError: an encoding cannot work with these sizes.
