@@ -316,11 +316,11 @@ def test_one_bias_serves_all_sentences_unless_one_is_padded_on_the_left(spec):
 
 
 def test_right_padding_beyond_the_table_is_no_position():
-    tokens = torch.full((1, 12), PAD)
-    tokens[:, :8] = 5
-    positions = Positions.from_tokens(tokens, PAD, EOS, 12)
-    for spec in ("tupe", "tupe_shared"):
-        assert make(spec).terms(positions).find(NumbersByPair).numbers.isfinite().all()
+    rows = DIMS.max_positions  # of the table, as many as real tokens
+    states = [Positions.from_padding(torch.arange(n)[None] >= rows) for n in (rows, rows + 4)]
+    for built in map(make, ("tupe", "tupe_shared")):
+        plain, padded = (built.terms(x).find(NumbersByPair).numbers for x in states)
+        torch.testing.assert_close(padded[..., :rows, :rows], plain)
 
 
 @pytest.mark.parametrize("spec", ["alibi", "sandwich"])
