@@ -182,12 +182,11 @@ def parse_directions(text: str, option: str) -> list[str]:
         UserError: a direction is unknown; the message names the option.
     """
     directions = [part.strip() for part in text.split(",")] if text.strip() else []
-    for direction in directions:
-        if direction not in DIRECTIONS:
-            raise UserError(
-                f"{option} {shortened(text)}: unknown direction {shortened(direction)!r}: choose "
-                f"{', '.join(DIRECTIONS[:-1])} or {DIRECTIONS[-1]}"
-            )
+    if unknown := [x for x in directions if x not in DIRECTIONS]:
+        raise UserError(
+            f"{option} {shortened(text)}: unknown direction {shortened(unknown[0])!r}: choose "
+            f"{', '.join(DIRECTIONS[:-1])} or {DIRECTIONS[-1]}"
+        )
     return directions
 
 

@@ -199,8 +199,7 @@ class Mask(NamedTuple):
             segments = segments.contiguous()  # `searchsorted` copies others, with a warning
             query_segments = segments[:, src_len - tgt_len :].contiguous()
             low = torch.maximum(low, torch.searchsorted(segments, query_segments))
-            last = torch.searchsorted(segments, query_segments, right=True) - 1
-            high = torch.minimum(high, last)
+            high = torch.minimum(high, torch.searchsorted(segments, query_segments, right=True) - 1)
         if self.direction == "lr":
             high = high.minimum(queries)
         elif self.direction == "rl":

@@ -127,8 +127,7 @@ class Positions(NamedTuple):
 
         ``padding_idx`` is the symbol of padding, ``eos_idx`` the one that ends a sentence.
         """
-        padding, ends = tokens.eq(padding_idx), tokens.eq(eos_idx)
-        return cls.from_padding(padding, tgt_len)._replace(ends=ends)
+        return cls.from_padding(tokens.eq(padding_idx), tgt_len)._replace(ends=tokens.eq(eos_idx))
 
     @classmethod
     def from_padding(cls, padding: Tensor, tgt_len: int | None = None) -> Positions:

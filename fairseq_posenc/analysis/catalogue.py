@@ -46,11 +46,6 @@ def _read_docstring(name: str) -> str:
     return ast.get_docstring(cast(ast.ClassDef, definition)) or ""
 
 
-def name_stacks(spec: str) -> str:
-    """Name the stacks that a spec works in: ``decoders``, or ``encoders and decoders``."""
-    return "decoders" if specs.parse(spec).is_causal_only else "encoders and decoders"
-
-
 def count_at_base_size(name: str) -> int:
     """Count an encoding's parameters in RoBERTa-base with 512 positions."""
     spec = specs.parse(name)

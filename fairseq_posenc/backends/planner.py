@@ -89,8 +89,7 @@ def choose(requested: str, call: AttentionCall) -> tuple[str, str]:
     if requested == "auto":
         name, reason = _choose_fastest(call)
     else:
-        backend = _find_backend(requested)
-        _refuse_if(backend.refuses(call._replace(need_weights=False)), requested)
+        _refuse_if(_find_backend(requested).refuses(call._replace(need_weights=False)), requested)
         name, reason = requested, "requested"
         if call.need_weights:
             name, reason = "reference", "the attention weights are requested"

@@ -88,8 +88,7 @@ class Ministral3(ScoreFactor):
         self.length = length
 
     def _factors(self, ids: Tensor) -> Tensor:
-        length = self.length or self.dims.trained_length
-        return 1 + self.beta * (ids / length).floor().log1p()
+        return 1 + self.beta * (ids / (self.length or self.dims.trained_length)).floor().log1p()
 
 
 @register("logn")

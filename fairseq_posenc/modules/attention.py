@@ -84,9 +84,8 @@ class SelfAttention(_LayerAttention):
         super().__init__(positions, dropout, bias, layer, num_key_value_heads)
         draft_layer(self.spec, self.dims, self.kind, backend)  # refuses what the backend cannot do
         self.backend = backend
-        causal = self.dims.causal
-        self.direction = direction or ("lr" if causal else "both")
-        if self.direction not in DIRECTIONS or (causal and self.direction != "lr"):
+        self.direction = direction or ("lr" if self.dims.causal else "both")
+        if self.direction not in DIRECTIONS or (self.dims.causal and self.direction != "lr"):
             raise UserError(
                 f"direction {self.direction!r}: choose one of {', '.join(DIRECTIONS)}; in a causal "
                 "stack it is lr"

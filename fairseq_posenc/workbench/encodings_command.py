@@ -66,7 +66,7 @@ def _describe(name: str) -> str:
     page = catalogue.parse_page(name)  # `summary` and each heading in lower case -> text
     rows = {heading: page[heading.lower()] for heading in catalogue.HEADINGS}
     rows["Options"] = catalogue.format_options(name)
-    rows["Where"] = catalogue.name_stacks(name)  # "decoders", or "encoders and decoders"
+    rows["Where"] = "decoders" if specs.parse(name).is_causal_only else "encoders and decoders"
     rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"
     rows["Letters"] = _explain_letters(name, rows)
     width = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)

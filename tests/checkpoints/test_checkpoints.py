@@ -190,8 +190,7 @@ def test_weights_are_never_taken_for_what_they_are_not(family, trained, read):
     make_model(family, **trained).load_state_dict(dict(state))
     accepting = make_model(family, **read, init_positions=True)
     accepting.load_state_dict(dict(state))
-    again = make_model(family, **read)
-    again.load_state_dict(accepting.state_dict())  # its identity is now its own
+    make_model(family, **read).load_state_dict(accepting.state_dict())  # its identity is its own
 
 
 def test_tied_projections_are_not_taken_for_two_which_earlier_versions_saved():

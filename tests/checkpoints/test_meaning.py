@@ -126,9 +126,8 @@ def test_two_matrices_are_not_loaded_into_one():
     shared = make_model("translation", position_encoding="rope", share_all_embeddings=True)
     with pytest.raises(UserError, match=r"is not its encoder\.embed_tokens\.weight, and this"):
         shared.load_state_dict(dict(apart))
-    own = shared.state_dict()
-    copied = {name: value.clone() for name, value in own.items()}  # equal, if no longer one
-    shared.load_state_dict(copied)
+    copied = {name: value.clone() for name, value in shared.state_dict().items()}
+    shared.load_state_dict(copied)  # equal, if no longer one
     refuse_untied(apart, shared.to("meta").state_dict())  # there, all addresses are 0
 
 

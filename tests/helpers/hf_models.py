@@ -32,6 +32,7 @@ _SIZES = {
     **{"pad_token_id": PADDING, "bos_token_id": 1, "eos_token_id": 2},
 }
 _GATED = {**_SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
+_GEMMA = {**_GATED, "head_dim": 16, "query_pre_attn_scalar": 10, "sliding_window": 4}
 _PLAIN = {**_SIZES, "intermediate_size": 48}
 _SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
 _BART = {
@@ -78,10 +79,7 @@ MODELS: dict[str, TinyModel] = {
         "Gemma2ForCausalLM",
         "Gemma2Config",
         {
-            **_GATED,
-            "head_dim": 16,
-            "query_pre_attn_scalar": 10,
-            "sliding_window": 4,
+            **_GEMMA,
             "attn_logit_softcapping": 1.5,
             "attn_implementation": "eager",  # sdpa leaves the cap out
         },
@@ -90,13 +88,7 @@ MODELS: dict[str, TinyModel] = {
     "gemma3": TinyModel(
         "Gemma3ForCausalLM",
         "Gemma3TextConfig",
-        {
-            **_GATED,
-            "head_dim": 16,
-            "query_pre_attn_scalar": 10,
-            "sliding_window": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-        },
+        {**_GEMMA, "layer_types": ["sliding_attention", "full_attention"] * 2},
         "rope(layout=half)+window(size=4),rope(layout=half,base=1000000)",
     ),
     "gpt2": TinyModel("GPT2LMHeadModel", "GPT2Config", _SIZES, "learned"),
@@ -141,7 +133,6 @@ MODELS: dict[str, TinyModel] = {
             "num_local_experts": 2,
             "num_experts_per_tok": 1,
             "rope_scaling": {"rope_type": "default", "rope_theta": 10000.0},
-            "rope_theta": 10000.0,
         },
         "rope(layout=half)+window(size=5)+sink,rope(layout=half)+sink",
     ),

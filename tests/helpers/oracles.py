@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import cmath
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 
 import torch
@@ -79,6 +79,17 @@ def pairs(q: Tensor, k: Tensor) -> Iterator[tuple[int, int, int, int]]:
         yield h, t, src_len - tgt_len + t, j
 
 
+def score_rows(
+    q: Tensor, k: Tensor, params: dict, options: dict, score: Callable[..., Tensor], c: float = 1
+) -> Tensor:
+    """Score pairs by a function of q_i, k_j and the row a_r of their distance, over sqrt(c d)."""
+    scores = zeros(q, k)
+    for h, t, i, j in pairs(q, k):
+        a_r = of_head(params["table"], h)[row(i, j, options)]
+        scores[h, t, j] = score(q[h, t], k[h, j], a_r) / scale(q.shape[-1], options, c)
+    return scores
+
+
 # ------------------------------------------------------------------------------------------ scores
 
 
@@ -92,12 +103,7 @@ def none(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
 
 def shaw(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j + q_i.a_r) / sqrt(c d), c = 1 (Shaw et al. 2018)."""
-    scores = zeros(q, k)
-    for h, t, i, j in pairs(q, k):
-        a_r = of_head(params["table"], h)[row(i, j, options)]
-        total = dot(q[h, t], k[h, j]) + dot(q[h, t], a_r)
-        scores[h, t, j] = total / scale(q.shape[-1], options, 1)
-    return scores
+    return score_rows(q, k, params, options, lambda q, k, a: dot(q, k) + dot(q, a))
 
 
 def raffel(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
@@ -143,12 +149,11 @@ def t5(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """
     names = ("bidirectional", "num_buckets", "max_distance")
     given = {name: options[name] for name in names if name in options}
-    scores = zeros(q, k)
+    scores = none(q, k, params, options)
     for h, t, i, j in pairs(q, k):
         bucket = t5_bucket(j - i, **given)
-        content = dot(q[h, t], k[h, j]) / scale(q.shape[-1], options, 1)
         tables = params["table"].chunk(options.get("axes", 1))  # text is at r on all axes
-        scores[h, t, j] = content + sum(table[h, bucket] for table in tables)
+        scores[h, t, j] += sum(table[h, bucket] for table in tables)
     return scores
 
 
@@ -173,13 +178,11 @@ def alibi(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     mode = options.get("mode", "symmetric")
     if mode not in ("symmetric", "asymmetric"):
         raise ValueError(f"mode {mode!r} is neither 'symmetric' nor 'asymmetric'")
-    heads, _, head_dim = q.shape
-    slopes = alibi_slopes(heads)
-    scores = zeros(q, k)
+    slopes = alibi_slopes(len(q))
+    scores = none(q, k, params, options)
     for h, t, i, j in pairs(q, k):
-        content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
-        slope = slopes[heads - 1 - h] if mode == "asymmetric" and j > i else slopes[h]
-        scores[h, t, j] = content - options.get("axes", 1) * slope * abs(j - i)
+        slope = slopes[len(q) - 1 - h] if mode == "asymmetric" and j > i else slopes[h]
+        scores[h, t, j] -= options.get("axes", 1) * slope * abs(j - i)
     return scores
 
 
@@ -199,42 +202,26 @@ def m1(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
 
 def m2(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j a_r) / sqrt(c d), a_r scalar, c = 1 (Huang et al. 2020, method 2)."""
-    scores = zeros(q, k)
-    for h, t, i, j in pairs(q, k):
-        a_r = of_head(params["table"], h)[row(i, j, options)]
-        scores[h, t, j] = dot(q[h, t], k[h, j]) * a_r / scale(q.shape[-1], options, 1)
-    return scores
+    return score_rows(q, k, params, options, lambda q, k, a: dot(q, k) * a)
 
 
 def m3(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = sum_s q_is k_js a_rs / sqrt(c d), a_r vector, c = 1 (Huang et al. 2020, method 3)."""
-    head_dim = q.shape[-1]
-    scores = zeros(q, k)
-    for h, t, i, j in pairs(q, k):
-        a_r = of_head(params["table"], h)[row(i, j, options)]
-        total = sum(q[h, t, s] * k[h, j, s] * a_r[s] for s in range(head_dim))
-        scores[h, t, j] = total / scale(head_dim, options, 1)
-    return scores
+
+    def score(q: Tensor, k: Tensor, a: Tensor) -> Tensor:
+        return torch.stack([q[s] * k[s] * a[s] for s in range(len(a))]).sum()
+
+    return score_rows(q, k, params, options, score)
 
 
 def m4(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j + q_i.a_r + k_j.a_r) / sqrt(c d), c = 1 (Huang et al. 2020, method 4)."""
-    scores = zeros(q, k)
-    for h, t, i, j in pairs(q, k):
-        a_r = of_head(params["table"], h)[row(i, j, options)]
-        total = dot(q[h, t], k[h, j]) + dot(q[h, t], a_r) + dot(k[h, j], a_r)
-        scores[h, t, j] = total / scale(q.shape[-1], options, 1)
-    return scores
+    return score_rows(q, k, params, options, lambda q, k, a: dot(q, k) + dot(q, a) + dot(k, a))
 
 
 def m4m(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """e_ij = (q_i.k_j) (q_i.a_r) (k_j.a_r) / sqrt(c d), c = 1 (Huang et al. 2021, M4M)."""
-    scores = zeros(q, k)
-    for h, t, i, j in pairs(q, k):
-        a_r = of_head(params["table"], h)[row(i, j, options)]
-        total = dot(q[h, t], k[h, j]) * dot(q[h, t], a_r) * dot(k[h, j], a_r)
-        scores[h, t, j] = total / scale(q.shape[-1], options, 1)
-    return scores
+    return score_rows(q, k, params, options, lambda q, k, a: dot(q, k) * dot(q, a) * dot(k, a))
 
 
 def deberta(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
@@ -246,14 +233,12 @@ def deberta(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     """
     w_r = params["query_projection"]
     w_t = w_r if options.get("tie_projections", False) else params["key_projection"]
-    scores = zeros(q, k)
-    for h, t, i, j in pairs(q, k):
-        a_r = of_head(params["table"], h)[row(i, j, options)]
-        total = dot(q[h, t], k[h, j])
-        total = total + dot(q[h, t], row_times_matrix(a_r, w_r))
-        total = total + dot(k[h, j], row_times_matrix(a_r, w_t))
-        scores[h, t, j] = total / scale(q.shape[-1], options, 3)
-    return scores
+
+    def score(q: Tensor, k: Tensor, a: Tensor) -> Tensor:
+        of_query, of_key = dot(q, row_times_matrix(a, w_r)), dot(k, row_times_matrix(a, w_t))
+        return dot(q, k) + of_query + of_key
+
+    return score_rows(q, k, params, options, score, c=3)
 
 
 def tupe(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
@@ -269,15 +254,12 @@ def tupe(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     u_q = params["query_projection"]
     u_k = u_q if options.get("tie_projections", False) else params["key_projection"]
     reset = options.get("reset", False)
-    scores = zeros(q, k)
+    scores = none(q, k, params, {"scale_factor": 2, **options})
     for h, t, i, j in pairs(q, k):
-        content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 2)
-        b_r = of_head(params["table"], h)[row(i, j, options)]
-        if reset and (i == 0 or j == 0):
-            scores[h, t, j] = content + b_r
-            continue
-        absolute = dot(row_times_matrix(p[i], u_q), row_times_matrix(p[j], u_k))
-        scores[h, t, j] = content + absolute / scale(head_dim, options, 2) + b_r
+        scores[h, t, j] += of_head(params["table"], h)[row(i, j, options)]
+        if not (reset and (i == 0 or j == 0)):
+            absolute = dot(row_times_matrix(p[i], u_q), row_times_matrix(p[j], u_k))
+            scores[h, t, j] += absolute / scale(head_dim, options, 2)
     return scores
 
 
@@ -311,10 +293,9 @@ def kerple(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     params: "r1" and "r2" [heads], positive. The distance is not clipped.
     """
     r1, r2 = params["r1"], params["r2"]
-    scores = zeros(q, k)
+    scores = none(q, k, params, options)
     for h, t, i, j in pairs(q, k):
-        content = dot(q[h, t], k[h, j]) / scale(q.shape[-1], options, 1)
-        scores[h, t, j] = content - r1[h] * torch.log(1 + r2[h] * abs(i - j))
+        scores[h, t, j] -= r1[h] * torch.log(1 + r2[h] * abs(i - j))
     return scores
 
 
@@ -325,18 +306,16 @@ def sandwich(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     that p_i.p_j = sum_s cos((i - j) / 10000^(2s/w)): 0 lies at i = j, all other biases are
     negative. h = 1 .. H numbers the heads. The distance is not clipped.
     """
-    heads, _, head_dim = q.shape
     width = options.get("width", 128)
-    scores = zeros(q, k)
+    scores = none(q, k, params, options)
     for h, t, i, j in pairs(q, k):
-        compression = 8 * (h + 1) / heads
+        compression = 8 * (h + 1) / len(q)
         product = 0.0
         for s in range(1, width // 2 + 1):
             frequency = 1 / 10000 ** (2 * s / width)
             product += math.sin(i * frequency) * math.sin(j * frequency)
             product += math.cos(i * frequency) * math.cos(j * frequency)
-        content = dot(q[h, t], k[h, j]) / scale(head_dim, options, 1)
-        scores[h, t, j] = content + (product - width / 2) / compression
+        scores[h, t, j] += (product - width / 2) / compression
     return scores
 
 
@@ -378,13 +357,12 @@ def fire(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:
     hidden layer of ReLUs with an output for each head. Later keys count as distance 0.
     """
     c, threshold = abs(params["curvature"]), abs(params["length"]) * options.get("threshold", 512)
-    scores = zeros(q, k)
+    scores = none(q, k, params, options)
     for h, t, i, j in pairs(q, k):
         x = torch.log(1 + c * max(i - j, 0)) / torch.log(1 + c * max(i, threshold))
         hidden = torch.clamp(params["hidden_weight"][:, 0] * x + params["hidden_bias"], min=0)
         bias = dot(params["output_weight"][h], hidden)
-        content = dot(q[h, t], k[h, j]) / scale(q.shape[-1], options, 1)
-        scores[h, t, j] = content + bias + params["output_bias"][h]
+        scores[h, t, j] += bias + params["output_bias"][h]
     return scores
 
 

@@ -28,21 +28,19 @@ ARCHITECTURES = {
     "translation": "transformer_none_tiny",
 }
 STOCK = {"masked_lm": "roberta", "causal_lm": "transformer_lm", "translation": "transformer"}
+_ENCODER = {"encoder_embed_dim": 32, "encoder_ffn_embed_dim": 48, "encoder_attention_heads": 4}
+_DECODER = {"decoder_embed_dim": 32, "decoder_ffn_embed_dim": 48, "decoder_attention_heads": 4}
 ARGS: dict[str, dict[str, Any]] = {
     "masked_lm": {
         "encoder_layers": 3,
-        "encoder_embed_dim": 32,
-        "encoder_ffn_embed_dim": 48,
-        "encoder_attention_heads": 4,
+        **_ENCODER,
         "max_positions": 24,
     },
     "causal_lm": {
         "decoder_layers": 2,
-        "decoder_embed_dim": 32,
+        **_DECODER,
         "decoder_input_dim": 32,
         "decoder_output_dim": 32,
-        "decoder_ffn_embed_dim": 48,
-        "decoder_attention_heads": 4,
         "max_target_positions": 24,
         "tokens_per_sample": 24,
         "decoder_normalize_before": True,
@@ -52,12 +50,8 @@ ARGS: dict[str, dict[str, Any]] = {
     "translation": {
         "encoder_layers": 2,
         "decoder_layers": 2,
-        "encoder_embed_dim": 32,
-        "encoder_ffn_embed_dim": 48,
-        "encoder_attention_heads": 4,
-        "decoder_embed_dim": 32,
-        "decoder_ffn_embed_dim": 48,
-        "decoder_attention_heads": 4,
+        **_ENCODER,
+        **_DECODER,
         "max_source_positions": 24,
         "max_target_positions": 24,
     },

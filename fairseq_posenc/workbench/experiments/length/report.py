@@ -57,8 +57,7 @@ def _compare_with_first(groups: Mapping[str, Sequence[Row]]) -> list[str]:
     for model in others:
         ratios = []
         for row, first_row in zip(groups[model], groups[first], strict=True):  # by length
-            difference = intervals.compare(_read_windows(row), _read_windows(first_row))
-            ratio = difference.log_ratio.exp()
+            ratio = intervals.compare(_read_windows(row), _read_windows(first_row)).log_ratio.exp()
             if ratio.is_bounded:  # there were enough windows
                 low, high = format_number(ratio.low, 3), format_number(ratio.high, 3)
                 ratios.append(f"{row['length']:,}: {low} to {high}")
