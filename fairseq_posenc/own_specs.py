@@ -4,7 +4,7 @@ In ``3*own+window(size=512),none`` three layers of four keep theirs, with a wind
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from fairseq_posenc import registry
@@ -67,6 +67,23 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
         return parse(written)
     except UserError as error:
         raise UserError(f"{shortened(spec)}, in this model {shortened(written)}: {error}") from None
+
+
+def find_doubts(text: str, new: Spec, own: Spec, num_layers: int) -> Iterator[str]:
+    """Say what the spec ``text``, parsed as ``new``, may do to a model against a user's wish."""
+    if not new.names & {*registry.names()}:  # these are not windows, caps and so on
+        yield f"the model has no positions now: {text} names none (own+... keeps them)"
+    keeps = [any(map(_OWN.fullmatch, layer)) for layer in split_spec(text)]
+    if any(keeps) and not all(keeps) and own.input_items:
+        yield f"{own.input_items[0]} acts on the input, so layers without own keep it, too"
+    for index in (x for x in range(num_layers) if not keeps[x % len(keeps)]):
+        layers = (spec.layers[index % len(spec.layers)] for spec in (new, own))
+        rotations = [[x for x in layer if x.encoding.acts_on == "rotation"] for layer in layers]
+        for item, present in zip(*rotations):  # a layer has at most one
+            unset = registry.options(item.name).keys() - dict(item.options).keys()
+            if lost := tuple(x for x in present.options if x[0] in unset):
+                theirs = f"the model's {present._replace(options=lost)}"
+                yield f"{item} lacks options of {theirs}: write them, or own(...) for these"
 
 
 def join_layers(layers: Sequence[str]) -> str:

@@ -51,8 +51,7 @@ class AdapterRecords(AuxiliaryTrainingWrapper):
         config: Any = (getattr(model, "peft_config", None) or {}).get(adapter_name)
         if not getattr(config, "exclude_modules", True):  # if there is this field, and it is empty
             config.save_pretrained = partial(_save_configuration, config)
-        stacks = record.list_positions(model)  # positions by keys such as `stack_0._extra_state`
-        return {key: positions.get_extra_state() for key, positions in stacks.items()}  # records
+        return {key: x.get_extra_state() for key, x in record.list_positions(model).items()}
 
     def adapter_state_dict_load_map(self, adapter_name: str) -> dict[str, str]:
         """Return no keys to load: the model's ``_load_from_state_dict`` takes the records."""

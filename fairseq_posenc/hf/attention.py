@@ -180,8 +180,8 @@ def attend_with_positions(
     if positions is None or state is None:
         if not hasattr(module, WITHOUT_POSITIONS):
             raise UserError(
-                f"attn_implementation={OUR_ATTENTION!r} is for models whose positions were set "
-                "with all of their layers: call set_positions, or set_attn_implementation('sdpa')"
+                f"{type(module).__name__}: {OUR_ATTENTION!r} is for models whose positions were "
+                "set with all of their layers: set_positions, or set_attn_implementation('sdpa')"
             )
         stock: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return stock(module, query, key, value, attention_mask, dropout, scaling, **named)

@@ -24,7 +24,7 @@ UNCOUNTED = "fairseq_posenc_uncounted"
 # What to do about caches, or masks for types of layers, that were made for other windows.
 CACHE_ADVICE = (
     "make caches after set_positions, as DynamicCache(config=model.config); in a model around this "
-    "one, let its config.text_config be this one's config"
+    "one, let its config.text_config be this one's config; give copied layers their own layer_idx"
 )
 
 

@@ -17,7 +17,7 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
-from fairseq_posenc import assembly, registry
+from fairseq_posenc import assembly
 from fairseq_posenc.derived import add_mixin, refuse_replaced_forward
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import own_positions
@@ -26,7 +26,7 @@ from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
 from fairseq_posenc.hf.settings import OUR_ATTENTION, POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
 from fairseq_posenc.hf.stand_ins import OWN_CODE, WITHOUT_POSITIONS
-from fairseq_posenc.own_specs import expand_own, names_own
+from fairseq_posenc.own_specs import expand_own, find_doubts, names_own
 from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule, copy_parameters
 from fairseq_posenc.specs import Spec, parse
 
@@ -60,13 +60,12 @@ def replace_positions(
         directions = settings.directions if stack is stacks[0] else ""  # not of a second stack
         new = _build_parts(new_spec, stack, max_positions, directions, settings.boundary_id)
         notes += _copy_weights(stack, new, old_spec, old_length, extend)
-        if not new_spec.names & {*registry.names()}:  # these are not windows, caps and so on
-            notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
+        notes += find_doubts(text, new_spec, old_spec or parse("none"), len(stack.attentions))
         parts |= new
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)
     if notes and has_weights:  # else its constructor called this, and weights are loaded later
-        warning = "set_positions: " + "; ".join(dict.fromkeys(notes))  # layers have equal notes
-        warnings.warn(warning, stacklevel=3)  # names the line that called `set_positions`
+        # Layers have equal notes. The warning names the line that called `set_positions`.
+        warnings.warn("set_positions: " + "; ".join(dict.fromkeys(notes)), stacklevel=3)
     _install(model, stacks, parts)  # also copies the configurations, which change below
     first, last = parts[stacks[0].module], parts[stacks[-1].module]  # an encoder is the first
     # With an encoder, caches also have all of its keys, which a window must not drop.
@@ -128,6 +127,8 @@ def _build_parts(
 def _refuse_unfit(spec: Spec, stack: Stack) -> None:
     """Refuse a spec that a stack cannot have."""
     spec.check_length(len(stack.attentions))
+    if spec.is_causal_only and not stack.causal and stack.config.is_encoder_decoder:
+        raise UserError(f"{spec} is for causal models: an encoder-decoder takes it as decoder_spec")
     if stack.is_hybrid and "documents" in spec.names:
         raise UserError(f"{spec}: layers of this model without attention would mix documents")
     if spec.rotates_source:
@@ -183,18 +184,13 @@ def _install(model: PreTrainedModel, stacks: list[Stack], parts: Parts) -> None:
         config: Any = vars(module).get("config")
         if isinstance(config, PretrainedConfig):
             module.config = copy.deepcopy(config, copies)
-    modules = (model, *(stack.module for stack in stacks))
-    old_attention = stacks[0].config._attn_implementation
-    for module in modules:
-        module.set_attn_implementation(attention)  # it only logs if a class cannot change
-    if any(stack.config._attn_implementation != attention for stack in stacks):
-        for module in modules:
-            module.set_attn_implementation(old_attention)
+    if not (can_keep or all(stack.module._can_set_attn_implementation() for stack in stacks)):
         raise UserError(f"{type(model).__name__} {OWN_CODE}")
+    for module in (model, *(stack.module for stack in stacks)):
+        module.set_attn_implementation(attention)
     for stack in stacks:
         stack.neutralize()  # removes the stack's own positions
     for owner, part in parts.items():
-        vars(owner)["config"]._attn_implementation = attention  # may be a copy, in a copied layer
         is_stack = isinstance(part, HFStackPositions)
         add_mixin(owner, StackWithPositions if is_stack else AttentionWithPositions)
         owner.add_module(POSITIONS, part.train(owner.training))

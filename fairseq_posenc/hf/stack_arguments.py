@@ -195,8 +195,8 @@ class StackArguments:
         """
         if getattr(self.cache, "is_compileable", False):  # transformers' static caches
             raise UserError(
-                f"{type(self.cache).__name__} has a fixed size, for rotations of a model's layout "
-                "and width alone (in Llama, rope(layout=half)): leave out cache_implementation"
+                f"{type(self.cache).__name__} has a fixed size: set rotations of the stock layout "
+                "and width alone (Llama: rope(layout=half)), or leave out cache_implementation"
             )
         past, mask = self.past, self._read_mask()
         if boundary_id is not None and (self.inputs.dim() == 3 or past):

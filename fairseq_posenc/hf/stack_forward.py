@@ -171,8 +171,8 @@ class HFStackPositions(StackPositions):
         if attention != OUR_ATTENTION:
             if not self.can_keep_attention:
                 raise UserError(
-                    f"the attention of this model was set to {attention!r}, which leaves its "
-                    f"positions out: model.set_attn_implementation({OUR_ATTENTION!r})"
+                    f"{type(stack.module).__name__}: its attention {attention!r} leaves its "
+                    f"positions out: call its set_attn_implementation({OUR_ATTENTION!r})"
                 )
             if any(getattr(x, "is_sliding", False) for x in getattr(arguments.cache, "layers", ())):
                 raise UserError(f"the cache drops keys of a window: {CACHE_ADVICE}")
@@ -271,8 +271,7 @@ def _list_changes(stack: Stack, given: StackArguments, reads_ids: bool) -> dict[
     has_types = hasattr(getattr(stack.module, "embeddings", None), "token_type_ids")
     if has_types and given.named.get("token_type_ids") is None:
         # Else its code reads zeros from a buffer that is as long as its own table of positions.
-        shape = given.inputs.shape[:2]
-        changes["token_type_ids"] = given.inputs.new_zeros(shape, dtype=torch.long)
+        changes["token_type_ids"] = given.inputs.new_zeros(given.inputs.shape[:2], dtype=torch.long)
     return changes
 
 
@@ -293,6 +292,9 @@ def _refuse_replaced_layers(stack: Stack) -> None:
     # A layer may have another index than before, as PEFT replicates layers; saving compares kinds.
     if any(getattr(part, "spec", None) != parts[0].spec for part in parts):
         raise UserError("a layer with other positions was put into this model: set them again")
+    for layer in stack.attentions:  # a copied one, or a part of another model, has its own `config`
+        if layer.config._attn_implementation != stack.config._attn_implementation:
+            layer.config._attn_implementation = stack.config._attn_implementation
     if any(weight.is_meta for part in parts for weight in part.parameters()):
         raise UserError(
             "accelerate has offloaded trained positions: leave the modules named positions, and "

@@ -212,7 +212,13 @@ def test_layers_that_were_added_have_the_positions_that_are_set_next(spec: str) 
     for use in (lambda: read(model), model.state_dict, lambda: set_positions(model, "own")):
         with pytest.raises(UserError, match="layer"):
             use()
-    torch.testing.assert_close(*[read(set_positions(x, spec)) for x in (model, stock)])
+    expected = read(set_positions(stock, spec))
+    torch.testing.assert_close(read(set_positions(model, spec)), expected)
+    model.set_attn_implementation("fairseq_posenc")
+    torch.testing.assert_close(read(model), expected)
+    model.model.layers[1].self_attn.layer_idx = 0  # as of a copy of the first layer
+    with pytest.raises(UserError, match="give copied layers their own layer_idx"):
+        read(model)
 
 
 @pytest.mark.parametrize("ours", ["alibi", "own,none"])

@@ -140,6 +140,7 @@ def test_caches_forget_what_windows_hide():
         ("llama", "nonsense", "unknown position encoding"),
         ("llama", "own(base=500", "the brackets of .* do not match"),
         ("llama", None, "spec is text"),
+        ("t5", "own+cope", "for causal models: an encoder-decoder takes it as dec"),
     ],
 )
 def test_refused_and_left_as_it_was(name, spec, words):
@@ -200,7 +201,7 @@ def test_inputs_of_a_pass_that_cannot_be_served_are_refused():
     padded = {"input_ids": ids, "attention_mask": (torch.arange(12) < 10).long().expand(2, 12)}
     given = {**padded, "position_ids": torch.tensor([[*range(2, 12), 1, 1]])}  # 1: of padding
     assert distance(*[compute_logits(encoder, named)[:, :10] for named in (padded, given)]) < 1e-6
-    with pytest.raises(UserError, match="for rotations of a model's layout and width alone"):
+    with pytest.raises(UserError, match="a fixed size: set rotations of the stock layout"):
         cell.model.generate(ids, max_new_tokens=4, cache_implementation="static")
     with pytest.raises(UserError, match="fox: offloaded caches lose forget gates: use"):
         Cell.build("llama", "fox").model.generate(ids, cache_implementation="offloaded")

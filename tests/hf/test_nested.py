@@ -155,6 +155,22 @@ def test_the_decoder_of_speech_takes_positions() -> None:
         set_positions(whole, "alibi")
 
 
+@torch.no_grad()
+def test_each_part_has_its_own_attention() -> None:
+    whole, part = build_encoder_decoder()  # the encoder's layers keep a configuration of their own
+    named = dict.fromkeys(["input_ids", "decoder_input_ids"], torch.arange(3, 13)[None])
+    redraw(whole.eval())
+    expected = whole(**named).logits
+    set_positions(part, "own").set_attn_implementation("fairseq_posenc")
+    assert distance(whole(**named).logits, expected) < 1e-5
+    set_positions(part, "alibi")
+    refused = {"fairseq_posenc": "^BertSelfAttention: ", "sdpa": "^GteModel: its attention 'sdpa'"}
+    for attention, words in refused.items():
+        whole.set_attn_implementation(attention)
+        with pytest.raises(UserError, match=words):
+            whole(**named)
+
+
 def test_parts_that_get_their_positions_before_are_guarded_too(tmp_path: Path) -> None:
     encoder = transformers.BertModel(transformers.BertConfig(**WORDS))
     set_positions(encoder, "learned+alibi")

@@ -1,11 +1,12 @@
 """The spec of what a model of transformers has, and the word ``own`` in a spec."""
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, LlamaConfig, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fairseq_posenc.encodings.base import Dims
@@ -25,6 +26,7 @@ LLAMA3 = {
 LATE_WINDOW = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3}
 BUCKETS = {"relative_attention_num_buckets": 16, "relative_attention_max_distance": 20}
 HALF = "rope(layout=half)"
+MODERNBERT = f"rope(base=160000,layout=half),2*{HALF}+window(size=128)"
 MROPE = {"type": "mrope", "mrope_section": [2, 1, 1]}  # of files by transformers 4
 QWEN3_VL = "rope(base=500000,layout=half,sections=24/20/20,pairs=interleaved)"
 
@@ -53,7 +55,7 @@ STATED: list[tuple[str, dict[str, Any], str, int]] = [
     ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}, HALF, 2048),
     ("cohere", {"rope_theta": 10000.0}, "rope", 8192),
     ("glm4", {"num_hidden_layers": 1}, "rope(fraction=0.5)", 131072),
-    ("modernbert", {}, f"rope(base=160000,layout=half),2*{HALF}+window(size=128)", 8192),
+    ("modernbert", {}, MODERNBERT, 8192),
     ("qwen2_vl", {}, "rope(base=1000000,layout=half,sections=16/24/24)", 32768),
     ("qwen2_vl", {"rope_scaling": MROPE}, "rope(base=1000000,layout=half,sections=2/1/1)", 32768),
     ("qwen3_vl_text", {}, QWEN3_VL, 128000),
@@ -141,6 +143,8 @@ def test_positions_that_were_set_are_read() -> None:
     config = LlamaConfig(position_encoding="t5+rope", position_encoding_max_positions=99)
     assert read_positions(config) == "rope+t5"
     assert own_positions.count_positions(config) == 99
+    with pytest.raises(UserError, match="'tiny' is not a model"):
+        read_positions("tiny")
 
 
 SCALED = "rope(layout=half,scaling=linear:2)"
@@ -194,8 +198,20 @@ def test_own_that_cannot_be_read_is_refused(spec: str, theirs: str, message: str
     assert "\n" not in str(error.value)
 
 
-def test_a_spec_of_windows_alone_and_a_name_are_said() -> None:
-    with pytest.warns(UserWarning, match="no positions now: window"):
-        set_positions(LlamaForCausalLM(make_config("llama")), "window(size=4)")
-    with pytest.raises(UserError, match="'tiny' is not a model"):
-        read_positions("tiny")
+@pytest.mark.filterwarnings("error:set_positions:UserWarning")
+@pytest.mark.parametrize(
+    ("kind", "spec", "warning"),
+    [
+        ("llama", "window(size=4)", "no positions now: window"),
+        ("llama", "rope(scaling=yarn:2)", r"lacks options of .* rope\(layout=half\): write them"),
+        ("gpt_neox", "own,lerope(base=5)", r"lerope.* model's rope\(fraction=0.25,layout=half\)"),
+        ("modernbert", HALF, r"lacks options of the model's rope\(base=160000\)"),
+        ("modernbert", MODERNBERT, ""),
+        ("modernbert", "own(base=10000),none,alibi", ""),
+        ("bert", "2*own+window,none", "learned acts on the input, so layers without own keep it"),
+    ],
+)
+def test_what_a_spec_may_do_unnoticed_is_said(kind: str, spec: str, warning: str) -> None:
+    model = AutoModel.from_config(make_config(kind))
+    with pytest.warns(UserWarning, match=warning) if warning else nullcontext():
+        set_positions(model, spec)

@@ -139,7 +139,7 @@ def test_a_stock_model_that_computes_something_else_is_not_saved(base, size, mon
     with pytest.raises(NoStockModelError, match="MistralForCausalLM differ by"):
         find_stock_model(model)
     model.config._attn_implementation = "sdpa"
-    with pytest.raises(UserError, match="was set to 'sdpa'"):  # an error of the model
+    with pytest.raises(UserError, match="its attention 'sdpa' leaves"):  # an error of the model
         find_stock_model(model)
 
 
