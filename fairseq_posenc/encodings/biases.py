@@ -150,8 +150,7 @@ class Kerple(Bias):
     def bias(self, distances: Tensor) -> Tensor:
         """Compute minus the penalty of each head at distances ``(n,)``, in float32 at least."""
         distances = distances.abs().to(torch.promote_types(self.r1.dtype, torch.float32))
-        r1 = self.r1.clamp(min=MIN_PARAMETER)[:, None]  # [H, 1]
-        r2 = self.r2.clamp(min=MIN_PARAMETER)[:, None]
+        r1, r2 = (x.clamp(min=MIN_PARAMETER)[:, None] for x in (self.r1, self.r2))  # [H, 1] each
         return -r1 * torch.log1p(r2 * distances)
 
 

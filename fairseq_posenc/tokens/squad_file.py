@@ -121,8 +121,7 @@ def _read_questions(content: Any, path: str) -> Iterator[Question]:
 
 
 def _read_question(entry: Any, context: str, place: str) -> Question:
-    text = _read_field(entry, "question", str, place)
-    question_id = _read_field(entry, "id", str, place)
+    text, question_id = (_read_field(entry, name, str, place) for name in ("question", "id"))
     impossible = entry.get("is_impossible")
     if "answers" not in entry:
         return Question(question_id, text, context, () if impossible else None)
