@@ -51,7 +51,7 @@ _ADVICE = {
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
     ".*(torch_xla|xla_device)'": "--tpu needs torch_xla, which is not installed: leave it out",
     "Cannot resume training due": "data or batches changed: --reset-dataloader begins epoch 1",
-    r"AssertionError in (poly|tri)\w+.__init__: $|Either --m": "give optimization.max_update",
+    r"AssertionError in (poly|tri)\w+.__init__: $": "give optimization.max_update (--max-update)",
     "KeyError in train.validate: (.+)": r"validation gives no metric \1 (--best-checkpoint-metric)",
     "KeyError in options.parse_args_and_arch": "give --task, as in --task language_modeling",
     r"TypeError in utils.split_paths|AttributeError in \w+.get_maybe": "give --path, or task.data",
@@ -59,7 +59,7 @@ _ADVICE = {
     r"ValueError in ast\.|SyntaxError in (ast|eval_lm|validate)\.": "a setting, such "
     "as --model-overrides, is not a Python literal such as \"{'data': 'data-bin/wiki'}\"",
     r"(--[a-z-]+ \w|AdaptiveLoss is not |Cannot find \w+DataParallel|Constrained decoding |"
-    r"(Criterion|Optimizer) does not match|DiverseBeamSearch requires |Must specify batch size |"
+    r"(Criterion|Optimizer) does not match|DiverseBeamSearch requires |Must specify |Either --max|"
     r"Size of sample #|Valid paths |cannot specify cutoff |min_len cannot ).{,250}": r"\g<0>",
     ".* has no attribute 'eval_lm_dataloader'": "fairseq-eval-lm is for --task language_modeling: "
     "evaluate a translation model by fairseq-generate or fairseq-posenc translate",

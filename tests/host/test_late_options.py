@@ -80,7 +80,7 @@ def test_checkpoints_that_no_training_resumes_from_are_refused():
         (ValueError("DistributedDataParallel device_ids and x"), "for processes without GPUs"),
         (AttributeError("'x' object has no attribute 'eval_lm_dataloader'"), "fairseq-generate or"),
         (AssertionError("Torch not compiled with CUDA enabled"), "an option needs a GPU"),
-        (AssertionError("Either --max_update or --lr-period-updates"), "give optimization.max"),
+        (AssertionError("Either --max_update or --lr-period-updates must be"), "updates must"),
     ],
 )
 def test_known_errors_are_explained(error, said):
@@ -249,7 +249,7 @@ HYDRA = [
     ("++model.attention_directions=[lr,rl]", "lr"),
     ("common.fp16=true", "common.fp16=false"),
     ("dataset.train_subset=none", "no split none"),
-    ("lr_scheduler=polynomial_decay", "error: give optimization.max_update"),
+    ("lr_scheduler=polynomial_decay", "give optimization.max_update (--max"),
     ("+model.position_encodng=alibi", "did you mean position_encoding or"),
 ]
 

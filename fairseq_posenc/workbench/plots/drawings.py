@@ -185,7 +185,7 @@ def draw_map(subject: Subject) -> Any:
 def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Iterator[PlottedTable]:
     """Yield the tables of a layer's terms, each tensor once."""
     distances, terms = subject.compute_terms(layer)  # [R], ascending, of the rows of tables
-    visible = distances <= (0 if subject.dims.causal else distances[-1])  # [R]: no later keys
+    visible = distances <= (0 if subject.dims.causal else distances[-1])  # [R]; causal: not later
     if (pairs := terms.find(term_types.NumbersByPair)) is not None:
         bias = pairs.numbers[0]  # [H or 1, T, S]
         queries = torch.arange(bias.size(1))
@@ -247,7 +247,7 @@ def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
     for layer, name in subject.named_layers.items():
         equal = subject.by_layer[layer].distance_curve(reach)[heads]  # [heads, 2 reach + 1]
         scores.append(Curves(f"score of equal contents, {name}", shown, equal[:, : len(shown)]))
-        distances, layer_terms = subject.compute_terms(layer)  # a table row for each, ascending
+        distances, layer_terms = subject.compute_terms(layer)  # ascending; a column each, below
         for term in layer_terms:
             if isinstance(term, term_types.NumbersByDistance):
                 values = term.table[heads if term.per_head else [0]][:, shown - distances[0]]
