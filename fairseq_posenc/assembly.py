@@ -76,7 +76,7 @@ def draft_terms(spec: Spec, dims: Dims, backend: str) -> list[Terms]:
     Raises:
         UserError: the encodings need too much memory; and what :func:`draft_layer` refuses.
     """
-    check_size(spec, dims, layers=1)  # of which a stack may have more, but not fewer
+    check_size(spec, dims, layers=1)  # a stack has at least one
     return [draft_layer(spec, dims, kind, backend) for kind in range(len(spec.layer_kinds))]
 
 
@@ -117,8 +117,8 @@ def _draft_terms_and_limits(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms
     if token.drawn is not None:  # an encoding of the whole stack has drawn a random position
         _refuse_beside_random(spec, dims, layer, token)
     limits = list_limits(spec, dims, spec.whole_stack + layer)
-    # A window never hides its `first_keys`, those of the first tokens. Combined with another one,
-    # to a window of the smaller size, it would also show those that only the other one hides.
+    # A window never hides its `first_keys`, the keys of the first tokens. Two windows would become
+    # one, of the smaller size, that also shows first keys which only the other window hides.
     windows = [limit for limit in limits if limit.window is not None]
     if len(windows) > 1 and any(limit.first_keys is not None for limit in windows):
         raise UserError(

@@ -139,7 +139,7 @@ class Mask(NamedTuple):
         return self._map(lambda x: x.narrow(1, count, x.size(1) - count))
 
     def select_keys(self, places: Tensor) -> Mask:
-        """Keep the keys at ``places``, int64 ``(K,)``, of which the last T are the queries'.
+        """Keep the keys at ``places``, int64 ``(K,)``, which include the last T.
 
         The window hid the others anyway; it now counts distances among the keys that are left.
         """

@@ -23,7 +23,7 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
     """Replace ``own`` in a spec by the positions that the model has.
 
     In layer i, ``own`` means the positions of the model's layer i. Options in brackets change
-    those of the model, wherever an encoding has an option of that name.
+    the model's, wherever an encoding has an option of that name.
 
     >>> print(expand_own("2*own,own(base=500)+alibi", parse("rope,none,rope(layout=half)"), 3))
     rope,none,rope(base=500,layout=half)+alibi

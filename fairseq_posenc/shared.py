@@ -29,7 +29,7 @@ class Shared(NamedTuple):
         mask: the keys that a query may see, without the direction of a layer. Its cache
             (:meth:`Mask.cached`) has values that the first layer of the kind computes for all;
             a layer for which one of their ``deps`` is another object computes them again.
-        encodings: those that these layers share, to compute terms or rotations again.
+        encodings: the encodings that these layers share, to compute terms or rotations again.
         terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
         source_rotation: rotation of the keys of an encoder's output; a decoder of fairseq with
@@ -86,7 +86,7 @@ def compute_shared(encodings: SharedEncodings, positions: Positions) -> tuple[Sh
     """Compute the position state of each kind of layer; each encoding computes its part once.
 
     Args:
-        encodings: those that layers share, with the kinds of layers that use them.
+        encodings: the shared encodings, with the kinds of layers that use them.
         positions: positions of the tokens.
     """
     positions = encodings.number(positions)  # restarts them in documents, draws random ones

@@ -67,12 +67,12 @@ class Item(NamedTuple):
 
     @property
     def all_options(self) -> dict[str, Any]:
-        """The options by name, also those that were not set, with their defaults."""
+        """The options by name; unset ones have their defaults."""
         known = registry.options(self.name)  # parameters of the constructor, by name
         return {key: option.default for key, option in known.items()} | dict(self.options)
 
     def fill_defaults(self) -> "Item":
-        """Add the options that were not set, with their defaults, also those of a scaling."""
+        """Add the unset options, with their defaults, also in a scaling."""
         values = self.all_options
         for key, value in values.items():
             if isinstance(value, Scaling):
@@ -169,7 +169,7 @@ class Spec(NamedTuple):
             )
 
     def full(self) -> str:
-        """Write the spec with all options, also those that have their default.
+        """Write the spec with all options, also where they have their default.
 
         >>> parse("window+alibi").full()
         'alibi(mode=symmetric,scale_factor=1,axes=1)+window(size=512,first=none,prefill=false)'
@@ -183,7 +183,7 @@ class Spec(NamedTuple):
         inputs = len(self.input_items)
         for layer, same in groupby(self.layers):
             items = layer
-            if not repeated:  # the first layer also names those of the whole stack
+            if not repeated:  # the first layer also names the whole stack's
                 items = self.whole_stack[:inputs] + layer + self.whole_stack[inputs:]
             text = "+".join(map(str, items)) or "none"
             count = len(list(same))

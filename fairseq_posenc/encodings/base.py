@@ -93,7 +93,7 @@ class Encoding(nn.Module):
     without_options: ClassVar[tuple[str, ...]] = ()  # options of its base class that specs refuse
     length_options: ClassVar[tuple[str, ...]] = ()  # options that only set a table's number of rows
     zeros: ClassVar[tuple[str, ...]] = ()  # names of the parameters that start at 0
-    ones: ClassVar[tuple[str, ...]] = ()  # of those that start at 1; others are drawn at random
+    ones: ClassVar[tuple[str, ...]] = ()  # of parameters that start at 1; others are random
     rows_depend_on_causal: ClassVar[bool] = False  # True: rows mean other distances if causal
     causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     # How many numbers a position has, 2 for the row and column of a patch; 0: it reads no positions
@@ -167,7 +167,7 @@ class Encoding(nn.Module):
     def rotation(self, ids: Tensor) -> Rotation | None:
         """Compute the rotation of queries and keys at positions ``ids``, ``(B or 1, T)``, or None.
 
-        In decoding, they are those of new tokens; of all, for a cache that holds unrotated keys.
+        In decoding, ``ids`` are of the new tokens, or of all tokens if a cache has unrotated keys.
         """
         return None
 

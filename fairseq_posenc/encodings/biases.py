@@ -95,7 +95,7 @@ class Alibi(Bias):
         """Penalize the distances of ascending positions p, ``(B or 1, S)``, by their decay.
 
         With c = -slope * p, the scores of earlier keys j get c_i - c_j = -slope * (p_i - p_j), and
-        those of later keys c_j - c_i. Float32 would round the difference of large numbers, so they
+        later keys get c_j - c_i. Float32 would round the difference of large numbers, so they
         are integers, split into two parts. Tokens have the same position on all axes, so the slopes
         are multiplied by the number of axes.
         """

@@ -311,7 +311,7 @@ class Proportional(Scaling):
             raise UserError("part must be at most 1")
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
-        """Divide all frequencies by F, and set those of further pairs to 0."""
+        """Divide all frequencies by F, and set further pairs' frequencies to 0."""
         scaled = plain_frequencies(base, width) / self.factor
         scaled[int(self.part * scaled.numel()) :] = 0
         return scaled

@@ -100,7 +100,7 @@ def append_to_kept(past: Kept | None, key: Tensor, value: Tensor, tokens: int) -
 
 
 def use_kept(call: AttentionCall, kept: Kept, tokens: int) -> AttentionCall:
-    """Replace a call's keys by those that a cache keeps, and leave out those that it has dropped.
+    """Replace a call's keys by the ones that a cache keeps; terms and mask lose the dropped keys.
 
     No query sees dropped keys: the first of all, or all but those at ``kept.places``.
 

@@ -132,7 +132,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         self.spec.check_length(1)  # one layer, not a list of different ones
         self.head_dim = self.dims.head_dim
         self.direction = "lr" if self.dims.causal else "both"
-        self.encodings = build_layer(self.spec, self.dims)  # those that no other layer would share
+        self.encodings = build_layer(self.spec, self.dims)  # all but the shared ones
 
     def parameter_counts(self) -> dict[str, int]:
         """Count the elements of each parameter, named by its path: input, shared or encodings."""

@@ -128,7 +128,7 @@ class StackPositions(nn.Module):
 
     def _refuse_inner_padding(self, positions: Positions, mask_name: str) -> None:
         """Refuse padding between tokens of a row, or of a document, if distances include it."""
-        # Tables use distances of places if ids are consecutive, otherwise those of the ids.
+        # Tables use distances between places if ids are consecutive, else between ids.
         counts_places = self.has_window or (self.has_tables and positions.consecutive)
         may_read = not (torch.compiler.is_compiling() or reading_waits(positions.device))
         if positions.padding is None or not counts_places or not may_read:

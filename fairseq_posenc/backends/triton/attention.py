@@ -1,8 +1,8 @@
 """Attention as one differentiable step: starts the kernels of both passes.
 
 The forward pass is a single launch. In the backward pass, ``backward_kernel`` gives the gradients
-of keys and values, and stores those of the parts of scores in *tiles* (:class:`Tiles`). Products of
-tiles give those of queries and the key table's term (``tokens_kernel``), and of trained tables.
+of keys and values, and stores gradients of the scores' parts in *tiles* (:class:`Tiles`). Products
+of tiles give the gradients of queries, of the key table's term (``tokens_kernel``), and of tables.
 
 Slabs, each of one sequence (a head of a sentence) or more, keep tiles within ``MAX_BYTES``.
 

@@ -6,7 +6,7 @@ the online softmax of FlashAttention (Dao et al. 2022). Exponentials are powers 
 of the scores has log2 e as a factor.
 
 The backward pass has a program for each block of N keys, over queries that see them. It stores the
-gradients of the parts of scores in tiles, for ``stored`` to compute those of queries and tables.
+gradients of the parts of scores in tiles, from which ``stored`` computes the others.
 
 The parts of a score are ``content``, the dot product of query and key; its factor ``gain``; and the
 products ``query_term`` and ``key_term`` of query and key with table rows. ``scores`` have no scale
@@ -101,7 +101,7 @@ def store_tile(tiles, start, row, stride, column, tile):
 def store_gradients(
     problem, opt, slab, tiles, parts, grad_score, sequence_in_slab, first_query, first_key
 ):
-    """Store the gradients of the parts of ``tiles``; return those of the content."""
+    """Store the gradients of the parts of ``tiles``; return the content's."""
     content, gain, query_term, key_term = parts
     m, n = tl.arange(0, opt.M)[None, :], tl.arange(0, opt.N)[:, None]
     sequence_start = sequence_in_slab.to(tl.int64) * slab.queries * slab.keys

@@ -1,6 +1,6 @@
 """The arguments of the kernels: a call of attention as tensors, sizes and strides.
 
-A kernel reads fields of these NamedTuples by name, and is compiled without those that are None.
+A kernel reads fields of these NamedTuples by name, and is compiled without fields that are None.
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table. A distance is the index of a key minus the index of a query, both from 0.

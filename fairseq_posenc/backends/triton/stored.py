@@ -17,7 +17,7 @@ may see: ``backward_kernel`` stores whole tiles, whose sides N divides, with zer
 - ``side``: a ``table``, its ``tiles`` and ``ends``, the SIGN of these, and the ``factor`` of their
   sums; ``tokens``, the queries or keys that its rows are multiplied by (None for numbers); and
   the gradients to write, ``table_grad`` ``(copies, H, last + 1, D or nothing)`` and ``token_grad``.
-- ``tiles``, ``ends``: those of one sequence; a block of them has N rows and N columns. ``stride``:
+- ``tiles``, ``ends``: of one sequence; a block of them has N rows and N columns. ``stride``:
   columns of a row of tiles. Sequence: index of a sentence and a head, ``batch * heads + head``.
 - ``table``: ``low``, its first row's distance, key minus query from 0; ``last``, its last index.
 - ``problem``, ``opt``: the call's tensors and sizes, constants; T queries, S keys, W: D, padded.
@@ -96,7 +96,7 @@ def add_table_term(problem, opt, side, total, tiles, stride, head, row, start, e
 
 @triton.jit
 def write_tokens(problem, opt, slab, side, content, program):
-    """Write the gradients of N queries, or add the table's term to those of N keys.
+    """Write the gradients of N queries, or add the table's term to N keys' gradients.
 
     ``content`` holds the tiles of queries times keys; None for keys: ``backward_kernel`` has them.
     """
@@ -129,7 +129,7 @@ def write_tokens(problem, opt, slab, side, content, program):
 
 @triton.jit
 def tokens_kernel(problem, opt, slab, content, queries, keys):
-    """Write the gradients of queries; add the key table's term to those of keys.
+    """Write the gradients of queries; add the key table's term to keys' gradients.
 
     The first programs are for queries, the others for keys.
     """
