@@ -123,7 +123,7 @@ class Identity(NamedTuple):
             positions, directions = parse(content["positions"]), str(content["directions"])
             settings = WeightSettings.parse(content)
             return cls(positions, directions, int(content["trained_length"]), settings)
-        except Exception as error:  # of any type, depending on the tensor
+        except Exception as error:  # which one, depends on the tensor
             raise UserError(
                 f"the checkpoint's record of its positions cannot be read: {error}"
             ) from None

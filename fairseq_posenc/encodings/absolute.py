@@ -76,7 +76,7 @@ class Learned(Encoding):
             return F.embedding(ids, self.table.weight)
         ids = ids if ids.dim() == 3 else ids[..., None]  # a token's only id is for all axes
         end = self.table.num_embeddings
-        first_rows = torch.arange(0, end, self.max_positions, device=ids.device)  # of each axis
+        first_rows = torch.arange(0, end, self.max_positions, device=ids.device)  # by axis
         # Other ids must not read the rows of another axis: at the row `end` the lookup fails.
         index = torch.where((ids >= 0) & (ids < self.max_positions), ids + first_rows, end)
         return F.embedding(index, self.table.weight).sum(2)  # of `(B or 1, T, axes, C)`

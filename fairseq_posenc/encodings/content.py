@@ -138,6 +138,6 @@ class Inkling(Encoding):
     def terms(self, positions: Positions) -> list[Term]:
         """Select the rows, ``(1, R, rank)``, with rows of zeros for distances beyond the table."""
         rows = F.pad(self.table[None], (0, 0, 1, 1))  # one row of zeros before, one after
-        starts = range(1 - self.extent, self.last_distance + 2)  # of all rows but the first
+        starts = range(1 - self.extent, self.last_distance + 2)  # where rows 1, 2, ... begin
         kept, runs = Runs.select(starts, positions)  # the slice that the call's distances need
         return [RowsByDistance(rows[:, kept], runs, of="state")]  # they multiply `states`

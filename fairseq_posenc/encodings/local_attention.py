@@ -84,7 +84,7 @@ class Chunk(Encoding):
     def mask(self, positions: Positions) -> Mask:
         """Limit attention to the tokens of one chunk."""
         longest = self.size if positions.counted else None  # a caller's ids may repeat
-        ids = positions.compact_ids()  # of one row, if it serves all sentences
+        ids = positions.compact_ids()  # one row, if it serves all sentences
         return Mask(segments=ids // self.size, longest_segment=longest)
 
 

@@ -173,7 +173,7 @@ class TransformerXL(Encoding):
         projected = sinusoids @ self.projection.T  # [R, H * D]
         rows = projected.unflatten(-1, self.u.shape).transpose(0, 1)  # [H, R, D]
         bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
-        starts = range(low + 1, high + 1)  # of all rows but the first, whose distance is `low`
+        starts = range(low + 1, high + 1)  # where rows 1, 2, ... begin; row 0 has `low`
         _, runs = Runs.select(starts, positions)  # the slice has all rows: each is in reach
         _, all_distances = Runs.select([], positions)  # no starts: one row for all distances
         return [

@@ -253,7 +253,7 @@ class XPos(Rope):
     def decay(self, ids: Tensor) -> Tensor:
         """Compute the factor of each coordinate of a query, ``(B or 1, 1, T, D)``."""
         evens = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=ids.device)  # 2t
-        z = (evens / self.rotated + GAMMA) / (1 + GAMMA)  # of each pair
+        z = (evens / self.rotated + GAMMA) / (1 + GAMMA)  # one for each pair
         exponents = ids[..., None] - self.dims.trained_length // 2  # [B or 1, T, 1]
         factors = z ** (exponents.float() / self.scale_base)  # [B or 1, T, rotated/2]
         # Both coordinates of a pair have its factor.

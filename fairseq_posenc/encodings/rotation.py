@@ -105,7 +105,7 @@ class PairRotation(NamedTuple):
         exact = at_least_fp32(x[..., :width])
         if torch.compiler.is_compiling():  # a compiler, or ONNX, may lack complex products
             cos, sin = torch.view_as_real(self.phases).unbind(-1)  # each [B or 1, 1, T, W/2]
-            dim = -2 if self.half else -1  # of size 2, for the two coordinates of a pair
+            dim = -2 if self.half else -1  # the dimension of a pair's two coordinates
             first, second = exact.unflatten(-1, (2, -1) if self.half else (-1, 2)).unbind(dim)
             turned = (first * cos - second * sin, first * sin + second * cos)
             rotated = torch.stack(turned, dim).flatten(-2)  # [B, H, T, W]

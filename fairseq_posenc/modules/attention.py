@@ -117,13 +117,13 @@ class SelfAttention(_LayerAttention):
             UserError: ``shared`` belongs to another stack or batch, or to other tokens than those
                 in the cache and in ``x``.
         """
-        state = self.select_state(shared)  # of this kind of layer
+        state = self.select_state(shared)  # the one of this kind of layer
         positions = state.positions
         input_checks.check_layer_input(x, positions, cache, self.dims.embed_dim)
         input_checks.check_self_cache(cache, state, self.num_key_value_heads, self.head_dim)
         past_decay = None if cache is None else cache.decay  # sums of forget gates, by token
         of_input = self.encodings.input_terms(x, positions, past_decay)
-        decay = of_input.find(Decay)  # of forget gates, for the cache
+        decay = of_input.find(Decay)  # the new sums, for the cache
         if cache is not None and cache.kept is not None and (past_decay is None) != (decay is None):
             raise UserError("the cache is of a layer with other encodings: give each its own")
         # A cache keeps a table's rows by distance as this layer projected them, and gets new ones.
@@ -246,10 +246,10 @@ class CrossAttention(_LayerAttention):
 
 def _rotate_source(state: Shared, padding: Tensor, ids: Tensor | None) -> Rotation:
     """Compute the rotation of a source's keys, counted without padding, or at a caller's ids."""
-    positions = Positions.from_padding(padding, tgt_len=0)  # of keys alone, without queries
+    positions = Positions.from_padding(padding, tgt_len=0)  # there are keys alone
     if ids is not None:
         readers = {x.name: x for x in state.encodings if x.axes}  # 0 axes: it reads no ids
         name, (batch, src_len) = "source_position_ids", padding.shape
         ids = input_checks.read_position_ids(name, ids, readers, batch, (src_len,))
         positions = positions.replace_ids(ids, name)
-    return cast(Rotation, state.rotation_at(positions.ids))  # of rope, so not None
+    return cast(Rotation, state.rotation_at(positions.ids))  # `rope` has one

@@ -129,7 +129,7 @@ class Cache:
         # All tokens that were read, including those of dropped keys; 0 in a CrossAttention's cache.
         self.tokens = 0
         self.ids: Tensor | None = None  # positions that a caller gave, (B, S) or (B, S, axes)
-        self.decay: Decay | None = None  # of forget gates, of all tokens
+        self.decay: Decay | None = None  # sums of forget gates, for all tokens
         self.projected = ProjectedRows()  # by distance, for all sentences; `compute_terms` fills it
 
     def reorder(self, rows: Tensor) -> None:

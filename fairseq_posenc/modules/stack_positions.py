@@ -52,11 +52,11 @@ class StackPositions(nn.Module):
         spec = parse(spec) if isinstance(spec, str) else spec
         dims = Dims(embed_dim, num_heads, max_positions, causal, pretrained_length, head_dim)
         self.spec, self.dims = spec, dims  # layers refuse states of a stack with others
-        limits = assembly.list_limits(spec, dims, spec.items)  # of each encoding, on visible keys
+        limits = assembly.list_limits(spec, dims, spec.items)  # on visible keys
         self.id_readers = assembly.find_id_readers(spec, dims)  # encodings that ids must fit
         # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = any(limit.window is not None for limit in limits)
-        terms_by_kind = assembly.draft_terms(spec, dims, backend="auto")  # of layers, for one token
+        terms_by_kind = assembly.draft_terms(spec, dims, backend="auto")  # for one token
         self.has_tables = any(terms.has(ByDistance) for terms in terms_by_kind)
         # Earlier tokens' ids are also read by masks of chunks or of the first positions, and by
         # scores; not by rotations: cached keys are rotated.
@@ -158,7 +158,7 @@ class StackPositions(nn.Module):
     def _replace_ids(self, positions: Positions, ids: Tensor, past_ids: Tensor | None) -> Positions:
         """Replace the position of each token by a caller's ids; a cache may have ``past_ids``."""
         batch, src_len, tgt_len = positions.batch_size, positions.src_len, positions.tgt_len
-        lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)  # of new or all tokens
+        lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)  # new tokens, or all
         ids = input_checks.read_position_ids("position_ids", ids, self.id_readers, batch, lengths)
         # [B or 1, T or S], on several axes [B or 1, T or S, axes]; past_ids [B, S - T (, axes)]
         if past_ids is not None and ids.size(1) < src_len:

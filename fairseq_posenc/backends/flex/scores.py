@@ -72,7 +72,7 @@ def build_score_mod(
         key: ``(B, H, S, D)``, padded in the same way; None if the query is None.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
     """
-    more_queries = 0 if query is None else query.size(2) - tgt_len  # of padding
+    more_queries = 0 if query is None else query.size(2) - tgt_len  # so many are padding
     missing = (0, 0 if key is None else key.size(2) - src_len, 0, more_queries)  # for F.pad
     low, high = _find_visible_distances(tgt_len, src_len, mask)
     # Both are tensors, as they differ from call to call: numbers would be compiled into the kernel.

@@ -92,7 +92,7 @@ class Tiles(NamedTuple):
     All are flat: ``(sequences, queries, keys)``. They lack a factor, which is :attr:`Side.factor`.
     """
 
-    content: Tensor  # of queries times keys
+    content: Tensor  # the gradients of q_i.k_j
     query_term: Tensor | None = None  # None also if it equals the content's
     key_term: Tensor | None = None  # `(sequences, keys, queries)`
     gain: Tensor | None = None  # of the factor by distance
@@ -108,7 +108,7 @@ class Side(NamedTuple):
     token_grad: Tensor | None  # shaped as the tokens
     tiles: Tensor | None  # gradients of the table's term
     ends: Tensor | None  # of clipped tables: `tokens_kernel` writes them, `tables_kernel` reads
-    factor: float  # of sums of tiles: 1 / (1 - dropout rate), and the scale, but not of a bias
+    factor: float  # times sums of tiles: 1 / (1 - dropout rate), and the scale, but not of a bias
     SIGN: tl.constexpr  # 1 if the rows of tiles are queries, -1 if they are keys
 
 

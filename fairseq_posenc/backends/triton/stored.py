@@ -88,7 +88,7 @@ def add_table_term(problem, opt, side, total, tiles, stride, head, row, start, e
     first = tl.maximum(start - offset - opt.N + 1, 0) // opt.N * opt.N
     for step in range(first, tl.minimum(last + 1, end - offset), opt.N):
         tile = load_tile(opt, tiles, stride, row, offset + step, start, stop, SKEW=1)
-        place = step + tl.arange(0, opt.N)  # of columns among the table's
+        place = step + tl.arange(0, opt.N)  # which of the table's columns
         index = last - place if side.SIGN < 0 else place  # of the table's rows
         total = multiply(tile, load_table(problem, opt, side.table, head, index), total)
     return total
@@ -100,7 +100,7 @@ def write_tokens(problem, opt, slab, side, content, program):
 
     ``content`` holds the tiles of queries times keys; None for keys: ``backward_kernel`` has them.
     """
-    tokens = problem.tgt_len if side.SIGN > 0 else problem.src_len  # of a sequence
+    tokens = problem.tgt_len if side.SIGN > 0 else problem.src_len  # in a sequence
     rows, stride = (slab.queries, slab.keys) if side.SIGN > 0 else (slab.keys, slab.queries)
     sequence_in_slab, row = split_program(program, tokens, opt.N)
     sequence = (slab.sequence + sequence_in_slab).to(tl.int64)
@@ -158,7 +158,7 @@ def add_to_table(problem, opt, slab, side, copies, program):
     # Row r needs the columns from r + offset to r + offset + N - 1: blocks without any are skipped.
     first_row = tl.maximum(-offset - 2 * (opt.N - 1), 0) // opt.N * opt.N
     end_row = tl.minimum(tokens, others - offset)
-    place = step + tl.arange(0, opt.N)  # of columns among the table's
+    place = step + tl.arange(0, opt.N)  # which of the table's columns
     by_vector = tl.zeros((opt.N, opt.W), tl.float32)
     by_number = tl.zeros((opt.N,), tl.float32)
     # The slab's first sequence of this head and copy; the next one lies `copies` sentences later.
