@@ -123,7 +123,7 @@ class SelfAttention(_LayerAttention):
         input_checks.check_self_cache(cache, state, self.num_key_value_heads, self.head_dim)
         past_decay = None if cache is None else cache.decay  # sums of forget gates, by token
         of_input = self.encodings.input_terms(x, positions, past_decay)
-        decay = of_input.find(Decay)  # the new sums, for the cache
+        decay = of_input.find(Decay)  # sums of forget gates, for the cache
         if cache is not None and cache.kept is not None and (past_decay is None) != (decay is None):
             raise UserError("the cache is of a layer with other encodings: give each its own")
         # A cache keeps a table's rows by distance as this layer projected them, and gets new ones.
