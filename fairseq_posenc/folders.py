@@ -23,8 +23,8 @@ A command whose folder grows by results, such as training runs with a JSON file 
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +54,36 @@ def lock_folder(folder: Path) -> Iterator[int]:
     """Lock a folder, created if missing, for one command; yield the lock, for programs to inherit.
 
     A program that outlives the command keeps the lock, so no other command writes into the folder.
+    After an error, new folders without any result are deleted, also those above it.
 
     Raises:
         UserError: the folder is a link or cannot be made, or another process holds the lock.
     """
     _refuse_link(folder)
+    new = [x for x in (folder, *folder.parents) if not x.exists()]  # the innermost first
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = locks.acquire(folder / LOCK, folder=str(folder))
     except OSError as error:
+        _delete_unused(new)
         raise UserError(f"{folder}: {error.strerror}; name another folder") from None
     try:
         yield lock
+    except BaseException:
+        _delete_unused(new)
+        raise
     finally:
         locks.release(lock)
+
+
+def _delete_unused(folders: Sequence[Path]) -> None:
+    """Delete folders that have at most a lock and a request, the innermost first."""
+    for folder in folders:
+        with suppress(OSError):  # it was not made, or another command writes into it
+            if {path.name for path in folder.iterdir()} <= {LOCK, REQUEST}:
+                (folder / REQUEST).unlink(missing_ok=True)
+                (folder / LOCK).unlink(missing_ok=True)
+                folder.rmdir()
 
 
 def _refuse_link(folder: Path) -> None:
@@ -76,10 +92,11 @@ def _refuse_link(folder: Path) -> None:
         raise UserError(f"{folder}: is a link to {target}; name that folder itself, or another")
 
 
-def claim(folder: Path, request: Request) -> None:
+def claim(folder: Path, request: Request, has_results: bool = True) -> None:
     """Bind a locked folder to a request, unless it holds something finished for another one.
 
-    The lock, the request and unfinished work (``*.partial``) do not count as finished.
+    The lock, the request and unfinished work (``*.partial``) do not count as finished; without
+    results, all that was made for a request with the same keys is deleted.
 
     Raises:
         UserError: the folder holds results of another request, or files of another program.
@@ -89,17 +106,19 @@ def claim(folder: Path, request: Request) -> None:
     if finished := {name for name in names - {LOCK} if not name.startswith(REQUEST)}:
         if REQUEST not in names:
             raise UserError(f"{folder}: holds other files ({min(finished)}); name an empty folder")
-        refuse_other(folder, read_json(folder / REQUEST), request)
-    else:
-        write_whole(folder / REQUEST, _format(request))
+        old = read_json(folder / REQUEST)
+        if has_results or not isinstance(old, dict) or old.keys() != request.keys():
+            return refuse_other(folder, old, request)
+        empty(folder)
+    write_whole(folder / REQUEST, _format(request))
 
 
 def is_made(folder: Path, request: Request) -> bool:
     """Check whether :func:`whole_folder` made a folder for a request; refuse any other folder."""
     if not folder.exists():
         return False
-    if not (folder / REQUEST).exists():
-        raise UserError(f"{folder}: exists, and was not made by this command; {_ADVICE}")
+    if not (folder / REQUEST).exists():  # it may be a file of the user's
+        raise UserError(f"{folder}: exists, and was not made by this command; name another folder")
     refuse_other(folder, read_json(folder / REQUEST), request)
     return True
 
@@ -121,11 +140,11 @@ def whole_folder(folder: Path, request: Request | None = None) -> Iterator[Path]
     """
     partial = folder.with_name(f"{folder.name}.partial")
     _refuse_link(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists and is not empty; name another folder")
     if partial.is_dir() and any(partial.iterdir()) and not (partial / LOCK).exists():
         raise UserError(f"{folder}: {partial} was not made by this command; delete it")
     with lock_folder(partial), errors_that_name(folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder}: exists and is not empty; name another folder")
         if request is None:
             empty(partial)
         else:

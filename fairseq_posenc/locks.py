@@ -36,9 +36,8 @@ def acquire(path: Path, folder: str) -> int:
     except BlockingIOError:
         holder = os.pread(lock, 200, 0).decode() or "another process"
         os.close(lock)
-        raise UserError(
-            f"{folder}: {holder} is running there; wait until it ends, or name another folder"
-        ) from None
+        advice = "wait until it ends, or name another folder"
+        raise UserError(f"{folder}: {holder} is running there; {advice}") from None
     except OSError as error:
         if os.fstat(lock).st_dev not in {os.fstat(other).st_dev for other in _held}:
             text = f"{folder}: cannot be locked ({error.strerror}): do not start a second run there"

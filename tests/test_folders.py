@@ -45,9 +45,11 @@ def test_a_forked_process_leaves_the_lock_to_its_parent(tmp_path):
 def test_a_link_and_a_folder_that_cannot_be_made_are_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "file").touch()
-    for name, reason in (("link", "is a link to"), ("file/out", "Not a directory")):
+    long = ("p/" + 256 * "q", "too long")
+    for name, reason in (("link", "is a link to"), ("file/out", "Not a directory"), long):
         with pytest.raises(UserError, match=reason), folders.lock_folder(tmp_path / name):
             pass
+    assert {path.name for path in tmp_path.iterdir()} == {"link", "file"}
 
 
 def test_a_folder_is_bound_to_a_request_by_the_first_thing_that_is_finished(tmp_path):
@@ -112,9 +114,16 @@ def test_the_same_request_finds_the_parts_of_a_killed_command_and_another_is_ref
     [(REQUEST, RunError, True), (REQUEST, UserError, False), (None, KeyError, False)],
 )
 def test_what_cannot_be_continued_is_deleted(tmp_path, request_, error, is_left):
-    with pytest.raises(error), folders.whole_folder(tmp_path / "out", request_):
+    def fail(name):
+        (tmp_path / name).mkdir()
         raise error("stopped")
-    assert (tmp_path / "out.partial").exists() == is_left
+
+    with pytest.raises(error), folders.whole_folder(tmp_path / "new/folder/out", request_):
+        fail("new/folder/out.partial/part")
+    assert (tmp_path / "new/folder/out.partial").exists() == (tmp_path / "new").exists() == is_left
+    with pytest.raises(error), folders.lock_folder(tmp_path / "p/q/r"):
+        fail("p/others")
+    assert [path.name for path in (tmp_path / "p").iterdir()] == ["others"]
 
 
 def test_a_partial_folder_of_another_program_is_kept(tmp_path):

@@ -118,10 +118,8 @@ def claim(run: GlueRun, out: Path) -> None:
     """
     folder = run.folder(out)
     with folders.lock_folder(folder):
-        was_claimed = (folder / folders.REQUEST).exists()  # else its files may be somebody else's
-        if was_claimed and newest_checkpoint(folder) is None and not (folder / RESULT).exists():
-            folders.empty(folder)  # all but its lock, so that the next line records these fields
-        folders.claim(folder, run._asdict())
+        has_results = newest_checkpoint(folder) is not None or (folder / RESULT).exists()
+        folders.claim(folder, run._asdict(), has_results=has_results)
 
 
 def list_runs(out: Path) -> list[GlueRun]:

@@ -8,6 +8,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -92,17 +93,12 @@ def _train(args: argparse.Namespace) -> None:
     with folders.lock_folder(out) as lock:  # a descriptor, which the training program inherits
         ensure_last_checkpoint(out)  # a kill may have left it torn or missing
         done = updates_done(out)
-        if not done and (out / folders.REQUEST).exists():
-            # Nothing was trained: values may change. Requests of other commands have other keys.
-            begun = folders.read_json(out / folders.REQUEST)
-            if isinstance(begun, dict) and begun.keys() == request.keys():
-                folders.empty(out)  # deletes everything in it except the lock
-        folders.claim(out, request)  # records the request, or refuses the folder of another one
+        folders.claim(out, request, has_results=done > 0)  # refuses the folder of another request
         if done >= updates:
             say(f"{out}: the training is finished, and nothing was changed")
         else:  # reports the loss of each validation
             recipes.train(command, out, lock, label=str(out), updates=updates, metric="loss")
-    say(f"next: fairseq-posenc squad predict --checkpoint {out / LAST} ...")
+    say(f"next: fairseq-posenc squad predict --checkpoint {quote(str(out / LAST))} ...")
 
 
 def compose_training(
@@ -174,7 +170,7 @@ def _score(args: argparse.Namespace) -> None:
     threshold = 1.0 if args.na_prob_thresh is None else args.na_prob_thresh  # official default
     figures = evaluate(squad, predictions, odds, threshold)
     if missing := list_missing(squad, predictions):
-        say(f"{len(missing):,} unanswered questions receive score 0; the first is {missing[0]}")
+        say(f"unanswered questions get score 0: {len(missing):,}; the first is {missing[0]}")
     _print_figures(squad, figures)
 
 
