@@ -60,7 +60,7 @@ def load_results(folder: Path = RESULTS) -> list[Result]:
         record = read(path)
         name = path.stem.removeprefix(PREFIX)
         script = record.kind.removeprefix(KIND_PREFIX)
-        rows = [dict(row) for row in record.rows]
+        rows = [dict(row) for row in record.figures["rows"]]
         results.append(Result(name, script, record.command, record.data["machine"], rows))
     return results
 

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import lock_folder
 from fairseq_posenc.workbench.results import intervals, loss_stages, pictures
-from fairseq_posenc.workbench.results.markdown import code, format_number, table
+from fairseq_posenc.workbench.results.markdown import code, table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import add_out, parse_named, split_paths
@@ -134,17 +135,12 @@ def _format_rows(rows: Sequence[Row], columns: Mapping[str, tuple[str, int]]) ->
     used = {x: columns[x] for x in columns if any(row.get(x) is not None for row in rows)}
     cells = []
     for row in rows:
-        figures = [_format_cell(row, name, digits) for name, (_, digits) in used.items()]
-        cells.append([code(row["training"]), *figures])
+        cells.append([code(row["training"])])
+        for name, (_, digits) in used.items():
+            low, high = row.get(f"{name}_low", -math.inf), row.get(f"{name}_high", math.inf)
+            mean: Any = row.get(name)  # None if it is unknown
+            cells[-1].append(intervals.Interval(mean, low, high).show(digits))
     return table(["run", *(title for title, _ in used.values())], cells)
-
-
-def _format_cell(row: Row, name: str, digits: int) -> str:
-    """Format a figure; with its interval if the row has one."""
-    low: float | None = row.get(f"{name}_low")
-    if low is None:
-        return format_number(row.get(name), digits)
-    return intervals.Interval(row[name], low, row[f"{name}_high"]).show(digits)
 
 
 def _draw_pictures(by_model: CurvesByModel, out: Path, first: float, last: float) -> dict[str, str]:

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from fairseq_posenc.checkpoints.recovery import LAST, select_training_settings
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.folders import json_values
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.finetuning.glue_figures import STATISTIC_TITLES, select_figures
 from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
 from fairseq_posenc.workbench.results.loss_stages import last_loss
 from fairseq_posenc.workbench.results.markdown import code, format_number, table
-from fairseq_posenc.workbench.results.record import Record, group_by, read
+from fairseq_posenc.workbench.results.record import Record, get_field, group_by, read
 from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, TRAIN_LOG, read_curve_file
 from fairseq_posenc.workbench.running.progress import say
 
@@ -31,6 +31,7 @@ _DIGITS = {"updates": 0, "seed": 0, "collapsed runs": 0}  # decimals of columns;
 _DIGITS |= {"train loss": 3, "valid loss": 3, "valid accuracy": 4}
 
 Figures = dict[str, float | None]  # by column; None if unknown
+_NUMBER = int | float
 
 
 class Result(NamedTuple):
@@ -74,50 +75,54 @@ def _find_results(path: Path, known: set[Path]) -> Iterator[Result]:
     if path.is_dir():
         if (place := path.resolve()) not in known:  # a link may lead to a folder above it
             known.add(place)
-            for below in sorted(path.glob("[!.]*")):
+            for below in sorted(x for x in path.iterdir() if x.name[0] != "."):
                 yield from _find_results(below, known)
     elif path.name == LAST:
         yield from _read_training(path.parent)
-    elif path.suffix == ".json":
+    elif path.suffix == ".json" and path.is_file():  # not a pipe, which would be waited for
         is_named = not known  # by the user, so it must be a record; most files in folders are none
         with nullcontext() if is_named else suppress(UserError):
-            if (record := read(path)).kind in _READERS:
+            if reader := _READERS.get(str((record := read(path)).kind)):
                 try:
-                    yield from list(_READERS[record.kind](record, path))  # all rows, or none
-                except (AttributeError, LookupError, TypeError, ValueError):  # other fields
-                    say(f"{path}: left out: figures are missing or wrong; run {record.kind} again")
+                    yield from list(reader(record, path))  # all rows, or none
+                except UserError as field:
+                    say(f"{path}: left out: {field} is missing or wrong; run {record.kind} again")
 
 
 def _read_glue(record: Record, path: Path) -> Iterator[Result]:
     """Read one row: what the paper of the protocol reports for each task, and the average."""
     figures: Figures = {**select_figures(record)}  # columns of `_GLUE_NAMES`
-    if collapsed := sum(bool(row["collapsed"]) for row in record.figures["runs"]):
+    runs = get_field(record.figures, "runs", list)  # fine-tunings
+    if collapsed := sum(get_field(run, "collapsed", bool) for run in runs):
         figures["collapsed runs"] = collapsed  # that predict NaN, a constant, or at chance
-    if unfinished := record.data["unfinished"]:  # the labels of fine-tunings, in one text
+    if unfinished := get_field(record.data, "unfinished", str):  # the labels of fine-tunings
         say(f"{path}: not finished: {unfinished}; the same glue command finishes them")
-    protocol = record.data["protocol"]
+    protocol, name = record.data["protocol"], get_field(record.data, "name", str)
     title = f"GLUE, development sets, protocol {protocol} ({STATISTIC_TITLES[protocol]})"
-    yield Result(title, str(record.data["name"]), record.spec or "-", figures, str(path))
+    yield Result(title, name, str(record.spec or "-"), figures, str(path))
 
 
 def _read_squad(record: Record, path: Path) -> Iterator[Result]:
-    (row,) = record.rows  # of the first and only table, `scores`
-    version = f"SQuAD{record.data['squad']}"
-    figures: Figures = {f"{version} EM": row["exact"], f"{version} F1": row["f1"]}
-    name, encoding = str(record.data["name"]), record.spec or "-"
-    yield Result("SQuAD, development sets", name, encoding, figures, str(path))
+    row, *_ = get_field(record.figures, "scores", list) or [None]  # which has one
+    version, name = (get_field(record.data, field, str) for field in ("squad", "name"))
+    exact, f1 = (get_field(row, metric, _NUMBER) for metric in ("exact", "f1"))
+    figures: Figures = {f"SQuAD{version} EM": exact, f"SQuAD{version} F1": f1}
+    yield Result("SQuAD, development sets", name, str(record.spec or "-"), figures, str(path))
 
 
 def _read_bleu(record: Record, path: Path) -> Iterator[Result]:
     """Read the means over the checkpoints of a system, by search, and the best of them."""
-    groups = group_by(record.rows, lambda row: f"{row['system']}, beam {row['beam']}")
-    for name, rows in groups.items():  # rows of the first table, one for each checkpoint
-        figures: Figures = {"BLEU": statistics.fmean(row["BLEU"] for row in rows)}
+    sentences = counted(get_field(record.data, "sentences", int), "sentences")
+    title = f"Translation, {sentences} of {get_field(record.data, 'subset', str)}"
+    scores = get_field(record.figures, "scores", list)
+    groups = group_by(scores, lambda x: (get_field(x, "system", str), get_field(x, "beam", int)))
+    for (system, beam), rows in groups.items():  # a row for each checkpoint
+        bleu, chrf = ([get_field(x, metric, _NUMBER) for x in rows] for metric in ("BLEU", "chrF2"))
+        figures: Figures = {"BLEU": statistics.fmean(bleu)}
         if len(rows) > 1:
-            figures[f"best of {len(rows)}"] = max(row["BLEU"] for row in rows)
-        figures["chrF2"] = statistics.fmean(row["chrF2"] for row in rows)
-        title = f"Translation, {record.data['sentences']:,} sentences of {record.data['subset']}"
-        yield Result(title, name, "-", figures, str(path))
+            figures[f"best of {len(rows)}"] = max(bleu)
+        figures["chrF2"] = statistics.fmean(chrf)
+        yield Result(title, f"{system}, beam {beam}", "-", figures, str(path))
 
 
 _READERS = {"glue": _read_glue, "squad": _read_squad, "bleu": _read_bleu}
@@ -135,10 +140,9 @@ def _read_training(folder: Path) -> Iterator[Result]:
     figures: Figures = {"seed": settings.common.seed, "updates": updates}
     metric = settings.checkpoint.best_checkpoint_metric  # whose value is `best`, such as bleu
     loss = float(best) if metric == "loss" and best is not None else None  # in bits
-    if task in ("masked_lm", "language_modeling"):
+    if kind := {"masked_lm": "masked", "language_modeling": "causal"}.get(task):
         perplexity = None if loss is None else 2.0 ** min(loss, 1000.0)  # more would overflow
         figures["perplexity"] = best if metric == "ppl" else perplexity
-        kind = "masked" if task == "masked_lm" else "causal"
         title = f"Perplexity of {kind} LMs, validation text of {data}"
     elif task == "translation":
         if (log := folder / TRAIN_LOG).is_file():
@@ -179,6 +183,6 @@ def _average_seeds(rows: Iterable[Result]) -> Iterator[Result]:
         if len(seeds) > 1 and len(seeds) == len(group):  # several, and each seed once
             figures: Figures = {}
             for name in group[0].figures.keys() - {"seed"}:
-                known = [x for row in group if (x := row.figures.get(name)) is not None]
-                figures[name] = statistics.fmean(known) if len(known) == len(group) else None
+                values: list[Any] = [row.figures.get(name) for row in group]
+                figures[name] = None if None in values else statistics.fmean(values)
             yield group[0]._replace(model=f"mean of {len(group)} seeds", figures=figures, path="")

@@ -77,9 +77,8 @@ def find_stages(curve: Curve) -> LossStages | None:
     """
     segments = fit_segments(training_points(curve))
     total_fall = sum(segment.rate * segment.updates for segment in segments)
-    for steepest in sorted(segments, key=lambda segment: segment.rate, reverse=True):
-        if steepest.rate <= 0:  # neither this segment nor any of the remaining ones falls
-            break
+    falling = [segment for segment in segments if segment.rate > 0]
+    for steepest in sorted(falling, key=lambda segment: segment.rate, reverse=True):
         limit = steepest.rate / SLOPE_RATIO  # segments that fall more slowly are flat
         groups = groupby(segments, key=lambda segment: segment.rate >= limit)
         parts = [list(group) for _, group in groups]  # alternately steep and flat
@@ -89,8 +88,7 @@ def find_stages(curve: Curve) -> LossStages | None:
         start = [x for part in parts[: index - 1] for x in part]  # all segments before the plateau
         plateau, dive = parts[index - 1], parts[index]
         is_start_steep = max(x.rate for x in start) >= SLOPE_RATIO * plateau[-1].rate
-        sum_of_falls = sum(segment.rate * segment.updates for segment in dive)
-        fall = min(sum_of_falls, plateau[-1].loss - dive[-1].loss)  # less after a jump upwards
+        fall = min(sum(x.rate * x.updates for x in dive), plateau[-1].loss - dive[-1].loss)
         if is_start_steep and fall >= MIN_FALL * total_fall:
             return LossStages(start[-1].end, plateau[-1].end, dive[-1].end)
     return None

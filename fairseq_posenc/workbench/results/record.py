@@ -22,15 +22,10 @@ class Record:
     """The results of a command."""
 
     kind: str  # the command, such as `compare`
-    figures: Mapping[str, Sequence[Row]]  # tables by name; the first has the main results
+    figures: Mapping[str, Sequence[Row]]  # tables by name
     data: Mapping[str, Any]  # facts by name: the text or its folder, the checkpoint, the machine
     spec: str | None = None  # position encodings, if they are the same in all rows and known
     command: str = ""  # command line
-
-    @property
-    def rows(self) -> Sequence[Row]:
-        """The rows of the first table."""
-        return next(iter(self.figures.values()), ())
 
     def write(self, path: Path) -> None:
         """Write the record into a file."""
@@ -48,6 +43,13 @@ def group_by(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]
 def own_command() -> str:
     """Return the command line of this program."""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def get_field(fields: Any, name: str, kind: Any) -> Any:
+    """Get a field of a record that was read; raise a UserError, its name, if it is no ``kind``."""
+    if not isinstance(fields, dict) or not isinstance(fields.get(name), kind):
+        raise UserError(name)
+    return fields[name]
 
 
 def read(path: Path) -> Record:

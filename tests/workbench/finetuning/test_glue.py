@@ -68,12 +68,8 @@ def compose(_, change):
 @pytest.mark.parametrize(
     ("call", "given", "message"),
     [
-        (rows, ["SST-2", "train", "sentence,label\na"], "a.tsv, line 2: 1 columns instead of 2;"),
-        (
-            rows,
-            ["QQP", "test", "id,question1,question2\na"],
-            "1 columns instead of 3; fix the file",
-        ),
+        (rows, ["SST-2", "train", "sentence,label\na"], "a.tsv, line 2: 1 column instead of 2; "),
+        (rows, ["QQP", "test", "id,question1,question2\na"], "1 column instead of 3; fix the file"),
         (rows, ["SST-2", "valid", "sentence,label\na,2"], "a.tsv, line 2: the label '2' is not"),
         (rows, ["RTE", "valid", PAIR + "label\na,b,2"], "'2' is not one of entailment, not_entail"),
         (rows, ["STS-B", "valid", PAIR + "score\na,b,5.1"], "a.tsv, line 2: the score '5.1' is"),
@@ -380,10 +376,10 @@ def test_the_report_has_the_papers_statistic_of_the_best_rate(protocol, statisti
     assert "| RTE | accuracy | 2e-05 | 3 | 70.00 | 63.00 | 66.00 | 8.89 |" in lines
     assert [line for line in lines if line.startswith("- ")] == ["- `/out/RTE/lr2e-05-seed3`"]
     assert "Not finished: QQP, seed 2." in lines
-    means = {row["metric"]: row["mean"] for row in record.rows}
+    means = {row["metric"]: row["mean"] for row in record.figures["tasks"]}
     assert means == {"accuracy_m": 30, "accuracy_mm": 60, "accuracy": 63, "f1": 64}
     assert report.find_best(RTE) == RTE[3]
     alone = report.build_record(RTE[-1:], "m4m", record.data)
-    assert alone.rows[0]["std"] == 0.0
+    assert alone.figures["tasks"][0]["std"] == 0.0
     row = "| RTE | accuracy | 2e-05 | 1 | 53.00 | 53.00 | 53.00 | - |"
     assert row in report.format_report(alone)

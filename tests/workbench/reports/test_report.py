@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import statistics
 
@@ -12,6 +13,7 @@ import torch
 
 from docs.generate.papers import FIGURES, format_page
 from fairseq_posenc import specs
+from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.finetuning.glue.report import build_record
 from fairseq_posenc.workbench.results.record import Record
 from tests.helpers.commands import EPOCHS, call, refused, trained
@@ -91,18 +93,32 @@ def test_trainings_have_perplexity_or_losses_in_nats_and_means_over_seeds(tmp_pa
 def test_nothing_to_report_is_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "x.json").write_text("x")
+    os.mkfifo(tmp_path / "empty" / "pipe.json")  # nobody writes into it
     row = {"system": "a", "beam": 5, "BLEU": None, "chrF2": 50.0}
-    for kind, table, facts in (
-        ("glue", {"tasks": []}, {"name": "of another version"}),
-        ("squad", {"scores": []}, {"name": "q", "squad": "1.1"}),
-        ("bleu", {"scores": [row]}, {"sentences": 9, "subset": "test"}),
-        ("bleu", {"scores": [{**row, "BLEU": 1.0}]}, {"sentences": "nine", "subset": "test"}),
+    for kind, table, facts, field in (
+        ("glue", {"tasks": []}, {"name": "of another version"}, "protocol"),
+        ("glue", {"tasks": []}, {"protocol": "mine"}, "protocol"),
+        ("glue", {"tasks": [row]}, {"protocol": "m4m"}, "task"),
+        ("glue", [row], {"protocol": "m4m"}, "tasks"),
+        ("squad", {"scores": []}, {"name": "q", "squad": "1.1"}, "exact"),
+        ("squad", {"scores": [1]}, {"name": "q", "squad": "1.1"}, "exact"),
+        ("bleu", {"scores": [row]}, {"sentences": 9, "subset": "test"}, "BLEU"),
+        ("bleu", {"scores": [row]}, ["sentences"], "sentences"),
+        ("bleu", {"scores": [{**row, "BLEU": 1.0}]}, {"sentences": "nine"}, "sentences"),
     ):
         Record(kind, table, facts).write(tmp_path / "old.json")
         said = call(capsys, "report", tmp_path, code=2)[1]
-        assert f"old.json: left out: figures are missing or wrong; run {kind} again" in said
+        assert f"old.json: left out: {field} is missing or wrong; run {kind} again" in said
     for name, words in (("x", "no such"), ("empty", "no results of"), ("x.json", "cannot be")):
         assert words in refused(capsys, "report", tmp_path / name)
+
+
+def test_a_fault_of_ours_is_no_damaged_record(tmp_path, monkeypatch):
+    scores = {"scores": [{"system": "a", "beam": 5, "BLEU": 1.0, "chrF2": 5.0}]}
+    Record("bleu", scores, {"sentences": 9, "subset": "t"}).write(tmp_path / "x.json")
+    monkeypatch.setattr(statistics, "fmean", [].pop)
+    with pytest.raises(TypeError):
+        main(["report", str(tmp_path)])
 
 
 def test_the_papers_figures_agree_and_their_models_can_be_trained():

@@ -38,7 +38,7 @@ def _read_windows(row: Row) -> dict[int, float]:
 
 def format_results(record: Record) -> str:
     """Format a table of all models, with notes on missing figures and differences."""
-    groups = group_by(record.rows, itemgetter("model"))  # each in the order of lengths
+    groups = group_by(record.figures["perplexity"], itemgetter("model"))  # by length
     lengths = [f"{row['length']:,}" for row in next(iter(groups.values()))]
     lines = [["model", "trained at", *lengths]]
     notes = []
@@ -78,13 +78,14 @@ def _format_cell(row: Row) -> str:
 def draw(record: Record, path: Path) -> bool:
     """Draw perplexity over length; return whether there was any to draw."""
     path.unlink(missing_ok=True)  # of an earlier call
-    if not any(row["perplexity"] for row in record.rows):
+    rows = record.figures["perplexity"]
+    if not any(row["perplexity"] for row in rows):
         return False
     lines = {  # a single value has no interval, so lines are drawn without bands
-        model: [(row["length"], interval([row["perplexity"]])) for row in rows if row["perplexity"]]
-        for model, rows in group_by(record.rows, itemgetter("model")).items()
+        model: [(row["length"], interval([row["perplexity"]])) for row in same if row["perplexity"]]
+        for model, same in group_by(rows, itemgetter("model")).items()
     }
-    lengths = sorted({row["length"] for row in record.rows})
+    lengths = sorted({row["length"] for row in rows})
 
     def label_last_point(length: int, perplexity: float) -> str:
         """Label a line's last point; say at which length, if the model cannot read longer texts."""
@@ -96,7 +97,7 @@ def draw(record: Record, path: Path) -> bool:
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.minorticks_off()
     axes.set(xlabel="context length, tokens", ylabel="perplexity per token")
-    for length in sorted({row["trained_length"] for row in record.rows}):
+    for length in sorted({row["trained_length"] for row in rows}):
         axes.axvline(length, color="gray", linestyle=":", zorder=0)
         axes.text(length, 1.0, " trained", transform=axes.get_xaxis_transform(), va="top")
     pictures.draw_means(axes, lines, label_last_point, log=True, marker="o", ms=3.5)
