@@ -33,7 +33,7 @@ from binarize.output import Manifest, format_counts, make_folder, say
 from binarize.sources import refuse_wide_characters
 from binarize.vocabulary import PACKAGES, Vocabulary, add_vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, TASKS, WNLI, Task, parse_tasks
@@ -243,10 +243,9 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
         cells = line.split("\t")
         if len(cells) != len(header):
             if not (task.may_be_broken and is_labeled):  # only QQP's labeled files
-                raise UserError(
-                    f"{path}, line {number}: {len(cells)} columns instead of {len(header)}; "
-                    "fix the file, or download it again"
-                )
+                fault = f"{counted(len(cells), 'columns')} instead of {len(header)}"
+                advice = "fix the file, or download it again"
+                raise UserError(f"{path}, line {number}: {fault}; {advice}")
             broken += 1
             continue
         if label_column is not None:

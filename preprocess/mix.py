@@ -24,7 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cache, partial
 from io import BytesIO
@@ -38,7 +38,7 @@ from binarize.options import add_invalid_lines, add_workers, integer
 from binarize.output import Manifest, describe_file, format_counts, make_folder, open_at, say, sync
 from binarize.pool import map_chunks
 from binarize.sources import SourceFile, combine_checksums, find_files, read_chunks, read_source
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 
 DOCUMENTS, LINES, BYTES = "documents", "lines", "bytes"
 _FORMATS: dict[str, LineFormat] = {
@@ -63,7 +63,7 @@ class CorpusRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class MixtureRules:
-    """Settings that hold for all corpora."""
+    """Settings that hold for all corpora, with the names of their options."""
 
     seed: int
     sentences: bool  # split lines into sentences
@@ -81,14 +81,7 @@ def run(args: argparse.Namespace) -> None:
         (corpus, list(map(read, find_files(corpus.paths))))
         for corpus in map(parse_corpus, args.corpus)
     ]
-    rules = MixtureRules(
-        seed=args.seed,
-        sentences=args.sentences,
-        unit=args.unit,
-        files=args.files,
-        invalid_lines=args.invalid_lines,
-        workers=args.workers,
-    )
+    rules = MixtureRules(**{x.name: getattr(args, x.name) for x in fields(MixtureRules)})
     request = {  # all that the folder's content depends on
         # The text is the same for any number of workers.
         "options": {**vars(rules), "workers": None},
@@ -244,7 +237,7 @@ class Sampler:
         available = totals[hold_out_unit]
         if corpus.hold_out > available:
             raise UserError(
-                f"{corpus.option}: has {available:,} {hold_out_unit}, fewer than hold-out"
+                f"{corpus.option}: has {counted(available, hold_out_unit)}, fewer than hold-out"
             )
         rest = self._estimate_rest()
         if corpus.size is not None and corpus.size > rest:
@@ -379,6 +372,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "unit of hold-out=; lines are sentences with --sentences (default: %(default)s)"
     add("--unit", choices=(DOCUMENTS, LINES), default=DOCUMENTS, help=text)
     text = "number of training files (default: %(default)s)"
-    add("--files", type=integer(1), metavar="N", default=16, help=text)
+    add("--files", type=integer(1, 10_000), metavar="N", default=16, help=text)
     add_invalid_lines(parser)
     add_workers(parser)

@@ -18,7 +18,7 @@ from pathlib import Path
 from binarize.output import Manifest, format_counts, make_folder, say
 from binarize.vocabulary import Vocabulary, add_vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.tasks.squad.databin import Limits
 from fairseq_posenc.tokens.squad_file import read_squad
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
         maker = WindowMaker(vocabulary.load_tokenizer(dictionary), dictionary, limits)
         for split, squad in squads.items():
             if manifest.read("splits", split) is None:  # an interrupted run has not finished it
-                say(f"{split}: {len(squad.questions):,} questions")
+                say(f"{split}: {counted(len(squad.questions), 'questions')}")
                 manifest.save("splits", split, write_split(squad, maker, manifest.folder / split))
             print(f"{split}: {format_counts(manifest.read('splits', split))}")
 

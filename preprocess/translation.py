@@ -29,7 +29,7 @@ from fairseq.data import Dictionary
 from binarize.options import add_workers, integer
 from binarize.output import Manifest, make_folder, say
 from binarize.vocabulary import save_dictionary
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.tokens.subwords import PieceEncoder, Pieces, learn_pieces
 from fairseq_posenc.tokens.tokenizer import Encoded, warn_of_unknown, write_items
@@ -143,7 +143,7 @@ def _write_split(
 def _describe(figures: dict[str, Any]) -> str:
     dropped = figures.get("dropped", {})
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items() if count)
-    text = f"{figures['kept']:,} pairs of {figures['read']:,} kept"
+    text = f"{counted(figures['kept'], 'pairs')} of {figures['read']:,} kept"
     return f"{text} (dropped: {reasons})" if reasons else text
 
 

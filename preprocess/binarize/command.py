@@ -20,7 +20,7 @@ import numpy as np
 from fairseq.data import Dictionary
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.tokens.tokenizer import (
     Splitter,
@@ -195,7 +195,7 @@ def write_split(
                 progress.inputs.append({**chunk.file._asdict(), "lines": chunk.lines_before})
                 progress.counts = dict(sorted(writer.counts.items()))
                 manifest.save("splits", name, asdict(progress))
-                say(f"{name}: {writer.counts['tokens']:,} tokens")
+                say(f"{name}: {counted(writer.counts['tokens'], 'tokens')}")
     if not writer.counts["items"]:
         raise UserError(f"{name}: no line of its text is left")
     write_index(index_path, np.fromfile(sizes_path, _SIZE), dtype)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Optional
@@ -46,6 +47,7 @@ class BinarizeSettings:
         Raises:
             UserError: options are missing, or contradict each other.
         """
+        others = ("line_format", "inputs", "vocabulary")
         settings = cls(
             line_format=line_format,
             inputs={split: paths for split in SPLITS if (paths := getattr(args, split))},
@@ -54,17 +56,7 @@ class BinarizeSettings:
                 is_by_rule=args.words or args.characters,
                 alternatives=", or --words",  # ends the message if no tokens were chosen
             ),
-            out=args.out,
-            words=args.words,
-            characters=args.characters,
-            keep_spaces=args.keep_spaces,
-            min_count=args.min_count,
-            max_symbols=args.max_symbols,
-            sentences=args.sentences,
-            empty_lines=args.empty_lines,
-            longest_line=args.longest_line,
-            invalid_lines=args.invalid_lines,
-            workers=args.workers,
+            **{x.name: getattr(args, x.name) for x in fields(cls) if x.name not in others},
         )
         settings._refuse_contradictions()
         return settings
@@ -99,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) 
     add = parser.add_argument_group("files").add_argument
     text = "text files, also compressed (.gz, .bz2, .xz), or folders of them"
     for split in SPLITS:
-        add(f"--{split}", nargs="+", metavar="PATH", help=text)
+        add(f"--{split}", nargs="+", action="extend", metavar="PATH", help=text)
     add("--out", type=Path, required=True, help="data-bin folder to make")
     add("--dict", type=Path, help="dict.txt; needed with --encoder-json")
     tokens = parser.add_argument_group("tokens")
@@ -142,17 +134,18 @@ def add_invalid_lines(group: argparse._ActionsContainer) -> None:
 def add_workers(group: argparse._ActionsContainer) -> None:
     """Add ``--workers``, the processes that share the work."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    text = "processes (default: all cores)"
-    group.add_argument("--workers", type=integer(1), metavar="N", default=cores or 1, help=text)
+    text, number = "processes (default: all cores)", integer(1, 4096)
+    group.add_argument("--workers", type=number, metavar="N", default=cores or 1, help=text)
 
 
-def integer(least: int) -> Callable[[str], int]:
-    """Create a type for argparse: an integer that is at least ``least``."""
+def integer(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Create a type for argparse: an integer from ``least`` to ``most``."""
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            wanted = f"a whole number of at least {least}"
-            raise argparse.ArgumentTypeError(f"must be {wanted}, not '{text}'")
-        return int(text)
+        number = int(text[:99]) if text.isdecimal() else -1  # Python refuses thousands of digits
+        if not least <= number <= most:
+            bound = f"at most {most:,}" if number > most else f"a whole number of at least {least}"
+            raise argparse.ArgumentTypeError(f"must be {bound}, not '{text}'")
+        return number
 
     return parse

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fairseq_posenc.checkpoints.dictionary import MANIFEST
-from fairseq_posenc.errors import UserError, printable_lines
+from fairseq_posenc.errors import UserError, counted, printable_lines
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import checksum, is_made, whole_folder
 
@@ -22,7 +22,7 @@ def say(text: str) -> None:
 
 def format_counts(counts: Mapping[str, int]) -> str:
     """Format counts on one line: ``1,200 items, 3 long lines``."""
-    return ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items())
+    return ", ".join(counted(value, name.replace("_", " ")) for name, value in counts.items())
 
 
 def describe_file(path: Path) -> dict[str, Any]:

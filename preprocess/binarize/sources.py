@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
@@ -51,16 +51,17 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     Hidden files and folders, in which download programs keep their records, are left out.
 
     Raises:
-        UserError: a path is neither a file nor a folder, or all files are empty.
+        UserError: a path is neither a file nor a folder, all files are empty, or one occurs twice.
     """
     files: list[str] = []
     for name in inputs:
         path = Path(name)
         if name and path.is_dir():  # pathlib takes "" for the current folder
-            below = [file for file in path.rglob("*") if file.is_file()]
-            files += sorted(
-                str(file) for file in below if "/." not in f"/{file.relative_to(path).as_posix()}"
-            )
+            below: list[Path] = []
+            for folder, folders, names in os.walk(path, onerror=_raise):
+                folders[:] = [x for x in folders if x[0] != "."]  # of those it goes on to
+                below += [Path(folder, x) for x in names if x[0] != "."]
+            files += sorted(str(file) for file in below if file.is_file())
         elif path.is_file():
             files.append(name)
         else:
@@ -69,7 +70,17 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     files = [name for name in files if os.path.getsize(name)]
     if not files:
         raise UserError(f"no text in {', '.join(inputs)}; name files or folders with text")
+    known: set[str] = set()
+    for name in files:
+        if (place := os.path.realpath(name)) in known:  # links may lead to one file
+            raise UserError(f"{name}: occurs twice; name each path once")
+        known.add(place)
     return files
+
+
+def _raise(error: OSError) -> NoReturn:
+    """Raise the error of a folder that cannot be read, which a walk would leave out."""
+    raise error
 
 
 def read_chunks(files: Iterable[SourceFile]) -> Iterator[tuple[SourceChunk, bytes]]:

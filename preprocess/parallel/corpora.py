@@ -193,6 +193,8 @@ def read_iwslt(
         )
 
     def read_set(names: str) -> ParallelSplit:
+        if len(set(names.split("+"))) <= names.count("+"):
+            raise UserError(f"{names}: a set occurs twice; name each once")
         parts = []
         for name in names.split("+"):
             pattern = f"IWSLT17.TED.{name}.{{}}.xml"

@@ -156,6 +156,8 @@ NUMBERS = [
     ("plain_text --longest-line 3", f"argument --longest-line: {WHOLE} 4, not '3'"),
     ("plain_text --workers 0", f"argument --workers: {WHOLE} 1, not '0'"),
     ("plain_text --workers 1e3", f"argument --workers: {WHOLE} 1, not '1e3'"),
+    ("plain_text --workers 5000", "argument --workers: must be at most 4,096, not '5000'"),
+    ("plain_text --train TEXT --train TEXT", "text: occurs twice; name each path once"),
     ("plain_text --dict DICT --min-count 3", "--min-count and --max-symbols are for a new"),
     ("plain_text --dict DICT --max-symbols 9", "--min-count and --max-symbols are for a new"),
     ("plain_text --dict /dev/null", "--dict /dev/null is not a file"),
@@ -167,6 +169,7 @@ NUMBERS = [
     ("mix --files 0", f"argument --files: {WHOLE} 1, not '0'"),
     ("mix --seed nan", "argument --seed: invalid int value: 'nan'"),
     ("mix --corpus plain BLANK", "has no text"),
+    ("mix --corpus plain TEXT TEXT", "text: occurs twice; name each path once"),
     ("mix --corpus plain TEXT size=0.1B", "draws nothing; give a size= or lines= above 0"),
     ("mix --corpus plain TEXT size=-1B", "size=-1B: write a number of B"),
     (f"mix --corpus plain TEXT size={'9' * 400}GiB", "write a number of B"),
@@ -196,7 +199,7 @@ def test_a_wrong_setting_is_one_line_with_its_option_and_leaves_nothing(text, ca
     (place / "pieces30.model").touch()
     pieces = ["--sentencepiece-model", place / "pieces30.model", "--dict", place / "dict.txt"]
     given: dict[str, list[object]] = {
-        "plain_text": ["--train", text, *COMMON],
+        "plain_text": [*COMMON, *([] if "--train" in call else ["--train", text])],
         "mix": ["--workers", 1, *([] if "--corpus" in call else ["--corpus", "plain", text])],
         "glue": [place, *pieces],
         "squad": ["--train", squads[0], "--valid", squads[1], *pieces],

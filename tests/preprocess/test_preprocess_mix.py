@@ -137,10 +137,8 @@ def test_long_and_late_documents_have_the_same_chance_as_others(hold_out):
 
 def test_corpora_of_several_kinds_are_mixed_as_stated(tmp_path, monkeypatch):
     kinds = ["Pile-CC", "OpenWebText2", "Books3"]
-    records = [
-        {"text": f"{kinds[n % 3]} {n}\nend", "meta": {"pile_set_name": kinds[n % 3]}}
-        for n in range(300)
-    ]
+    drawn = [(number, kinds[number % 3]) for number in range(300)]
+    records = [{"text": f"{kind} {n}\nend", "meta": {"pile_set_name": kind}} for n, kind in drawn]
     lines = [json.dumps(record).encode() + b"\n" for record in records]
     pile = tmp_path / "pile"
     pile.mkdir()

@@ -79,10 +79,8 @@ def test_gpt2_bpe_is_byte_identical_to_fairseqs_chain(tmp_path, keep_empty, monk
     text = write(tmp_path / "text", make_text(1) + "\nlast line without an end")
     chain.encode_as_fairseq(text, tmp_path / "bpe", BPE, 1, keep_empty)
     run_fairseq(tmp_path / "bpe", tmp_path / "theirs", "--srcdict", BPE / "dict.txt")
-    empty = "keep" if keep_empty else "drop"
-    binarize(
-        formats.plain, "--train", text, "--out", tmp_path / "ours", *GPT2, "--empty-lines", empty
-    )
+    given = ["--train", text, *GPT2, "--empty-lines", "keep" if keep_empty else "drop"]
+    binarize(formats.plain, *given, "--out", tmp_path / "ours")
     assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
 
 

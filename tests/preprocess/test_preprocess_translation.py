@@ -292,10 +292,7 @@ def test_wrong_archives(tmp_path):
         make("iwslt17", path, "--test", "tst2016", "--out", tmp_path / "bin")
     with pytest.raises(UserError, match=r"has no train.tags.de-en.de;"):
         make("iwslt17", path, "--source-lang", "de", "--out", tmp_path / "bin")
-    for content, reason in (
-        (path.read_bytes()[:2000], ".*"),
-        (b"x", "file .* opened successfully"),
-    ):
+    for content, reason in ((path.read_bytes()[:2000], ".*"), (b"x", "file .* opened success.*")):
         path.write_bytes(content)
         with pytest.raises(UserError, match=rf"fr-en.tgz: not a whole .tgz archive \({reason}\);"):
             make("iwslt17", path, "--out", tmp_path / "bin")
