@@ -18,7 +18,7 @@ from fairseq_posenc import backends
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, SharedEncodings, find_first
 from fairseq_posenc.encodings.term import ByDistance, CountedRows, NumbersByPair, RowsOf
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.mask import NO_MASK, Mask
 from fairseq_posenc.positions import Positions
 from fairseq_posenc.specs import Item, Items, Spec, name_modules
@@ -40,9 +40,8 @@ def build_encodings(items: Mapping[str, Item], dims: Dims) -> Encodings:
         if size is not None and size < 1:
             raise UserError(f"the {name} must be at least 1, not {size}")
     if dims.own_head_dim is None and dims.embed_dim % dims.num_heads:
-        raise UserError(
-            f"width {dims.embed_dim} cannot be divided among {dims.num_heads} attention heads"
-        )
+        heads = counted(dims.num_heads, "attention heads")
+        raise UserError(f"width {dims.embed_dim} cannot be divided among {heads}")
     # `item.encoding` is the class of an encoding.
     built = {name: item.encoding(dims, **dict(item.options)) for name, item in items.items()}
     for encoding in built.values():
@@ -121,10 +120,8 @@ def _draft_terms_and_limits(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms
     # one, of the smaller size, that also shows first keys which only the other window hides.
     windows = [limit for limit in limits if limit.window is not None]
     if len(windows) > 1 and any(limit.first_keys is not None for limit in windows):
-        raise UserError(
-            f"{spec}: a layer has two windows, and one hides the first keys of the other: leave "
-            "one out"
-        )
+        fault = "a layer has two windows, and one hides the first keys of the other"
+        raise UserError(f"{spec}: {fault}: leave one out")
     return terms, reduce(and_, limits, NO_MASK)
 
 
@@ -142,10 +139,8 @@ def _refuse_too_narrow_tables(spec: Spec, layer: Items, terms: Terms) -> None:
         return
     for item in layer:
         if item.encoding.widens:  # as `pope`, to 2 D
-            raise UserError(
-                f"{spec}: {item.name} makes queries and keys wider, so tables of vectors that are "
-                "multiplied by them do not fit"
-            )
+            fault = f"{item.name} makes queries and keys wider"
+            raise UserError(f"{spec}: {fault}, so tables that are multiplied by them do not fit")
 
 
 def _refuse_beside_random(spec: Spec, dims: Dims, layer: Items, token: Positions) -> None:
@@ -176,11 +171,10 @@ def check_size(spec: Spec, dims: Dims, layers: int, always_allocated: int = 0) -
     needed = 4 * max(always_allocated, sum(count_parameters(spec, dims, layers).values()))  # bytes
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
-        raise UserError(
-            f"{dims.max_positions:,} positions would take {needed / 1e9:,.0f} GB, and this machine "
-            f"has {memory / 1e9:,.0f}: choose fewer (max_positions, max_source_positions, "
-            "max_target_positions, tokens_per_sample)"
-        )
+        sizes = f"{needed / 1e9:,.0f} GB, and this machine has {memory / 1e9:,.0f}"
+        options = "(max_positions, max_source_positions, max_target_positions, tokens_per_sample)"
+        what = f"{dims.max_positions:,} positions"
+        raise UserError(f"{what} would take {sizes}: choose fewer {options}")
 
 
 def count_parameters(spec: Spec, dims: Dims, layers: int) -> dict[str, int]:
@@ -192,13 +186,16 @@ def count_parameters(spec: Spec, dims: Dims, layers: int) -> dict[str, int]:
     >>> count_parameters(Spec(whole_stack=(), layers=((Item("m1"),),)), dims, layers=6)
     {'layers.*.self_attn.encodings.m1.table.weight': 24}
     """
-    modules = [("embed_positions.", name_modules(spec.input_items)), ("", spec.shared_modules)]
-    modules += [("layers.*.self_attn.", spec.layer_modules(i)) for i in range(layers)]
+    groups = [("embed_positions.", name_modules(spec.input_items), 1), ("", spec.shared_modules, 1)]
+    period = len(spec.layers)  # every layer with the same remainder has the same encodings
+    for index in range(min(layers, period)):
+        count = len(range(index, layers, period))
+        groups.append(("layers.*.self_attn.", spec.layer_modules(index), count))
     sizes: Counter[str] = Counter()
-    for prefix, items in modules:
+    for prefix, items, count in groups:
         for module, item in items.items():
             for name, parameter in _build_draft(item, spec, dims).named_parameters():
-                sizes[f"{prefix}encodings.{module}.{name}"] += parameter.numel()
+                sizes[f"{prefix}encodings.{module}.{name}"] += count * parameter.numel()
     return dict(sizes)
 
 

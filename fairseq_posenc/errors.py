@@ -51,6 +51,11 @@ def shortened(text: str) -> str:
     return f"{text[: _MAX_QUOTED - 50]}... ({len(text):,} characters)"  # 50 for these words
 
 
+def counted(number: int, plural: str) -> str:
+    """Write a number of things, by their plural: ``1 token``, ``1,200 tokens``."""
+    return f"{number:,} {plural.removesuffix('s') if number == 1 else plural}"
+
+
 def how_to_install(extra: str) -> str:
     """Say how to install an extra of this package; the package is not on an index yet."""
     # The others also install fairseq, which must be built with the torch that is installed.

@@ -44,9 +44,8 @@ def read_bytes(path: Path, name: str = "") -> bytes:
         return b"".join(read_blocks(path))
     except READ_ERRORS as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"{name or path}: cannot be read ({reason}); name a file that can be read"
-        ) from None
+        fault = f"cannot be read ({reason}); name a file that can be read"
+        raise UserError(f"{name or path}: {fault}") from None
 
 
 def decode_text(

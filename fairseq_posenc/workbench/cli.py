@@ -4,13 +4,14 @@ import argparse
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from fairseq_posenc.errors import UserError, suggest
+from fairseq_posenc.errors import UserError, printable, suggest
 from fairseq_posenc.user_dir import USER_DIR, import_user_dir
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.examples import add_examples
@@ -110,6 +111,7 @@ def _run(argv: Sequence[str] | None) -> int | None:
         meant = suggest(name, COMMANDS)  # "did you mean NAME? ", or ""
         raise UserError(f"there is no command '{name}': {meant}fairseq-posenc --help lists all")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")  # fairseq would show INFO
+    warnings.formatwarning = lambda text, *_: f"fairseq-posenc: warning: {printable(str(text))}\n"
     os.environ["MPLBACKEND"] = "agg"  # all pictures are written to files
     parser = _build_parser(name)
     if is_completing:

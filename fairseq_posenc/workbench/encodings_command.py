@@ -5,14 +5,16 @@ import re
 import shutil
 import textwrap
 from collections.abc import Mapping
+from functools import partial
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.analysis.catalogue import BASE, BASE_LAYERS
 from fairseq_posenc.assembly import count_parameters
 from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.errors import counted
 from fairseq_posenc.user_dir import DECBERT
-from fairseq_posenc.workbench.running.options import add_count
+from fairseq_posenc.workbench.running.options import add_count, positive_int
 
 _DECBERT = """{name}: an architecture, not an encoding: learned positions; its first two layers
 attend in one direction only (DecBERT, Luo et al. 2022, arXiv:2204.08688)
@@ -67,7 +69,7 @@ def _describe(name: str) -> str:
     rows = {heading: page[heading.lower()] for heading in catalogue.HEADINGS}
     rows["Options"] = catalogue.format_options(name)
     rows["Where"] = "decoders" if specs.parse(name).is_causal_only else "encoders and decoders"
-    rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"
+    rows["At base size"] = counted(catalogue.count_at_base_size(name), "parameters")
     rows["Letters"] = _explain_letters(name, rows)
     width = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)
     wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
@@ -98,7 +100,8 @@ def add_count_arguments(parser: argparse.ArgumentParser) -> None:
     text = "position-encoding spec, as in learned+m4m"
     parser.add_argument("--encoding", required=True, metavar="SPEC", help=text)
     add_count(parser, "--layers", "number of layers", BASE_LAYERS)
-    add_count(parser, "--embed-dim", "width of the model", BASE.embed_dim)
+    width, text = partial(positive_int, most=10**6), "width of the model (default: %(default)s)"
+    parser.add_argument("--embed-dim", type=width, metavar="N", default=BASE.embed_dim, help=text)
     add_count(parser, "--heads", "attention heads of a layer", BASE.num_heads)
     add_count(parser, "--max-positions", "longest input in tokens", BASE.max_positions)
     parser.add_argument("--decoder", action="store_true", help="count for a causal stack")

@@ -10,10 +10,7 @@ import gpu
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.programs import SERVER
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="triton exists for Linux alone"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="no triton")]
 
 
 def test_what_needs_a_gpu_for_seven_minutes_can_be_tried_without(tmp_path, monkeypatch):

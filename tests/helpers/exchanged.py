@@ -128,7 +128,7 @@ def export_words(trained: Checkpoint, *more: object) -> list[object]:
 
 def carry(*words: object) -> Path:
     """Run an export or an import; return what it wrote."""
-    out = new_directory() / "out"
+    out = new_directory() / "an out"
     assert main([*map(str, words), "--out", str(out)]) == 0
     return out
 

@@ -104,15 +104,9 @@ ODD = {
     "half a character": (["describe", "caf\udce9"], "is not UTF-8"),
     "data": (["bleu", "--data", "a:b", "x=y"], "--data: 'a:b': fairseq splits names at ':'"),
     "out": (["compare", "--out", "a:b"], "--out: 'a:b': fairseq splits names at ':'"),
-    "empty out": (
-        ["bleu", "a=b", "--out", ""],
-        "--out: the name is empty; the current folder is .",
-    ),
+    "empty out": (["bleu", "a=b", "--out="], "--out: the name is empty; the current folder is ."),
     "empty model": (["translate", "--checkpoint", "", "x"], "--checkpoint: the name is empty"),
-    "empty train": (
-        ["preprocess", "translation", "files", "--train", ""],
-        "--train: the name is e",
-    ),
+    "empty train": (["preprocess", "translation", "files", "--train="], "--train: the name is e"),
     "empty test": (["preprocess", "translation", "files", "--test", " "], "--test: the name is e"),
     "empty data": (["squad", "train", "--data", " "], "--data: the name is empty"),
     "empty place": (["preprocess", "plain_text", "--out", ""], "--out: the name is empty"),

@@ -46,9 +46,7 @@ def test_backends_are_listed_with_the_reason_why_not(monkeypatch):
     assert "other" not in found["self-test"].text
 
 
-def test_triton_of_another_distribution_and_a_fairseq_that_is_a_folder_or_broken(
-    monkeypatch, tmp_path
-):
+def test_triton_of_another_distribution_and_a_fairseq_that_is_a_folder(monkeypatch, tmp_path):
     (tmp_path / "triton").mkdir()
     (tmp_path / "triton" / "__init__.py").write_text("__version__ = '9.8.7'\n")
     (tmp_path / "fairseq").mkdir()
@@ -167,9 +165,8 @@ def test_a_torchaudio_that_cannot_be_loaded_is_named_with_the_remedy(tmp_path):
     (site / "torchaudio").mkdir()
     library = site / "torchaudio" / "_torchaudio.so"  # built for another torch
     library.write_bytes(b"")
-    (site / "torchaudio" / "__init__.py").write_text(
-        f"import ctypes; ctypes.CDLL({str(library)!r})"
-    )
+    code = f"import ctypes; ctypes.CDLL({str(library)!r})"
+    (site / "torchaudio" / "__init__.py").write_text(code)
     (site / "torchaudio-2.11.0.dist-info").mkdir()
     metadata = "Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.11.0\n"
     (site / "torchaudio-2.11.0.dist-info" / "METADATA").write_text(metadata)

@@ -173,9 +173,11 @@ def test_counting_with_sizes_below_one_is_one_line(option, size, capsys):
     assert f"argument {option}: must be a whole number of at least 1, not '{size}'" in message
 
 
-def test_counting_takes_no_memory(capsys):
+def test_counting_takes_no_memory_and_no_time(capsys):
     printed, _ = call(capsys, "count", "--encoding", "learned", "--max-positions", 10**12)
     assert f"{768 * 10**12:,}  learned" in printed
+    printed, _ = call(capsys, "count", "--encoding", "m1,none", "--layers", 10**12 - 1)
+    assert f"{512 * 10**12 // 2:,}  m1,none" in printed  # in one layer more than without
 
 
 def test_every_option_is_explained():

@@ -28,9 +28,7 @@ FULL = {  # commands and what they write
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "name"), FULL.values(), ids=FULL)
-def test_a_full_disk_is_a_line_and_leaves_nothing(
-    command, name, mount, tmp_path, monkeypatch, capsys
-):
+def test_a_full_disk_is_a_line_and_no_file(command, name, mount, tmp_path, monkeypatch, capsys):
     disk = mount("16k")
     (disk / "other-files").write_bytes(bytes(12_288))  # one block is left: a page of the system
     write(tmp_path / "train.log", 8, 7)

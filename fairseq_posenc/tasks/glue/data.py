@@ -28,10 +28,8 @@ class GlueDataBin(NamedTuple):
     def check_lengths(self, max_positions: int, model: object) -> None:
         """Refuse examples that are too long for a model, whose name or path is ``model``."""
         if self.longest > max_positions:
-            raise UserError(
-                f"{self.path} has an example of {self.longest} tokens and {model} takes "
-                f"{max_positions}: make it with --max-tokens {max_positions}"
-            )
+            sizes = f"an example of {self.longest} tokens and {model} takes {max_positions}"
+            raise UserError(f"{self.path} has {sizes}: make it with --max-tokens {max_positions}")
 
     def test_ids(self, split: str) -> list[str]:
         """Read the ids that GLUE gave the examples of a test set, in order."""
@@ -65,15 +63,11 @@ def find_training_data(folder: Path, task: Task) -> GlueDataBin:
     """
     path = folder / task.name
     if not path.is_dir():
-        raise UserError(
-            f"{path} does not exist: {_ADVICE} --tasks {task.name}, or leave the task out with "
-            "--tasks"
-        )
+        how = f"{_ADVICE} --tasks {task.name}"
+        raise UserError(f"{path} does not exist: {how}, or leave it out by --tasks")
     data = open_glue_data(path)
     missing = [split for split in ("train", *task.valid_splits) if split not in data.splits]
     if missing:
-        raise UserError(
-            f"{path} has no {' and no '.join(missing)} set: {_ADVICE} from all files of "
-            f"{task.name}, or leave the task out with --tasks"
-        )
+        how = f"{_ADVICE} from all files of {task.name}, or leave it out by --tasks"
+        raise UserError(f"{path} has no {' and no '.join(missing)} set: {how}")
     return data

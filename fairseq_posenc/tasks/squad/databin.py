@@ -72,6 +72,5 @@ def open_data_bin(path: Path) -> SquadDataBin:
         windows = manifest["splits"]["train"]["windows"]
         return SquadDataBin(path, plan["version"], Limits(**plan["limits"]), windows)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{path}: was not made by fairseq-posenc preprocess squad ({error})"
-        ) from None
+        fault = f"was not made by fairseq-posenc preprocess squad ({error})"
+        raise UserError(f"{path}: {fault}") from None

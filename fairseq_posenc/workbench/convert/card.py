@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from huggingface_hub import ModelCardData
 
@@ -121,7 +122,7 @@ def write_card(
         labels=labels.to_yaml(),
         title=code(trained.path.resolve().parent.name or trained.path.stem),
         version=__version__,
-        command=code(f"fairseq-posenc export --checkpoint {trained.path.name}"),
+        command=code(f"fairseq-posenc export --checkpoint {quote(trained.path.name)}"),
         rows=table(("", ""), rows, align="l"),
         usage=usage,
         notes="\n".join(f"- {note}" for note in notes),

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from shlex import quote
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place
@@ -34,10 +35,9 @@ def run_export(options: argparse.Namespace) -> None:
 
     trained = open_model(options.checkpoint, options.data)
     if None in trained.positions.values():  # spec of each stack; None in fairseq's own models
-        raise UserError(
-            f"--checkpoint {trained.path}: a {type(trained.model).__name__}, not a model of "
-            "fairseq_posenc: start one from it with --finetune-from-model"
-        )
+        what = f"a {type(trained.model).__name__}, not a model of fairseq_posenc"
+        advice = "start one from it with --finetune-from-model"
+        raise UserError(f"--checkpoint {trained.path}: {what}: {advice}")
     if options.to == "ctranslate2":
         from fairseq_posenc.workbench.convert.to_ctranslate2 import export_to_ctranslate2
 
@@ -69,7 +69,7 @@ def run_import(options: argparse.Namespace) -> None:
     check_folder(options.source, "--from ")
     notes = import_folder(options.source, options.out)
     print(f"wrote {options.out}: {'; '.join(notes)}")
-    print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
+    print(f"train from it: fairseq-train DATA ... --finetune-from-model {quote(str(options.out))}")
 
 
 def add_swap_arguments(parser: argparse.ArgumentParser) -> None:

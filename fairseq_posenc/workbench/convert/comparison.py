@@ -94,7 +94,5 @@ def compare_with_transformers(ours: Any, head: str, theirs: Any) -> float:
 def refuse_difference(what_differs: str, difference: float) -> None:
     """Refuse a difference, as a share of the largest number, that is more than rounding, or NaN."""
     if not difference <= TOLERANCE:  # `>` would be False for NaN
-        raise UserError(
-            f"{what_differs} by {difference:.1e} of the largest number; rounding explains at most "
-            f"{TOLERANCE:g}: nothing was written"
-        )
+        share = f"{difference:.1e} of the largest number; rounding explains at most {TOLERANCE:g}"
+        raise UserError(f"{what_differs} by {share}: nothing was written")

@@ -70,11 +70,9 @@ class StockFamily(NamedTuple):
             if parameter is None:
                 raise UserError(f"{path}: {class_name} of transformers has no {name}")
             if parameter.shape != weight.shape:
-                raise UserError(
-                    f"{path}: {name} has the shape {tuple(weight.shape)} in fairseq, and in "
-                    f"{class_name} {tuple(parameter.shape)}; in such a class, encoder and decoder "
-                    "have one width, one dictionary and one number of positions"
-                )
+                shapes = f"{tuple(weight.shape)}, and in {class_name} {tuple(parameter.shape)}"
+                limit = "its stacks have one width, one dictionary and one number of positions"
+                raise UserError(f"{path}: {name} has the shape {shapes}; {limit}")
             pairs.append((weight, parameter))
         paired = {id(parameter) for _, parameter in pairs}  # a tied one by any of its names
         for name, parameter in parameters.items():

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, Placeholders, load_dictionary
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.own_positions import read_spec, read_trained_length
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
@@ -99,10 +99,8 @@ def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily,
         for head, name in stock.classes.items():
             if name in names:
                 return stock, head
-    raise UserError(
-        f"{path}: a {names[0]} cannot be imported, only RoBERTa and the classes that export "
-        "writes; to change a model's positions, use fairseq-posenc swap"
-    )
+    others = "only RoBERTa and what export writes; fairseq-posenc swap changes positions"
+    raise UserError(f"{path}: a {names[0]} cannot be imported, {others}")
 
 
 def _list_options(config: PretrainedConfig, stock: StockFamily) -> dict[str, Any]:
@@ -160,7 +158,7 @@ def _load_dictionaries(path: Path, config: PretrainedConfig, family: str) -> lis
         file, mask = path / name, family == "masked_lm"
         dictionary = load_dictionary(file, mask=mask) if file.is_file() else Placeholders(size)
         if (count := len(dictionary)) != size:
-            raise UserError(f"{file}: has {count:,} symbols, the model has {size:,}")
+            raise UserError(f"{file}: has {counted(count, 'symbols')}, the model has {size:,}")
         dictionaries.append(dictionary)
     return dictionaries
 

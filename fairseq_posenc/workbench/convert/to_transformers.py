@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.workbench.convert import card, stock_classes
@@ -48,7 +48,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     tokenizers = build_tokenizers(trained, tokens)  # each has the dictionary's symbols, and others
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
         if surplus := tokenizer.get_vocab_size() - len(dictionary):
-            fault = f"lacks {surplus:,} pieces of the tokenizer, which only fairseq reads as <unk>"
+            fault = f"lacks {counted(surplus, 'pieces')} of the tokenizer, <unk> for fairseq alone"
             remedy = "--tokens none exports the model without a tokenizer"
             raise UserError(f"{trained.data / file}: {fault}: {remedy}")
     with whole_folder(out) as folder:  # renamed to `out` at the end

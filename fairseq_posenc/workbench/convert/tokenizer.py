@@ -51,10 +51,9 @@ def find_tokenization(tokens: str | None, folder: Path, language: str) -> Path |
     for name in ("words", "characters"):  # options of these commands
         if options.get(name):
             return name
-    raise UserError(
-        f"{path}: holds no {PIECES}, and no {ENCODER_JSON} and {MERGES}: name the tokenizer with "
-        "--tokens: a sentencepiece model, the folder of those two files, words, characters or none"
-    )
+    known = "a sentencepiece model, the folder of those two files, words, characters or none"
+    fault = f"holds no {PIECES}, and no {ENCODER_JSON} and {MERGES}"
+    raise UserError(f"{path}: {fault}: name the tokenizer with --tokens: {known}")
 
 
 def build_tokenizers(trained: OpenModel, tokens: str | None) -> list[Tokenizer]:
@@ -101,9 +100,8 @@ def build_tokenizer(tokenization: Path | str, dictionary: Dictionary) -> Tokeniz
         return _build_sentencepiece(tokenization, dictionary)
     # A JSON file of another form raises AttributeError or TypeError.
     except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
-        raise UserError(
-            f"{tokenization}: {' '.join(str(error).split())}; use --tokens none"
-        ) from None
+        reason = " ".join(str(error).split())
+        raise UserError(f"{tokenization}: {reason}; use --tokens none") from None
 
 
 def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Path) -> list[str]:
@@ -212,6 +210,9 @@ def _build_simple(unit: str, dictionary: Dictionary) -> Tokenizer:
     if unit == "words":
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return tokenizer
+    symbols = dictionary.symbols[dictionary.nspecial :]
+    if (characters := sum(len(symbol) == 1 for symbol in symbols)) < len(symbols) / 10:
+        raise ValueError(f"are {characters:,} of the dictionary's {len(symbols):,} symbols")
     between = SPACE if SPACE in dictionary.indices else ""  # some dictionaries have no spaces
     join_words = normalizers.Replace(Regex(r"\s+"), between)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Strip(), join_words])

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics  # the language reference, which ``help()`` shows
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.tokens.files import decode_text, read_bytes
 
 # With fewer, the validation text (5 %) would have fewer than 250 words: too few for a perplexity.
@@ -90,10 +90,8 @@ def read_documents(path: Path | None) -> list[Document]:
     words = sum(map(count_words, documents))
     if words < LEAST_WORDS:
         origin = f"--text {path}" if path else f"the documentation in {library}"
-        raise UserError(
-            f"{origin}: too short, {words:,} words; at least {LEAST_WORDS:,} are needed (a "
-            "repeated paragraph counts once); give a longer text with --text"
-        )
+        needed = f"at least {LEAST_WORDS:,} are needed (repeated paragraphs count once)"
+        raise UserError(f"{origin}: too short, {counted(words, 'words')}; {needed}")
     return documents
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fairseq_posenc.errors import counted
 from fairseq_posenc.folders import Request, checksum, is_made, whole_folder
 from fairseq_posenc.tokens.subwords import Pieces, learn_pieces
 from fairseq_posenc.version import __version__
@@ -53,7 +54,7 @@ def make_data(text: Path | None, vocab_size: int, folder: Path) -> DataFacts:
             (unfinished / _FACTS).write_text(json.dumps(made._asdict(), indent=1) + "\n", "utf-8")
     facts = DataFacts(**json.loads((folder / _FACTS).read_text("utf-8")))
     say(
-        f"text: {facts.words:,} words in {facts.documents:,} documents, of which "
+        f"text: {facts.words:,} words in {counted(facts.documents, 'documents')}, of which "
         f"{facts.valid_words:,} words are kept for validation"
     )
     return facts

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
-from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.errors import RunError, UserError, counted
 from fairseq_posenc.folders import lock_folder
 from fairseq_posenc.host.explanations import parse_stop_update
 from fairseq_posenc.position_parameters import is_position_parameter
@@ -101,10 +101,8 @@ def read_end(training: TrainingRun) -> TrainingEnd | None:
         return None  # without reading a checkpoint: progress is shown every second
     saved = updates_done(training.folder)  # by its last checkpoint
     if saved > training.updates:
-        raise UserError(
-            f"{training.label}: was trained for {saved:,} updates; give --updates {saved} or "
-            "more, or another --out"
-        )
+        advice = f"give --updates {saved} or more, or another --out"
+        raise UserError(f"{training.label}: was trained for {counted(saved, 'updates')}; {advice}")
     # fairseq deletes old checkpoints last: while there are any, the run is not finished.
     if saved < training.updates or _list_old_checkpoints(training.folder):
         return None

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_posenc.checkpoints.faults import BUILD_ERRORS
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running import devices, logs, programs
@@ -75,8 +75,9 @@ def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictC
         cfg = compose_file(path, overrides)
         # Adds the task's defaults, and checks the types of its options.
         cfg.task = OmegaConf.merge(TASK_DATACLASS_REGISTRY[cfg.task._name], cfg.task)
-        updates = _read_number(cfg.optimization, "max_update") or _count_updates(cfg, examples)
-        warmup = _read_number(cfg.lr_scheduler, "warmup_updates")  # 0 stays if the user sets it
+        # None for what the recipe leaves open, as `???`; a 0 of the user's for the warm-up stays.
+        updates = OmegaConf.select(cfg, "optimization.max_update") or _count_updates(cfg, examples)
+        warmup = OmegaConf.select(cfg, "lr_scheduler.warmup_updates") or 0
         if not (warmup or any("lr_scheduler.warmup_updates=" in x for x in overrides)):
             warmup = round(cfg.task.get("warmup_ratio", _WARMUP_RATIO) * updates)
         cfg.optimization.max_update = int(updates)
@@ -86,11 +87,6 @@ def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictC
     except (HydraException, OmegaConfBaseException, *BUILD_ERRORS) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
     return cfg
-
-
-def _read_number(section: Any, name: str) -> float:
-    """Read a number that the recipe may leave open, as ``???`` or 0."""
-    return 0 if OmegaConf.is_missing(section, name) else section[name]
 
 
 def _count_updates(cfg: DictConfig, examples: int) -> int:
@@ -182,8 +178,8 @@ def train(
         RunError: training failed.
     """
     before = updates_done(folder)
-    start = f"resuming from update {before:,}" if before else f"starting, {updates:,} updates"
-    say(f"{label}: {start}")
+    start = f"resuming from update {before:,}" if before else "starting"
+    say(f"{label}: {start} ({counted(updates, 'updates')} in all)")
     # Chosen only now, because a cluster's machine may have other devices than the user's.
     if devices.choose_device() != "cuda" or any(map(_ON_CPU.fullmatch, command)):
         command = [*command, "common.cpu=true", "common.fp16=false"]  # the last values count

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, fingerprint, load_dictionary
 from fairseq_posenc.checkpoints.state_dict_adapter import refuse_broken_weights
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.tokens.subwords import GPT2, PieceEncoder, Pieces, Tokenizer
 from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
@@ -107,18 +107,14 @@ class TrainedDictionary(NamedTuple):
         """
         has_mask = "<mask>" in dictionary  # some tasks add it after loading
         if self.size is not None and self.size != len(dictionary):
-            raise UserError(
-                f"{file} has {len(dictionary):,} symbols{' with <mask>' if has_mask else ''}, but "
-                f"{self.checkpoint} has {self.size:,}; {advice}"
-            )
+            symbols = f"{counted(len(dictionary), 'symbols')}{' with <mask>' if has_mask else ''}"
+            raise UserError(f"{file} has {symbols}, but {self.checkpoint} {self.size:,}; {advice}")
         trained = self.symbols_hash  # else that of the file, if it still exists
         if trained is None and self.trained_file and self.trained_file.is_file():
             trained = fingerprint(load_dictionary(self.trained_file, mask=has_mask))
         if trained is not None and trained != fingerprint(dictionary):
-            raise UserError(
-                f"{file} differs in its symbols, or in their order, from the dictionary that "
-                f"{self.checkpoint} was trained with; {advice}"
-            )
+            fault = "differs in its symbols, or in their order, from the dictionary of"
+            raise UserError(f"{file} {fault} {self.checkpoint}; {advice}")
 
 
 @dataclass(frozen=True)
@@ -167,10 +163,9 @@ def open_task(path: Path, state: State, data: Path | None = None) -> OpenTask:
         files = [f"input0/{DICTIONARY}" if is_glue else DICTIONARY]
     for name in files:
         if not (folder / name).is_file():
-            raise UserError(
-                f"--data {folder}: holds no {name}; name the folder that {path} was trained on, "
-                "or a copy of its dictionaries and tokenizer"
-            )
+            advice = "or a copy of its dictionaries and tokenizer"
+            advice = f"name the folder that {path} was trained on, {advice}"
+            raise UserError(f"--data {folder}: holds no {name}; {advice}")
     # The model may have been trained with --init-positions. Here, it would replace positions that
     # the checkpoint lacks by new ones, and so hide a wrong spec or a damaged file.
     overwrite_args_by_name(settings, {"data": str(folder), "init_positions": False})  # in place

@@ -7,6 +7,7 @@ Functions import fairseq or transformers only to read a model of theirs: specs n
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fairseq_posenc.workbench.plots.inspection import STACKS, TextAttention, ren
 from fairseq_posenc.workbench.plots.subject import Subject, build_subject, collect_subjects
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.record import own_command
-from fairseq_posenc.workbench.running.options import add_count, add_data
+from fairseq_posenc.workbench.running.options import add_data, positive_int
 from fairseq_posenc.workbench.running.progress import say
 
 _MODELS = "a masked LM, causal LM or translation model of fairseq"
@@ -50,8 +51,9 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
             source = subparser.add_mutually_exclusive_group(required=True)
             source.add_argument("--checkpoint", type=Path, metavar="FILE", help=_MODELS)
             source.add_argument("--encoding", metavar="SPEC", help="draw an untrained SPEC instead")
-            add_count(subparser, "--embed-dim", "size of the model for SPEC (default: 256)")
-            add_count(subparser, "--heads", "its number of heads (default: 4)")
+            width, heads = (partial(positive_int, most=2**power) for power in (14, 10))
+            add("--embed-dim", type=width, metavar="N", help="width of SPEC's model (default: 256)")
+            add("--heads", type=heads, metavar="N", help="its number of heads (default: 4)")
             add("--decoder", action="store_true", help="draw SPEC in a causal stack")
         add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
         add_data(subparser, "folder with its dictionaries (default: the one it was trained on)")

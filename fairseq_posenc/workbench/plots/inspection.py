@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.analysis.split import CapturedAttention
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.results.record import group_by
 
@@ -53,10 +53,9 @@ class TextAttention(NamedTuple):
 
 def refuse_long_text(reader: str, length: int, limit: int | None, heads: int) -> None:
     """Refuse a text longer than its reader's limit, if any, or than its stack's heads allow."""
-    shown = min(MOST_TOKENS, math.isqrt(MOST_PAIRS // heads))
-    most = shown if limit is None else min(limit, shown)
+    most = min(limit or MOST_TOKENS, MOST_TOKENS, math.isqrt(MOST_PAIRS // heads))
     if length > most:
-        who = reader if most == limit else f"a picture or page of a stack of {heads:,} heads"
+        who = reader if most == limit else f"a picture or page of {counted(heads, 'heads')}"
         raise UserError(f"{who} reads {most} tokens, and the text has {length}; shorten it")
 
 

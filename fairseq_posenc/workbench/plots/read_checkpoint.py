@@ -99,10 +99,9 @@ def tokenize(
         labels = re.findall(r"\S+", text)
         ids = [dictionary.index(label) for label in labels]
     if all(token_id == dictionary.unk() for token_id in ids):
-        raise UserError(
-            f"{option} {shortened(text)!r}: no token of it is in the dictionary of {folder}; a "
-            f"text is split by {PIECES} or {ENCODER_JSON} there, and without them at white space"
-        )
+        reason = f"no token of it is in the dictionary of {folder}"
+        how = f"by {PIECES} or {ENCODER_JSON} there, else at white space"
+        raise UserError(f"{option} {shortened(text)!r}: {reason}; a text is split {how}")
     return [
         (token_id, f"{label} (unknown)" if token_id == dictionary.unk() else label)
         for token_id, label in zip(ids, labels)

@@ -1,5 +1,4 @@
 """What commands share: programs with logs, a pool of workers, Slurm, options, one-line errors.
 
-A command locks its folder, records its settings there (:mod:`fairseq_posenc.folders`), and starts
-programs with logs (``programs.run_logged``), several at a time by ``run_here`` or ``run_on_slurm``.
+Commands start programs with logs by ``programs.run_logged``, several by ``run_here`` or on Slurm.
 """

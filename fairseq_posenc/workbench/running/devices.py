@@ -31,9 +31,8 @@ def place(model: Any, dtype: torch.dtype) -> Any:
 
 def count_cores() -> int:
     """Count the processor cores that this process may use; the machine may have more."""
-    if hasattr(os, "sched_getaffinity"):  # which macOS lacks
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    is_known = hasattr(os, "sched_getaffinity")  # which macOS lacks
+    return len(os.sched_getaffinity(0)) if is_known else os.cpu_count() or 1
 
 
 def list_gpus() -> list[str]:

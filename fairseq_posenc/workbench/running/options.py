@@ -8,6 +8,7 @@ import os
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,7 +57,8 @@ def add_count(parser: ArgumentParser, name: str, text: str, default: int | None 
 def add_seeds(parser: ArgumentParser, default: str | None = None, computed: str = "") -> None:
     """Add ``--seeds``, whose default is given or computed."""
     text = f"random seeds, one run per seed, as in 1,2,3 (default: {default or computed})"
-    parser.add_argument("--seeds", type=positive_ints, metavar="N,N", default=default, help=text)
+    seeds = partial(positive_ints, most=2**32 - 1)  # numpy takes no larger ones
+    parser.add_argument("--seeds", type=seeds, metavar="N,N", default=default, help=text)
 
 
 def add_on(parser: ArgumentParser, example: str) -> None:
@@ -94,11 +96,13 @@ def data_path(text: str) -> Path:
     return path(text)
 
 
-def positive_int(text: str) -> int:
-    """Parse an integer of at least 1; refuse anything else."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
-    return int(text)
+def positive_int(text: str, most: int = 10**12) -> int:
+    """Parse an integer from 1 to ``most``; refuse anything else."""
+    number = int(text[:99]) if text.isdecimal() else 0  # Python refuses thousands of digits
+    if not 1 <= number <= most:
+        bound = f"at most {most:,}" if number else "a whole number of at least 1"
+        raise ArgumentTypeError(f"must be {bound}, not '{text}'")
+    return number
 
 
 def finite_number(text: str, most: float = 1e300) -> float:
@@ -117,13 +121,11 @@ def positive_numbers(text: str) -> tuple[float, ...]:
     return numbers
 
 
-def positive_ints(text: str) -> tuple[int, ...]:
-    """Parse different integers of at least 1, separated by commas; sort them."""
-    numbers = sorted(positive_int(part.strip()) for part in text.split(","))
+def positive_ints(text: str, most: int = 10**12) -> tuple[int, ...]:
+    """Parse different integers from 1 to ``most``, separated by commas; sort them."""
+    numbers = sorted(positive_int(part.strip(), most) for part in text.split(","))
     if len(set(numbers)) < len(numbers):
         raise ArgumentTypeError(f"{text}: a number occurs twice")
-    if numbers[-1] >= 2**32:  # of seeds, numpy takes no larger ones
-        raise ArgumentTypeError(f"{text}: numbers must be below 2^32")
     return tuple(numbers)
 
 

@@ -149,7 +149,7 @@ def run_here(
     """
     gpus = list_gpus()
     free: SimpleQueue[Environment] = SimpleQueue()  # one for each task that may run at a time
-    for slot in range(jobs):
+    for slot in range(min(jobs, len(tasks))):
         free.put({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
     failures: list[str] = []
     stopped = False

@@ -9,7 +9,7 @@ from pathlib import Path
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.transformer.options import refuse_unknown_settings
 from fairseq_posenc.user_dir import USER_DIR, register
 
@@ -28,9 +28,8 @@ def share_batch(batch: int, most: int, world_size: int) -> int:
     for size in range(most, 0, -1):
         if batch % (size * world_size) == 0:
             return size
-    raise UserError(
-        f"{batch} sequences cannot be divided among {world_size} GPUs: set CUDA_VISIBLE_DEVICES"
-    )
+    sequences, gpus = counted(batch, "sequences"), counted(world_size, "GPUs")
+    raise UserError(f"{sequences} cannot be divided among {gpus}: set CUDA_VISIBLE_DEVICES")
 
 
 def count_steps(batch: int, batch_size: int, world_size: int) -> int:
@@ -46,10 +45,9 @@ def count_steps(batch: int, batch_size: int, world_size: int) -> int:
     """
     steps, rest = divmod(batch, batch_size * world_size)
     if rest or not steps:
-        raise UserError(
-            f"an update of {batch} cannot be made of batches of {batch_size} on {world_size} GPUs: "
-            "change dataset.batch_size (translation: dataset.max_tokens)"
-        )
+        batches = f"batches of {batch_size} on {counted(world_size, 'GPUs')}"
+        advice = "change dataset.batch_size (translation: dataset.max_tokens)"
+        raise UserError(f"an update of {batch} cannot be made of {batches}: {advice}")
     return steps
 
 

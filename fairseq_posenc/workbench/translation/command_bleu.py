@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import Request, checksum, lock_folder, read_result, write_result
 from fairseq_posenc.tokens.files import read_lines
@@ -58,9 +58,8 @@ class TranslationPlan(NamedTuple):
             "version": __version__,
         }
         path = out / checkpoint.system / f"{checkpoint.number}.txt"  # for users; we read the .json
-        result = read_result(path.with_suffix(".json"), request)  # None if it is not finished
-        if result is None:
-            say(f"{checkpoint.label}: {len(self.sentences):,} sentences")
+        if (result := read_result(path.with_suffix(".json"), request)) is None:  # not finished
+            say(f"{checkpoint.label}: {counted(len(self.sentences), 'sentences')}")
             model = translator.Translator.load(checkpoint.path, opened.data, self.dtype)
             translator.warn_of_long(self.sentences, model)
             found = model.translate(self.sentences, self.beam, length_penalty=self.length_penalty)
@@ -106,8 +105,8 @@ def run(args: argparse.Namespace) -> None:
     sentences = read_lines(source_file, "--source" if args.source else split)
     references = read_lines(target_file, "--reference" if args.reference else split)
     if len(sentences) != len(references):
-        counts = f"{len(sentences)} sentences, but {target_file} has {len(references)}"
-        raise UserError(f"{source_file} has {counts}")
+        count = counted(len(sentences), "sentences")
+        raise UserError(f"{source_file} has {count}, but {target_file} has {len(references):,}")
     plan = TranslationPlan(source_file, sentences, args.beam, args.lenpen, dtype)
     with lock_folder(args.out):
         translations = [plan.translate(x, task, args.out) for x, task in zip(checkpoints, tasks)]

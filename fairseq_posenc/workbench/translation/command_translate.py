@@ -31,7 +31,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_data(parser, text)
     options.add_count(parser, "--beam", "beam size", 5)
     text = "length penalty: below 1 favors short translations, above 1 long ones (default: 1)"
-    penalty = partial(options.finite_number, most=10)  # powers of lengths would overflow
+    penalty = partial(options.finite_number, most=Translator.LARGEST_PENALTY)
     parser.add_argument("--lenpen", type=penalty, default=1.0, metavar="X", help=text)
 
 

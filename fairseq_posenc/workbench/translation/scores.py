@@ -12,6 +12,7 @@ from typing import Any
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
+from fairseq_posenc.errors import counted
 from fairseq_posenc.workbench.results.intervals import INTERVAL_NOTE, Interval, interval
 from fairseq_posenc.workbench.results.markdown import code, table
 from fairseq_posenc.workbench.results.record import Record, Row, group_by
@@ -109,11 +110,11 @@ def score_by_length(
 
 def format_report(record: Record) -> str:
     """Format a record with the tables ``scores``, ``means``, ``differences`` and ``lengths``."""
-    data, rows = record.data, record.rows
+    data, rows = record.data, record.figures["scores"]
     search = f"beam {rows[0]['beam']}, length penalty {rows[0]['length_penalty']:g}"
     parts = [
         "# Translation quality",
-        f"{data['sentences']:,} sentences of {code(data['subset'])}, plain text against "
+        f"{counted(data['sentences'], 'sentences')} of {code(data['subset'])}, plain text against "
         f"{code(data['reference'])}; {search}. Higher is better.",
         _format_scores(record),
     ]
@@ -136,7 +137,7 @@ def _format_scores(record: Record) -> str:
     """Format the scores of each checkpoint and, of systems with several, their means."""
     rows = [
         [code(x["system"]), str(x["training"]), *(f"{x[m]:.2f}" for m in METRICS), code(x["path"])]
-        for x in record.rows
+        for x in record.figures["scores"]
     ]
     for row in record.figures["means"]:
         if row["trainings"] > 1:

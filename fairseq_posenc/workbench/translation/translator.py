@@ -1,6 +1,5 @@
 """Translates raw text with trained models: sentencepieces, fairseq's beam search, plain text."""
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,10 +39,9 @@ def load_translation(path: Path, option: str = "--checkpoint") -> State:
         UserError: the path is not a file, the file is damaged, or its model does not translate.
     """
     state = load_state(path, option)
-    task = state["cfg"].task
-    if not translates(task):
-        name = task.get("_name")
-        raise UserError(f"{option} {path}: is a model for the task {name!r}, not for translation")
+    if not translates(task := state["cfg"].task):
+        what = f"a model for the task {task.get('_name')!r}"
+        raise UserError(f"{option} {path}: is {what}, not for translation")
     return state
 
 
@@ -63,6 +61,8 @@ class Translator:
         interface: fairseq's interface to the model, which batches, searches and decodes.
         pieces: sentencepiece model of the source language.
     """
+
+    LARGEST_PENALTY = 10.0  # powers of lengths would overflow
 
     def __init__(self, interface: GeneratorHubInterface, pieces: Pieces) -> None:
         self.interface = interface
@@ -111,15 +111,18 @@ class Translator:
             sentences: raw text.
             beam: number of hypotheses that the search follows; 1 is greedy.
             nbest: number of hypotheses to return, at most ``beam``.
-            length_penalty: below 1 favors short translations, above 1 long ones.
+            length_penalty: from -10 to 10; below 1 favors short translations, above 1 long ones.
 
         Returns:
             The ``nbest`` hypotheses of each sentence, best first, in the order of the sentences. An
             empty sentence has a single, empty hypothesis.
 
         Raises:
-            UserError: a sentence is too long for the encodings.
+            UserError: a number is out of range, or a sentence is too long for the encodings.
         """
+        if not (1 <= nbest <= beam and abs(length_penalty) <= self.LARGEST_PENALTY):  # or NaN
+            given = f"nbest={nbest}, beam={beam}, length_penalty={length_penalty}"
+            raise UserError(f"{given}: give nbest from 1 to beam, and a penalty from -10 to 10")
         encoded = [self.encode(sentence) for sentence in sentences]
         lengths = [len(tokens) for tokens in encoded]
         nonempty = [tokens for tokens in encoded if len(tokens) > 1]  # not only an end
@@ -132,10 +135,7 @@ class Translator:
             if isinstance(table, LearnedPositionalEmbedding) and max(lengths) > table.max_positions:
                 limit = f"the {table.max_positions} positions of 'learned'"
                 raise UserError(f"a sequence of {max(lengths)} tokens is longer than {limit}")
-            with warnings.catch_warnings():
-                # torch's loader warns that it does not pin memory without a GPU.
-                warnings.filterwarnings("ignore", ".*pin_memory", UserWarning)
-                found = self.interface.generate(nonempty, beam, lenpen=length_penalty)
+            found = self.interface.generate(nonempty, beam, lenpen=length_penalty)
         except UserError as error:
             # The only mistake of a user that shows here: a source beyond the positions' limit.
             longest = sentences[lengths.index(max(lengths))]

@@ -337,11 +337,12 @@ def save_model(name: str, spec: str = "own", types: int = 1) -> tuple[Any, Path]
     ("name", "spec", "types"), [("roberta", "own", 2), ("xlm_roberta", "documents_2", 1)]
 )
 @torch.no_grad()
-def test_a_roberta_of_transformers_computes_the_same_in_fairseq(name, spec, types, monkeypatch):
+def test_a_roberta_of_transformers_computes_the_same(name, spec, types, monkeypatch, capsys):
     """Unlike exports, it has types of tokens and rows of positions for padding."""
     monkeypatch.setitem(ENCODINGS, "documents_2", ENCODINGS["m4m"])  # of a user's own
     model, folder = save_model(name, spec, types)
     path, given = carry("import", "--from", folder), exchanged.data_bin(range(SYMBOLS - 5))
+    assert f"DATA ... --finetune-from-model '{path}'\n" in capsys.readouterr().out
     (imported,), _, task = load_model_ensemble_and_task([str(path)], {"data": str(given)})
     assert not task.cfg.include_target_tokens
     tokens = torch.randint(4, SYMBOLS, (2, 20))

@@ -123,11 +123,13 @@ def test_a_tokenizer_loads_with_its_special_symbols():
         ("gpt2", {}, [1, 2, 3], "dict.txt: lacks 259 pieces of the tokenizer"),
         ("gpt2", {}, [*range(262), "!"], "has pieces of the tokenizer twice (1); use --t"),
         ("data", {}, [1], "name the tokenizer with --tokens"),
+        ("characters", {}, ["a", *range(10, 40)], "characters: are 1 of the dictionary's 3"),
     ],
 )
 def test_tokens_that_no_tokenizer_has_are_refused(kind, flags, symbols, message, capsys):
     trained = checkpoint("causal_lm", "learned", data_bin(symbols))
-    tokens = trained.data if kind == "data" else tokenize(kind, flags)[0]
+    known = {"data": trained.data, "characters": kind}
+    tokens = known.get(kind) or tokenize(kind, flags)[0]
     to = "ctranslate2" if "twice" in message else "transformers"  # later ids would fit neither
     assert message in refuse(capsys, *export_words(trained, "--tokens", tokens, "--to", to))
     assert not [*export_to(trained, "--tokens", "none").glob("tokenizer*")]

@@ -64,7 +64,7 @@ def measure(tmp_path, capsys):
         if fails:
             return refused(capsys, *words)
         (tmp_path / "printed").write_text("".join(call(capsys, *words)))
-        rows = read(tmp_path / "out" / "lm-length.json").rows
+        rows = read(tmp_path / "out" / "lm-length.json").figures["perplexity"]
         return {(row["model"], row["length"]): row for row in rows}
 
     return run

@@ -132,11 +132,11 @@ def test_tasks_are_learned_and_reported():
     facts = (found.kind, found.data["name"], found.data["protocol"], found.spec)
     assert facts == ("glue", "tiny-checkpoint_last", "m4m", SPEC)
     assert found.data["attention_directions"] == DIRECTIONS
-    metrics = [(row["task"], row["metric"]) for row in found.rows if row["reported"]]
+    metrics = [(row["task"], row["metric"]) for row in found.figures["tasks"] if row["reported"]]
     assert metrics == [("MNLI", "accuracy_m"), ("CoLA", "matthews"), ("STS-B", "spearman")]
     runs = {run["task"]: run for run in found.figures["runs"]}
     assert len(found.figures["runs"]) == 3
-    for row in found.rows:
+    for row in found.figures["tasks"]:
         run = runs[row["task"]]
         assert row["best"] == row["mean"] == run[row["metric"]]
         assert row["task"] == "CoLA" or (row["best"] > 60 and not run["collapsed"])
@@ -173,7 +173,7 @@ def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
     shutil.copyfile(folder / "checkpoint_best.pt", folder / "checkpoint_last.pt")
     (folder / "checkpoint_best.pt.posenc-0123abcd").write_bytes(b"half")
     for unfinished in (1, 0):
-        assert f"1 runs, {unfinished} of them not finished yet" in call(capsys, *given, *LONG)[1]
+        assert f"1 run, not finished yet: {unfinished}; results" in call(capsys, *given, *LONG)[1]
         assert sorted(folder.iterdir()) == sorted(before)
     for path in (folder / "result.json", folder / "train.log"):
         assert path.stat().st_mtime_ns == before[path]
@@ -215,7 +215,7 @@ def test_two_processes_measure_what_one_does(name):
     )
     assert "training on 2 devices" in done.log
     (found,) = commands.read_log(done.log, "valid_loss")
-    rows = [row for row in results().rows if row["task"] == name]
+    rows = [row for row in results().figures["tasks"] if row["task"] == name]
     assert rows
     for row in rows:
         assert found[f"valid_{row['metric']}"] == pytest.approx(row["best"], abs=1e-2)
@@ -295,7 +295,7 @@ def trained():
 
     While it trains, another command in its folder is refused.
     """
-    out = new_directory() / "run"
+    out = new_directory() / "a run"
     environment, halted = commands.halting(out)
 
     def is_refused():
@@ -316,6 +316,7 @@ def test_a_training_goes_on_where_it_was_interrupted():
     assert log.count("loading pretrained model from") == 1
     assert f"encoder position encoding: {SPEC} | directions: lr x1 both x1 |" in log
     assert f"{out}: resuming from update " in said
+    assert f"next: fairseq-posenc squad predict --checkpoint '{out}/checkpoint_last.pt' ..." in said
     state = torch.load(out / "checkpoint_last.pt")
     windows = open_data_bin(data() / "squad").train_windows
     assert state["optimizer_history"][-1]["num_updates"] == EPOCHS * math.ceil(windows / 8)

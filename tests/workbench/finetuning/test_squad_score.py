@@ -141,7 +141,7 @@ def test_the_command_prints_what_the_official_scripts_print(tmp_path, capsys):
     found = call(capsys, *write_score(tmp_path, V1, predictions))
     assert found == ('{"exact_match": 100.0, "f1": 100.0}\n', "")
     found = call(capsys, *write_score(tmp_path, V1, {}))
-    unanswered = "1 unanswered questions receive score 0; the first is q1\n"
+    unanswered = "unanswered questions get score 0: 1; the first is q1\n"
     assert found == ('{"exact_match": 0.0, "f1": 0.0}\n', unanswered)
     out, _ = call(capsys, *write_score(tmp_path, V2, predictions, odds, "--na-prob-thresh", 0))
     squad = read_squad(tmp_path / "dev.json")

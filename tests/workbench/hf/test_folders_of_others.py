@@ -49,9 +49,8 @@ def cut(folder: Path) -> None:
 def generate_by_code(folder: Path) -> None:
     (folder / "custom_generate").mkdir()
     code = f"open({str(folder / 'ran')!r}, 'w')"
-    (folder / "custom_generate" / "generate.py").write_text(
-        f"{code}\ndef generate(*a, **k): {code}"
-    )
+    code += f"\ndef generate(*a, **k): {code}"
+    (folder / "custom_generate" / "generate.py").write_text(code)
 
 
 def name_class(folder: Path) -> None:

@@ -251,13 +251,8 @@ def test_the_address_restores_the_view(shown, screen):
 def test_an_address_that_asks_for_what_is_not_there_says_so(shown, screen):
     shown(screen, "layer=99&head=x&show=gain&kind=middle&query=-1")
     printed = screen.locator("#notice").inner_text()
-    for part in (
-        "no layer 99, they are 1 to 2",
-        "no head NaN",
-        "“gain”",
-        "“middle”",
-        "no query -1",
-    ):
+    missing = ("layer 99, they are 1 to 2", "head NaN", "query -1")
+    for part in (*(f"no {name}" for name in missing), "“gain”", "“middle”"):
         assert part in printed
     assert title(screen) == "encoder · layer 1 · head 1 · weight"
 
@@ -318,12 +313,9 @@ def test_a_narrow_window_shows_all_of_it(shown, screen):
 
 
 def test_two_models_stand_side_by_side(tmp_path, screen):
-    two = show(
-        tmp_path,
-        ("translation", {"position_encoding": "t5"}),
-        ("masked_lm", {"position_encoding": "m4m"}),
-    )
-    two(screen, "layer=2&head=3")
+    specs = {"translation": "t5", "masked_lm": "m4m"}
+    models = [(family, {"position_encoding": spec}) for family, spec in specs.items()]
+    show(tmp_path, *models)(screen, "layer=2&head=3")
     first, second = screen.locator(".model").all()
     assert first.bounding_box()["x"] + first.bounding_box()["width"] <= second.bounding_box()["x"]
     assert first.locator(".title").inner_text() == second.locator(".title").inner_text()

@@ -133,15 +133,16 @@ class TestOptions:
         return parser.parse_args(words)
 
     def test_values(self):
-        found = self.parse("--seeds", "3, 1", "--lengths", "9, 4", "--jobs", "2")
-        assert (found.seeds, found.lengths, found.jobs) == ((1, 3), (4, 9), 2)
+        found = self.parse("--seeds", "3, 1", "--lengths", f"{2**33}, 4", "--jobs", "2")
+        assert (found.seeds, found.lengths, found.jobs) == ((1, 3), (4, 2**33), 2)
         assert (self.parse().seeds, self.parse().lengths) == ((1, 2, 3), (8, 16))
 
     @pytest.mark.parametrize(
         ("words", "printed"),
         [
             ("--seeds 1,01", "argument --seeds: 1,01: a number occurs twice"),
-            ("--seeds 4294967296", "argument --seeds: 4294967296: numbers must be below 2^32"),
+            ("--seeds 4294967296", "argument --seeds: must be at most 4,294,967,295, not '42949"),
+            (f"--jobs {10**4000}", "argument --jobs: must be at most 1,000,000,000,000, not '1"),
             ("--jobs 0", "argument --jobs: must be a whole number of at least 1, not '0'"),
             ("--lengths 4,x", "argument --lengths: must be a whole number of at least 1, not 'x'"),
             ("--fp16 --bf16", "argument --bf16: not allowed with argument --fp16"),
@@ -151,7 +152,8 @@ class TestOptions:
     def test_a_mistake_is_a_line(self, words, printed):
         with pytest.raises(UserError) as refused:
             self.parse(*words.split())
-        assert str(refused.value) == f"{printed} (see ours --help)"
+        assert str(refused.value).startswith(printed)
+        assert str(refused.value).endswith(" (see ours --help)")
 
     def test_names_may_be_specs(self):
         found = options.parse_named(["m4(max_distance=8)=a=b", "n(a=(1))=c", " .x.md = y"], "N=F")

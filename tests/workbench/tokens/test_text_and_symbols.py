@@ -7,6 +7,7 @@ import gzip
 import lzma
 import os
 import re
+from functools import partial
 from itertools import combinations_with_replacement
 
 import numpy as np
@@ -101,17 +102,14 @@ def dictionary():
 @pytest.mark.parametrize("kind", ["words", "characters"])
 def test_symbols_are_numbered_as_fairseq_does(kind, dictionary):
     lines = ["a b  b", "", "c a", "ab"]
-    between = {
-        "words": tokenizer.split_words,
-        "characters": lambda x: tokenizer.split_characters(x, "▁"),
-    }
-    encoder = tokenizer.SymbolEncoder(between[kind], dictionary)
+    split = tokenizer.split_words
+    if kind == "characters":
+        split = partial(tokenizer.split_characters, between="▁")
+    encoder = tokenizer.SymbolEncoder(split, dictionary)
     found = encoder.encode(lines)
     cut = {"words": str.split, "characters": lambda line: list("▁".join(line.split()))}[kind]
-    expected = [
-        dictionary.encode_line(" ".join(cut(line)), add_if_not_exist=False).tolist()
-        for line in lines
-    ]
+    encode = partial(dictionary.encode_line, add_if_not_exist=False)
+    expected = [encode(" ".join(cut(line))).tolist() for line in lines]
     assert found.sizes.tolist() == [len(line) for line in expected]
     assert found.tokens.tolist() == [number for line in expected for number in line]
     assert (found.sizes.dtype, found.tokens.dtype) == (np.int32, np.uint16)
@@ -128,10 +126,8 @@ def test_large_dictionaries_have_larger_numbers(dictionary):
 @pytest.mark.parametrize(("unknown", "warned"), [(0, False), (5, False), (6, True), (12, True)])
 def test_a_text_of_unknown_words_is_warned_of(unknown, warned, capsys):
     tokenizer.warn_of_unknown("a.txt", unknown, 10)
-    printed = "".join(capsys.readouterr())
-    assert (
-        f"warning: a.txt: {unknown} of {max(unknown, 10)} tokens are <unk>" in printed
-    ) == warned
+    said = f"warning: a.txt: {unknown} of {max(unknown, 10)} tokens are <unk>"
+    assert (said in "".join(capsys.readouterr())) == warned
 
 
 TEXTS = [

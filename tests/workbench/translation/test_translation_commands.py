@@ -17,6 +17,7 @@ from fairseq.data.data_utils import post_process
 from fairseq.dataclass.configs import GenerationConfig
 from omegaconf import OmegaConf
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.translation import Translator
@@ -127,6 +128,9 @@ def test_order_and_empty_lines_are_kept(translator):
     assert texts == [best.text for (best,) in translator.translate(sources, beam=2)]
     assert translator.translate([]) == []
     assert translator.translate([""]) == [[("", 0.0)]]
+    for numbers in ((0, 0), (1, 2), (1, 1, 1e308), (1, 1, math.nan)):
+        with pytest.raises(UserError, match="give nbest from 1 to beam, and a penalty from -10"):
+            translator.translate(sources, *numbers)
 
 
 @slow
@@ -251,10 +255,10 @@ def evaluated(tmp_path_factory):
 @slow
 def test_the_scores_are_those_of_sacrebleus_command(evaluated):
     found = read(evaluated / "bleu.json")
-    described = [(row["system"], row["training"], row["beam"]) for row in found.rows]
+    described = [(row["system"], row["training"], row["beam"]) for row in found.figures["scores"]]
     assert described == [(name, n, 3) for name in ("rope", "worse") for n in (1, 2)]
     options = ["-m", "bleu", "chrf", "-w", 10, "-f", "json"]
-    for row in found.rows[1:3]:  # of each system and training; a wrong order would swap these
+    for row in found.figures["scores"][1:3]:  # of each system; a wrong order would swap these
         texts = data() / "test.raw.en", "-i", evaluated / row["system"] / f"{row['training']}.txt"
         for theirs in json.loads(run("sacrebleu", *texts, *options).out):
             assert row[theirs["name"]] == pytest.approx(theirs["score"], abs=1e-9)
@@ -262,7 +266,7 @@ def test_the_scores_are_those_of_sacrebleus_command(evaluated):
             for word in theirs["signature"].split("|"):
                 assert word in found.data[f"signature of {theirs['name']}"].split("|")
     report = (evaluated / "bleu.md").read_text(encoding="utf-8")
-    row = found.rows[1]
+    row = found.figures["scores"][1]
     assert f"| `rope` | 2 | {row['BLEU']:.2f} | {row['chrF2']:.2f} |" in report
     assert "tok:13a|smooth:exp|version:" in report
 
@@ -325,8 +329,9 @@ def test_what_scores_the_same_is_no_difference_and_a_few_lines_are_chance(traini
 @slow
 def test_trainings_have_means_and_the_lengths_count_every_sentence_once(evaluated):
     record = read(evaluated / "bleu.json")
+    rows = record.figures["scores"]
     for mean in record.figures["means"]:
-        values = [row["BLEU"] for row in record.rows if row["system"] == mean["system"]]
+        values = [row["BLEU"] for row in rows if row["system"] == mean["system"]]
         assert (mean["BLEU"], mean["trainings"]) == (sum(values) / 2, 2)
         assert mean["BLEU_low"] is mean["BLEU_high"] is None  # two trainings are not judged
     sources = [len(line.split()) for line in lines(data() / "test.raw.fr")]

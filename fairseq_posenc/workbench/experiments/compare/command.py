@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fairseq_posenc.assembly import draft_terms
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.folders import claim, lock_folder
 from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments import corpus, trainings, variants
@@ -120,7 +120,8 @@ def run(args: argparse.Namespace) -> None:
             say(f"[{len(ends)} of {len(runs)}] {training.label}: {result}")
             report.write_page(plan, facts, ends, page)
 
-        say(f"{len(runs)} training runs of {plan.updates:,} updates; results: {out}/")
+        size = f"{counted(len(runs), 'training runs')} of {counted(plan.updates, 'updates')}"
+        say(f"{size}; results: {out}/")
         run_tasks = partial(run_here, jobs=args.jobs or len(list_gpus()) or count_cores())
         if slurm is not None:
             from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from fairseq_posenc.errors import counted
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import intervals
@@ -116,7 +117,7 @@ def _judge(pairs: Mapping[Pair, intervals.PairedDifference]) -> list[str]:
     for (better, other), difference in pairs.items():
         if difference.corrected_p_value < 1 - LEVEL:  # 0.05; false for NaN, where there was no test
             worse.setdefault(better, []).append(other)
-    test = f"After Holm's correction for {len(pairs)} comparison{'s' if len(pairs) > 1 else ''}"
+    test = f"After Holm's correction for {counted(len(pairs), 'comparisons')}"
     found = [f"{better} is better than {', '.join(others)}" for better, others in worse.items()]
     if not found:
         return [f"{test}, no difference is significant."] if pairs else []

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.folders import checksum, lock_folder, read_result, write_result
 from fairseq_posenc.hf.own_positions import read_positions, read_trained_length
 from fairseq_posenc.version import __version__
@@ -69,10 +69,8 @@ def run(args: argparse.Namespace) -> None:
         del model  # frees the memory for the next one
         _check_length(len(tokenized[-1]) - 1, args)  # without the beginning-of-text token
         if not torch.equal(tokenized[-1][1:], tokenized[0][1:]):
-            raise UserError(
-                f"{models[0].name} and {named.name} tokenize the text differently, so their "
-                "perplexities per token cannot be compared: score them one by one"
-            )
+            both = f"{models[0].name} and {named.name} tokenize the text differently"
+            raise UserError(f"{both}: perplexities per token do not compare: score each alone")
     with lock_folder(args.out):
         if args.windows and args.windows < LEAST_SAMPLE:
             say(f"intervals need at least {LEAST_SAMPLE} windows: differences may be chance")
@@ -120,7 +118,7 @@ def _score_model(
             if args.windows:
                 cut = scoring.spread_windows(total, length, stride, longest, args.windows)
             windows = list(cut)
-            label = f"{named.name}, {length:,} tokens"
+            label = f"{named.name}, {counted(length, 'tokens')}"
             predicted = sum(w.end - w.scored for w in windows)  # each from `scored` to `end`
             with bar(desc=label, total=predicted, unit=" tokens") as shown:
                 score = scoring.score_windows(
@@ -140,14 +138,12 @@ def _check_length(tokens: int, args: argparse.Namespace) -> None:
     """Refuse a text too short for the context lengths or windows, and too long a stride."""
     shortest, longest = args.lengths[0], args.lengths[-1]  # they are sorted
     if longest > tokens:
-        raise UserError(f"--lengths {longest}: {args.text} has only {tokens:,} tokens")
+        raise UserError(f"--lengths {longest}: {args.text} has only {counted(tokens, 'tokens')}")
     if not args.windows:
         return
     if args.stride > shortest:
         raise UserError(f"--stride {args.stride}: give at most {shortest}, the shortest length")
     most = 1 + (tokens - longest) // args.stride  # the first window ends at token `longest`
     if args.windows > most:
-        raise UserError(
-            f"--windows {args.windows}: windows would predict the same tokens, because {args.text} "
-            f"has only {tokens:,}; use at most {most}, or a smaller --stride"
-        )
+        fault = f"windows would predict the same tokens of {tokens:,}"
+        raise UserError(f"--windows {args.windows}: {fault}; give at most {most}, or less --stride")

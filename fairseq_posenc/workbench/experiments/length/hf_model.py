@@ -52,9 +52,8 @@ def load(named: NamedModel, dtype: torch.dtype, longest: int) -> PreTrainedModel
     """
     model = load_model(named.path, dtype=torch.float32)  # whatever its files have; `place` rounds
     if not model.can_generate() or model.config.is_encoder_decoder:
-        raise UserError(
-            f"{named.name}: {named.path} is a {type(model).__name__}; give a causal language model"
-        )
+        what = f"{named.path} is a {type(model).__name__}"
+        raise UserError(f"{named.name}: {what}; give a causal language model")
     if named.spec_override is not None:
         longest = max(longest, read_trained_length(model))  # no table loses rows
         set_positions(model, named.spec_override, max_positions=longest)
@@ -76,10 +75,8 @@ def tokenize_text(text: str, folder: Path, model: PreTrainedModel) -> Tensor:
     original = text.strip()[: len(sample)]
     # Some versions of transformers open some folders by a tokenizer class that loses the spaces.
     if len(sample.split()) == 1 and len(original.split()) > 1:
-        raise UserError(
-            f"{folder}: transformers {transformers.__version__} reads its tokenizer wrongly: a "
-            "text loses its spaces; install another version"
-        )
+        who = f"transformers {transformers.__version__} reads its tokenizer wrongly"
+        raise UserError(f"{folder}: {who}: a text loses its spaces; install another version")
     first_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     if first_id is None:
         raise UserError(f"{folder}: its tokenizer has no beginning-of-text token (bos, eos)")

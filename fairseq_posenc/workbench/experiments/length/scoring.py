@@ -112,7 +112,7 @@ def score_windows(
     try:
         limit = read_limit(model)  # None if its position encodings themselves refuse longer ones
         if limit is not None and length > limit:
-            raise UserError(f"{length} tokens are more than the model's limit of {limit}")
+            raise UserError(f"a length of {length} is more than the model's limit of {limit}")
         for module in model.modules():  # encodings of `set_positions`; a stock model has none
             if isinstance(module, Encoding):
                 module.make_room(length)  # raises a UserError if it cannot read this many tokens

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from fairseq_posenc import folders
+from fairseq_posenc.errors import counted
 from fairseq_posenc.tasks.glue.definitions import parse_tasks
 from fairseq_posenc.workbench.finetuning.glue import report, runs
 from fairseq_posenc.workbench.finetuning.glue.worker import fine_tune
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     planned = runs.plan_runs(request)
     if args.dry_run:
         for glue_run in planned:
-            print(f"# {glue_run.label}: {glue_run.max_update:,} updates")
+            print(f"# {glue_run.label}: {counted(glue_run.max_update, 'updates')}")
             print(shlex.join(glue_run.command))
         return
     with folders.lock_folder(out):
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
             runs.claim(glue_run, out)  # the same for each run: its settings, in its own folder
         listed = runs.list_runs(out)  # these, and those of earlier commands
         pending = {x.label: partial(fine_tune, x, out) for x in planned if not x.is_finished(out)}
-        say(f"{len(planned)} runs, {len(pending)} of them not finished yet; results: {out}")
+        say(f"{counted(len(planned), 'runs')}, not finished yet: {len(pending)}; results: {out}")
         try:  # a run that fails does not stop the others
             if slurm is None:
                 programs.run_here(pending, args.jobs or len(devices.list_gpus()) or 1)

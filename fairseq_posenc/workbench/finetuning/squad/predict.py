@@ -133,7 +133,7 @@ class Predictor(NamedTuple):
             for window in self.window_maker.windows(question)
         ]
         if cut := len({number for number, window in inputs if window.is_question_cut}):
-            say(f"{cut:,} questions were longer than the limit and were cut")
+            say(f"questions longer than the limit, which were cut: {cut:,}")
         spans_of_questions: list[list[WindowSpans]] = [[] for _ in questions]
         lengths = np.array([len(window.tokens) for _, window in inputs])
         order = np.argsort(-lengths, kind="stable")  # longest first: memory runs out early or never
