@@ -261,10 +261,10 @@ def _list_options(spec: Spec, dims: Dims, shares: list[float]) -> list[dict[str,
             del rope["base"], rope["scaling"]  # which are in what was written
             # `dynamic` writes its length, too, which in configurations is a field of its own.
             rope["max_position_embeddings"] = written.pop("max_position_embeddings", None)
-        if temperature := layer.get("ministral3"):
-            length = temperature["length"] = temperature["length"] or dims.trained_length
+        if ministral3 := layer.get("ministral3"):
+            ministral3["length"] = ministral3["length"] or dims.trained_length
             if rope:
-                written |= {_TEMPERATURE: temperature["beta"], TRAINED_LENGTH: length}
+                written |= {_TEMPERATURE: ministral3["beta"], TRAINED_LENGTH: ministral3["length"]}
         layers.append(layer)
     return layers
 

@@ -42,7 +42,7 @@ class CheckedModel(PositionCheckpoints):
     """Mixin for models: adapts their checkpoints, and checks the options of evaluations."""
 
     def prepare_for_inference_(self, cfg: DictConfig) -> None:
-        """Check options of fairseq-generate, -interactive or -eval-lm; prepare as fairseq does."""
+        """Check options of fairseq-generate, -interactive or -eval-lm, which call this method."""
         super().prepare_for_inference_(cfg)  # type: ignore[misc]
         if not cfg.common_eval.path:  # `from_pretrained` gives the configuration of the training
             return
