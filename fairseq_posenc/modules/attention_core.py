@@ -27,7 +27,7 @@ class Kept(NamedTuple):
 
     Attributes:
         key: rotated keys, ``(B, H, K, D)``, or of fewer heads than the queries.
-        value: values, shaped as the keys unless the rotation made these wider.
+        value: values, shaped as the keys, but for their width if a rotation widened the keys.
         places: the index of each key among all tokens, ascending, int64 ``(K,)`` on the CPU: 0, 7,
             8, 9 of 10, for example; None for the last K.
     """

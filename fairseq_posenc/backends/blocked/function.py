@@ -96,7 +96,7 @@ class Computation:
     def _multiply_far(self, x: Operands, before: Tensor, after: Tensor) -> Tensor:
         """Multiply far keys, stored as (k.K) k, by (q.Q) q, which gives (q.k) (q.Q) (k.K)."""
         first, last = x.query, x.query  # for keys far before, which have the first row Q, and after
-        if x.query_rows is not None:  # distinct ones: the first and the last are of the far keys
+        if x.query_rows is not None:  # distinct rows: the first and the last serve far keys
             numbers = x.query @ x.query_rows[:, [0, -1]].mT  # q.Q of both, [k, h, M, 2]
             first, last = (x.query * y for y in numbers.split(1, -1))
         return torch.cat([first @ before.mT, self._combine(x), last @ after.mT], -1)
