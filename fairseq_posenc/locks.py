@@ -40,13 +40,13 @@ def acquire(path: Path, folder: str) -> int:
         raise UserError(f"{folder}: {holder} is running there; {advice}") from None
     except OSError as error:
         if os.fstat(lock).st_dev not in {os.fstat(other).st_dev for other in _held}:
-            text = f"{folder}: cannot be locked ({error.strerror}): do not start a second run there"
-            print(text, file=sys.stderr)
+            reason = f"cannot be locked ({error.strerror}): do not start a second run there"
+            print(f"{folder}: {reason}", file=sys.stderr)
     now = time.strftime("%Y-%m-%d %H:%M:%S")
-    text = f"process {os.getpid()} on {socket.gethostname()}, since {now},"  # for the message above
+    holder = f"process {os.getpid()} on {socket.gethostname()}, since {now},"  # as read above
     with suppress(OSError):  # on a full disk, the lock file cannot name the process
         os.ftruncate(lock, 0)
-        os.pwrite(lock, text.encode(), 0)
+        os.pwrite(lock, holder.encode(), 0)
     _held.add(lock)
     return lock
 
