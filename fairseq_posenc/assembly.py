@@ -127,8 +127,7 @@ def _draft_terms_and_limits(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms
 
 def list_limits(spec: Spec, dims: Dims, items: Items) -> list[Mask]:
     """List how encodings of a spec limit the visible keys, for a single token on "meta"."""
-    token = _make_one_token()
-    return [_build_draft(item, spec, dims).mask(token) for item in items]
+    return [_build_draft(item, spec, dims).mask(_make_one_token()) for item in items]
 
 
 def _refuse_too_narrow_tables(spec: Spec, layer: Items, terms: Terms) -> None:

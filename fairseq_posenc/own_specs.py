@@ -77,9 +77,12 @@ def find_doubts(text: str, new: Spec, own: Spec, num_layers: int) -> Iterator[st
     if any(keeps) and not all(keeps) and own.input_items:
         yield f"{own.input_items[0]} acts on the input, so layers without own keep it, too"
     for index in (x for x in range(num_layers) if not keeps[x % len(keeps)]):
-        layers = (spec.layers[index % len(spec.layers)] for spec in (new, own))
+        layers = [spec.layers[index % len(spec.layers)] for spec in (new, own)]
         rotations = [[x for x in layer if x.encoding.acts_on == "rotation"] for layer in layers]
+        known = {*registry.names(), *(x.name for x in layers[0])}
         for item, present in zip(*rotations):  # a layer has at most one
+            if others := "+".join(str(x) for x in layers[1] if x.name not in known):
+                yield f"{item} leaves out the model's {others}: own+... keeps it"
             unset = registry.options(item.name).keys() - dict(item.options).keys()
             if lost := tuple(x for x in present.options if x[0] in unset):
                 theirs = f"the model's {present._replace(options=lost)}"

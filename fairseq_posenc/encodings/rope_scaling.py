@@ -31,8 +31,7 @@ def _named_in_hf(name: str, default: Any = MISSING) -> Any:
 def plain_frequencies(base: float, width: int) -> Tensor:
     """Compute the frequency of each pair without a scaling, ``(width / 2,)``, in float32."""
     # On the CPU, where it is the same on every machine.
-    exponents = torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width
-    return base**-exponents
+    return base ** -(torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width)
 
 
 @dataclass(frozen=True)

@@ -134,8 +134,7 @@ class Terms(tuple[Term, ...]):
     @property
     def is_biased_dot_product(self) -> bool:
         """Whether scores are dot products plus biases and a ``Decay``, perhaps times a factor."""
-        others = self.has(RowsByDistance, CountedRows, ScoreCap, SinkScore)
-        return not (others or self.multiplies)
+        return not (self.has(RowsByDistance, CountedRows, ScoreCap, SinkScore) or self.multiplies)
 
     @property
     def by_ids(self) -> bool:

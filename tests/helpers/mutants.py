@@ -67,8 +67,7 @@ def _can_be_left_out(node: ast.AST) -> bool:
     if isinstance(node, ast.Assign):
         names = [{x.id for x in ast.walk(n) if isinstance(x, ast.Name)} for n in node.targets]
         used = {x.id for x in ast.walk(node.value) if isinstance(x, ast.Name)}
-        plain = isinstance(node.targets[0], (ast.Name, ast.Tuple))
-        return not plain or set.union(*names) <= used
+        return not isinstance(node.targets[0], (ast.Name, ast.Tuple)) or set.union(*names) <= used
     is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     return (is_call and "super()" not in ast.unparse(node)) or isinstance(
         node, (ast.AugAssign, ast.Raise)

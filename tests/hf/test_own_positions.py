@@ -206,6 +206,7 @@ def test_own_that_cannot_be_read_is_refused(spec: str, theirs: str, message: str
         ("llama", "rope(scaling=yarn:2)", r"lacks options of .* rope\(layout=half\): write them"),
         ("gpt_neox", "own,lerope(base=5)", r"lerope.* model's rope\(fraction=0.25,layout=half\)"),
         ("modernbert", HALF, r"lacks options of the model's rope\(base=160000\)"),
+        ("modernbert", "rope(base=160000,layout=half)", r"leaves out the model's window\(size=128"),
         ("modernbert", MODERNBERT, ""),
         ("modernbert", "own(base=10000),none,alibi", ""),
         ("bert", "2*own+window,none", "learned acts on the input, so layers without own keep it"),
