@@ -43,7 +43,7 @@ class ProjectedRows:
         new = bisect_left(starts, self.starts[0]) if self.starts else 0  # rows below the kept ones
         known = starts[:new] + self.starts
         first = bisect_left(known, starts[0])  # index of the step's lowest row among them
-        # A step of more queries has later starts, too: then all of its rows are projected.
+        # A step of more queries also has later starts: then all of its rows are projected.
         if self.tables is None or known[first : first + len(starts)] != starts:
             known, first, self.tables = starts, 0, project_rows(rows)
         elif new:

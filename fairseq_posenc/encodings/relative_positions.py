@@ -42,7 +42,7 @@ class DistanceEncoding(Encoding):
         table.weight ``(G, 2K + 1, D)`` or ``(G, 2K + 1)``; table.reset ``(G, 2, D)`` or ``(G, 2)``.
     """
 
-    acts_on = "scores"  # specs sort encodings by it; those with rows for values have it, too
+    acts_on = "scores"  # specs sort encodings by it, also those with rows for values
     length_options = ("max_distance",)  # a model may change it: `extend` keeps rows' distances
     is_signed: ClassVar[bool] = True  # False: the table has K + 1 rows, one for both r and -r
     rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # what its vectors act on; empty: it has numbers

@@ -56,7 +56,7 @@ class PairRotation(NamedTuple):
         Raises:
             UserError: the type of the queries cannot hold the decay.
         """
-        # fp16 reaches 2^16, others and the decay (float32) 2^128; the queries need some bits, too.
+        # fp16 reaches 2^16, others and the decay (float32) 2^128; the queries also need some bits.
         is_fp16 = query.dtype == torch.float16
         max_bits = 12 if is_fp16 else 110
         if self.decay_bits > max_bits:

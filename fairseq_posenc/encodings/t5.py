@@ -132,7 +132,7 @@ def find_starts(
     Args:
         find_bucket: returns the bucket of a distance; 0 for distance 0, and it never falls.
         last: the last bucket.
-        both_sides: whether later keys have such buckets, too; otherwise they count as distance 0.
+        both_sides: whether later keys also have such buckets; otherwise they count as distance 0.
     """
     begins = [bisect_left(range(_FARTHEST), x, key=find_bucket) for x in range(1, last + 1)]
     begins = [x for x in begins if x < _FARTHEST]  # first distances of the buckets that are reached

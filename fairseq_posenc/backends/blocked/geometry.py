@@ -54,7 +54,7 @@ class Block:
 
     @cached_property
     def _places(self) -> dict[str, slice]:
-        """The places by the letters of :meth:`select`; the distances are i' + j (see above)."""
+        """The places by the letters of :meth:`select`; distances are i' + j, from the lowest."""
         first, last = self.queries.start, self.queries.stop - 1
         begin, end = self.keys.start, self.keys.stop
         low, high = begin + self.far[0], end - self.far[1]  # of near keys
