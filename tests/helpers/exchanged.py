@@ -21,8 +21,8 @@ from tests.helpers.tiny_models import ARCHITECTURES
 WORDS = [f"w{number}" for number in range(40)]
 LENGTHS = {"max_source_positions": 24, "max_target_positions": 24}
 OPTIONS: dict[str, dict[str, Any]] = {  # of fairseq, by family
-    "masked_lm": {"task": "masked_lm", "max_positions": 24},
-    "causal_lm": {"task": "language_modeling", "max_target_positions": 24},
+    "masked_lm": {"task": "masked_lm", "max_positions": 48},
+    "causal_lm": {"task": "language_modeling", "max_target_positions": 48},
     "translation": {"task": "translation", "source_lang": "de", "target_lang": "en", **LENGTHS},
 }
 
@@ -35,10 +35,12 @@ class Checkpoint(NamedTuple):
 
 
 def data_bin(symbols: Iterable[object] = WORDS) -> Path:
-    """Return a folder with dictionaries, of which ``dict.fr.txt`` is longer, and no data."""
-    folder, lines = new_directory(), "".join(f"{symbol} 1\n" for symbol in symbols)
-    for name, more in {"dict": "", "dict.de": "", "dict.en": "", "dict.fr": "more 1\n"}.items():
-        (folder / f"{name}.txt").write_text(lines + more, encoding="utf-8")
+    """Return a folder with dictionaries and no data; ``en`` has another order, ``fr`` more."""
+    folder, lines = new_directory(), [f"{symbol} 1\n" for symbol in symbols]
+    turned = lines[::-1]
+    orders = {"": lines, ".de": lines, ".nl": lines, ".en": turned, ".fr": [*turned, "more 1\n"]}
+    for name, order in orders.items():
+        (folder / f"dict{name}.txt").write_text("".join(order), encoding="utf-8")
     return folder
 
 
@@ -60,7 +62,8 @@ def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: 
     ``spec`` is for architectures of this package.
     """
     data = data or data_bin()
-    chosen = {"arch": ARCHITECTURES[family], **OPTIONS[family], **more}
+    places = {"save_dir": "/private/runs", "restore_file": "/private/x.pt"}
+    chosen = {"arch": ARCHITECTURES[family], **OPTIONS[family], **places, **more}
     if spec:
         chosen["position_encoding"] = spec
     if "documents" in str(spec) and family == "masked_lm":
@@ -87,21 +90,22 @@ def checkpoint(family: str, spec: str | None, data: Path | None = None, **more: 
     return Checkpoint(path, data, model, task)
 
 
-def rewrite(trained: Checkpoint) -> None:
-    """Write a checkpoint's file again, with what its model has by now."""
+def rewrite(trained: Checkpoint, updates: int) -> None:
+    """Write a checkpoint's file again, with what its model has by now, after so many updates."""
     state = torch.load(trained.path, weights_only=False)
+    state["optimizer_history"][-1]["num_updates"] = updates
     torch.save({**state, "model": trained.model.state_dict()}, trained.path)
 
 
 def let_sentences_end(trained: Checkpoint, logit: float = 1.5, padding: float = -30.0) -> None:
-    """Give logits to ends and to padding, which fairseq's search never writes; rewrite the file."""
+    """Give logits to ends, to padding, which fairseq's search never writes, and to unknowns."""
     decoder = trained.model.decoder
     norm = decoder.layer_norm or decoder.layers[-1].final_layer_norm
     norm.weight.data[0], norm.bias.data[0] = 0.0, 1.0  # a channel that is 1 wherever it is read
     rows = decoder.output_projection.weight.data
-    rows[1:3] = 0.0
-    rows[1, 0], rows[2, 0] = padding, logit
-    rewrite(trained)
+    rows[1:4] = 0.0
+    if decoder.layer_norm or not decoder.layers[-1].normalize_before:
+        rows[1:4, 0] = torch.tensor([padding, logit, -30.0])
 
 
 def write_release(args: Namespace, weights: dict[str, torch.Tensor]) -> Path:
@@ -123,7 +127,7 @@ def export_words(trained: Checkpoint, *more: object) -> list[object]:
     """Return the words of an export, without a place; skip the test if a library is missing."""
     if "ctranslate2" in more:
         pytest.importorskip("ctranslate2", reason="pip install 'fairseq-posenc[ctranslate2]'")
-    return ["export", "--checkpoint", trained.path, "--tokens", "words", *more]
+    return ["export", "--checkpoint", trained.path, *more]
 
 
 def carry(*words: object) -> Path:
@@ -131,11 +135,6 @@ def carry(*words: object) -> Path:
     out = new_directory() / "an out"
     assert main([*map(str, words), "--out", str(out)]) == 0
     return out
-
-
-def export_to(trained: Checkpoint, *more: object) -> Path:
-    """Export a checkpoint with ``more`` options; return the folder."""
-    return carry(*export_words(trained, *more))
 
 
 def refuse(capsys: pytest.CaptureFixture[str], command: object, *words: object) -> str:

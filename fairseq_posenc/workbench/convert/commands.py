@@ -67,8 +67,7 @@ def run_import(options: argparse.Namespace) -> None:
         raise UserError(f"--out {options.out} exists: name another file, or delete it")
     refuse_bad_place(options.out, "--out")  # before any work: it must be in an existing folder
     check_folder(options.source, "--from ")
-    notes = import_folder(options.source, options.out)
-    print(f"wrote {options.out}: {'; '.join(notes)}")
+    print(f"wrote {options.out}: {'; '.join(import_folder(options.source, options.out))}")
     print(f"train from it: fairseq-train DATA ... --finetune-from-model {quote(str(options.out))}")
 
 

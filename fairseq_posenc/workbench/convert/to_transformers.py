@@ -62,8 +62,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
         model.save_pretrained(folder, state_dict=model.state_dict())
         for path in folder.glob("*.safetensors"):  # transformers lets only their owner read them
             path.chmod((folder / "config.json").stat().st_mode)
-        written = load_model(folder)  # in evaluation mode, as the trained model is
-        difference = compare_with_transformers(trained.model, trained.head, written)
+        difference = compare_with_transformers(trained.model, trained.head, load_model(folder))
         refuse_difference(f"{name} differs from the model", difference)
         notes = [] if tokenizers else ["no tokenizer"]
         notes.append(f"scores differ by {difference:.1e} of the largest one, on padded sentences")
@@ -101,10 +100,10 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
     model_class = getattr(transformers, stock.classes[trained.head])
     config = model_class.config_class(**_list_config_fields(trained, stock, is_plain))
     model: PreTrainedModel = model_class(config)
-    if not is_plain:
-        _set_positions(trained, model)
     if trained.head == "translation":
         model.generation_config = _build_generation_config(trained, config)
+    if not is_plain:
+        _set_positions(trained, model)
     weights = _select_weights(trained)
     learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table"
     if is_plain and f"{learned}.weight" in weights:  # RoBERTa's table begins with unused rows
@@ -136,6 +135,8 @@ def _set_positions(trained: OpenModel, model: PreTrainedModel) -> None:
     stacks = [*trained.stacks.values()]  # one, or the encoder and the decoder
     specs = [stack.spec for stack in stacks]
     needs_ends = any(spec.names & {"documents", "sentence_learned"} for spec in specs)
+    if needs_ends and model.can_generate():
+        model.generation_config.use_cache = False  # ends are found in the ids, of which it has none
     with warnings.catch_warnings():  # about the class's own positions, untrained, which are lost
         warnings.simplefilter("ignore")
         set_positions(

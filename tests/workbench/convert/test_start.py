@@ -1,7 +1,4 @@
-"""A release of fairseq begins a training with our positions: old names, nothing of ours in it.
-
-Other tests start from checkpoints of this version of fairseq, or of ours.
-"""
+"""A release of fairseq begins a training with our positions: old names, nothing of ours in it."""
 
 from argparse import Namespace
 
@@ -18,25 +15,19 @@ SIZES = ARGS["masked_lm"] | {"encoder_layers": 2, "max_positions": 16}
 OPTIONS = [x for name, value in SIZES.items() for x in (f"--{name.replace('_', '-')}", value)]
 
 
-def name_as_first_releases(weights):
-    """Return a stock model's weights as the first releases of RoBERTa name and join them."""
-    old = {f"decoder.{k.partition('.')[2]}": v for k, v in weights.items() if "version" not in k}
-    for name in [name for name in old if name.endswith("q_proj.weight")]:
-        stem = name[: -len("q_proj.weight")]
-        for kind in ("weight", "bias"):
-            parts = [old.pop(f"{stem}{part}_proj.{kind}") for part in "qkv"]
-            old[f"{stem}in_proj_{kind}"] = torch.cat(parts)
-    return {name.replace(".layernorm_embedding.", ".emb_layer_norm."): v for name, v in old.items()}
-
-
 @pytest.fixture(scope="module")
 def release():
-    """fairseq's own RoBERTa: its weights, and the file in the format of releases."""
+    """fairseq's own RoBERTa: its weights, and the file, with the names of its first releases."""
     model = checkpoint("masked_lm", None, sentences(), arch="roberta_base", **SIZES).model
+    weights = model.state_dict()
+    old = {f"decoder.{k.partition('.')[2]}": v for k, v in weights.items() if "version" not in k}
+    for name in [x for x in old if "q_proj." in x]:  # one tensor for queries, keys and values
+        parts = [old.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        old[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+    old = {k.replace(".layernorm_embedding.", ".emb_layer_norm."): v for k, v in old.items()}
     task = {"task": "masked_lm", "criterion": "masked_lm", "data": "/x", "tokens_per_sample": 16}
     args = Namespace(arch="roberta_base", **SIZES, **task)  # with none of the later options
-    weights = model.state_dict()
-    return weights, write_release(args, name_as_first_releases(weights))
+    return weights, write_release(args, old)
 
 
 @pytest.mark.parametrize("arch", some_of(["roberta_m4m"], ["roberta_m4m", "roberta_rope"]))
