@@ -59,7 +59,7 @@ def find_files(inputs: Sequence[str]) -> list[str]:
         if name and path.is_dir():  # pathlib takes "" for the current folder
             below: list[Path] = []
             for folder, folders, names in os.walk(path, onerror=_raise):
-                folders[:] = [x for x in folders if x[0] != "."]  # of those it goes on to
+                folders[:] = [x for x in folders if x[0] != "."]  # in place: it goes on to these
                 below += [Path(folder, x) for x in names if x[0] != "."]
             files += sorted(str(file) for file in below if file.is_file())
         elif path.is_file():

@@ -193,7 +193,7 @@ def read_iwslt(
         )
 
     def read_set(names: str) -> ParallelSplit:
-        if len(set(names.split("+"))) <= names.count("+"):
+        if len(set(names.split("+"))) <= names.count("+"):  # n names have n - 1 signs
             raise UserError(f"{names}: a set occurs twice; name each once")
         parts = []
         for name in names.split("+"):

@@ -48,8 +48,8 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     tokenizers = build_tokenizers(trained, tokens)  # each has the dictionary's symbols, and others
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
         if surplus := tokenizer.get_vocab_size() - len(dictionary):
-            fault = f"lacks {counted(surplus, 'pieces')} of the tokenizer, <unk> for fairseq alone"
-            remedy = "--tokens none exports the model without a tokenizer"
+            fault = f"lacks {counted(surplus, 'pieces')} of the tokenizer"
+            remedy = "only fairseq reads <unk> for them; --tokens none exports without a tokenizer"
             raise UserError(f"{trained.data / file}: {fault}: {remedy}")
     with whole_folder(out) as folder:  # renamed to `out` at the end
         tokenizer_folders = write_tokenizers(trained, tokenizers, folder)  # "" is `folder` itself

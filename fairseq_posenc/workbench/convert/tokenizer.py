@@ -205,7 +205,7 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
 
 
 def _build_simple(unit: str, dictionary: Dictionary) -> Tokenizer:
-    """Build a tokenizer of ``words`` or ``characters``."""
+    """Build a tokenizer of ``words``, or of ``characters`` if the dictionary has many of them."""
     tokenizer = Tokenizer(models.WordLevel(_extend_vocabulary(dictionary.symbols, ()), "<unk>"))
     if unit == "words":
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

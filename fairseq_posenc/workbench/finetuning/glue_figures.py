@@ -15,13 +15,13 @@ def select_figures(record: Record) -> dict[str, float]:
     """Select the figures that the protocol's paper reports, by column, and add their average.
 
     Raises:
-        UserError: the name of a field that is missing or wrong.
+        UserError: a field of the record is missing or wrong.
     """
     if (protocol := get_field(record.data, "protocol", str)) not in STATISTICS:
-        raise UserError("protocol")
+        raise UserError("protocol is missing or wrong")
     rows = get_field(record.figures, "tasks", list)
     tasks, metrics = ([get_field(row, x, str) for row in rows] for x in ("task", "metric"))
-    named = [(*name_column(*names), row) for *names, row in zip(tasks, metrics, rows)]
+    named = [(*name_column(x, y), row) for x, y, row in zip(tasks, metrics, rows)]
     # Of MNLI only the matched set's accuracy_m is marked; accuracy_mm is the same metric.
     reported = {(row["task"], metric) for _, metric, row in named if row.get("reported")}
     figures: dict[str, float] = {}

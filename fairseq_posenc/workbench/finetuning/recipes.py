@@ -75,7 +75,7 @@ def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictC
         cfg = compose_file(path, overrides)
         # Adds the task's defaults, and checks the types of its options.
         cfg.task = OmegaConf.merge(TASK_DATACLASS_REGISTRY[cfg.task._name], cfg.task)
-        # None for what the recipe leaves open, as `???`; a 0 of the user's for the warm-up stays.
+        # `select` gives None for `???`, which a recipe leaves open. A user's warm-up of 0 stays.
         updates = OmegaConf.select(cfg, "optimization.max_update") or _count_updates(cfg, examples)
         warmup = OmegaConf.select(cfg, "lr_scheduler.warmup_updates") or 0
         if not (warmup or any("lr_scheduler.warmup_updates=" in x for x in overrides)):

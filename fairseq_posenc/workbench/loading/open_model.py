@@ -163,8 +163,8 @@ def open_task(path: Path, state: State, data: Path | None = None) -> OpenTask:
         files = [f"input0/{DICTIONARY}" if is_glue else DICTIONARY]
     for name in files:
         if not (folder / name).is_file():
-            advice = "or a copy of its dictionaries and tokenizer"
-            advice = f"name the folder that {path} was trained on, {advice}"
+            known = f"the folder that {path} was trained on"
+            advice = f"name {known}, or a copy of its dictionaries and tokenizer"
             raise UserError(f"--data {folder}: holds no {name}; {advice}")
     # The model may have been trained with --init-positions. Here, it would replace positions that
     # the checkpoint lacks by new ones, and so hide a wrong spec or a damaged file.

@@ -51,7 +51,7 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
             source = subparser.add_mutually_exclusive_group(required=True)
             source.add_argument("--checkpoint", type=Path, metavar="FILE", help=_MODELS)
             source.add_argument("--encoding", metavar="SPEC", help="draw an untrained SPEC instead")
-            width, heads = (partial(positive_int, most=2**power) for power in (14, 10))
+            width, heads = partial(positive_int, most=2**14), partial(positive_int, most=2**10)
             add("--embed-dim", type=width, metavar="N", help="width of SPEC's model (default: 256)")
             add("--heads", type=heads, metavar="N", help="its number of heads (default: 4)")
             add("--decoder", action="store_true", help="draw SPEC in a causal stack")

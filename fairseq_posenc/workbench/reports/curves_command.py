@@ -138,8 +138,7 @@ def _format_rows(rows: Sequence[Row], columns: Mapping[str, tuple[str, int]]) ->
         cells.append([code(row["training"])])
         for name, (_, digits) in used.items():
             low, high = row.get(f"{name}_low", -math.inf), row.get(f"{name}_high", math.inf)
-            mean: Any = row.get(name)  # None if it is unknown
-            cells[-1].append(intervals.Interval(mean, low, high).show(digits))
+            cells[-1].append(intervals.Interval(row.get(name, math.nan), low, high).show(digits))
     return table(["run", *(title for title, _ in used.values())], cells)
 
 

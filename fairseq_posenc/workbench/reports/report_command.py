@@ -82,11 +82,12 @@ def _find_results(path: Path, known: set[Path]) -> Iterator[Result]:
     elif path.suffix == ".json" and path.is_file():  # not a pipe, which would be waited for
         is_named = not known  # by the user, so it must be a record; most files in folders are none
         with nullcontext() if is_named else suppress(UserError):
-            if reader := _READERS.get(str((record := read(path)).kind)):
+            record = read(path)
+            if reader := _READERS.get(str(record.kind)):
                 try:
                     yield from list(reader(record, path))  # all rows, or none
-                except UserError as field:
-                    say(f"{path}: left out: {field} is missing or wrong; run {record.kind} again")
+                except UserError as error:  # a field is missing or wrong
+                    say(f"{path}: left out: {error}; run {record.kind} again")
 
 
 def _read_glue(record: Record, path: Path) -> Iterator[Result]:
@@ -103,7 +104,7 @@ def _read_glue(record: Record, path: Path) -> Iterator[Result]:
 
 
 def _read_squad(record: Record, path: Path) -> Iterator[Result]:
-    row, *_ = get_field(record.figures, "scores", list) or [None]  # which has one
+    row = (get_field(record.figures, "scores", list) or [None])[0]  # None is refused below
     version, name = (get_field(record.data, field, str) for field in ("squad", "name"))
     exact, f1 = (get_field(row, metric, _NUMBER) for metric in ("exact", "f1"))
     figures: Figures = {f"SQuAD{version} EM": exact, f"SQuAD{version} F1": f1}

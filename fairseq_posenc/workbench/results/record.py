@@ -46,9 +46,9 @@ def own_command() -> str:
 
 
 def get_field(fields: Any, name: str, kind: Any) -> Any:
-    """Get a field of a record that was read; raise a UserError, its name, if it is no ``kind``."""
+    """Get a field of a record that was read; refuse one that is missing, or of another type."""
     if not isinstance(fields, dict) or not isinstance(fields.get(name), kind):
-        raise UserError(name)
+        raise UserError(f"{name} is missing or wrong")
     return fields[name]
 
 

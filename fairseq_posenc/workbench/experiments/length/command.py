@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
         _check_length(len(tokenized[-1]) - 1, args)  # without the beginning-of-text token
         if not torch.equal(tokenized[-1][1:], tokenized[0][1:]):
             both = f"{models[0].name} and {named.name} tokenize the text differently"
-            raise UserError(f"{both}: perplexities per token do not compare: score each alone")
+            raise UserError(f"{both}: their perplexities cannot be compared: score each alone")
     with lock_folder(args.out):
         if args.windows and args.windows < LEAST_SAMPLE:
             say(f"intervals need at least {LEAST_SAMPLE} windows: differences may be chance")
@@ -145,5 +145,5 @@ def _check_length(tokens: int, args: argparse.Namespace) -> None:
         raise UserError(f"--stride {args.stride}: give at most {shortest}, the shortest length")
     most = 1 + (tokens - longest) // args.stride  # the first window ends at token `longest`
     if args.windows > most:
-        fault = f"windows would predict the same tokens of {tokens:,}"
-        raise UserError(f"--windows {args.windows}: {fault}; give at most {most}, or less --stride")
+        fault = f"windows would predict the same tokens of {tokens:,}; give at most {most}"
+        raise UserError(f"--windows {args.windows}: {fault}, or a smaller --stride")
