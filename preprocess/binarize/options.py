@@ -47,7 +47,7 @@ class BinarizeSettings:
         Raises:
             UserError: options are missing, or contradict each other.
         """
-        others = ("line_format", "inputs", "vocabulary")
+        others = ("line_format", "inputs", "vocabulary")  # all further fields are options, by name
         settings = cls(
             line_format=line_format,
             inputs={split: paths for split in SPLITS if (paths := getattr(args, split))},

@@ -40,7 +40,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     transformers.logging.disable_progress_bar()
     stock = find_stock_family(trained)
     specs = {stack.spec for stack in trained.stacks.values()}
-    has_one_way_layers = any(stack.identity.directions for stack in trained.stacks.values())
+    has_one_way_layers = any(x.identity.directions for x in trained.stacks.values())  # "": none
     is_plain = {*map(str, specs)} == {stock.own_positions} and not has_one_way_layers
     packages = {x.encoding.__module__.partition(".")[0] for spec in specs for x in spec.items}
     imports = [] if is_plain else ["fairseq_posenc.hf", *sorted(packages - {"fairseq_posenc"})]
