@@ -372,6 +372,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "unit of hold-out=; lines are sentences with --sentences (default: %(default)s)"
     add("--unit", choices=(DOCUMENTS, LINES), default=DOCUMENTS, help=text)
     text = "number of training files (default: %(default)s)"
-    add("--files", type=integer(1, 10_000), metavar="N", default=16, help=text)
+    add("--files", type=integer(1, 1024), metavar="N", default=16, help=text)
     add_invalid_lines(parser)
     add_workers(parser)

@@ -35,17 +35,13 @@ def check_precision(common: Any, noise: float = 0) -> None:
     if len(flags) > 1:
         raise UserError(f"{' and '.join(flags)} set two precisions: give one of them")
     if noise and (not chosen or chosen[0] not in ("fp16", "bf16")):
-        raise UserError(
-            "--quant-noise-pq would leave its noise in the weights: train on a GPU with --fp16 or "
-            "--bf16 (not memory-efficient), or leave it out"
-        )
+        remedy = "train on a GPU with --fp16 or --bf16 (not memory-efficient), or leave it out"
+        raise UserError(f"--quant-noise-pq would leave its noise in the weights: {remedy}")
     lists_all = not find_spec("torch_xla")  # which brings devices that torch does not list
     if chosen and lists_all and (common.cpu or not torch.cuda.is_available()):
         name, reason = chosen[0], "--cpu is given" if common.cpu else "torch sees none here"
-        raise UserError(
-            f"--{name.replace('_', '-')} is for GPUs, and {reason}: leave it out "
-            f"(hydra: common.{name}=false common.cpu=true)"
-        )
+        remedy = f"leave it out (hydra: common.{name}=false common.cpu=true)"
+        raise UserError(f"--{name.replace('_', '-')} is for GPUs, and {reason}: {remedy}")
 
 
 def use_gpu_for_bf16(options: Any) -> None:
@@ -98,10 +94,8 @@ def check_shards(data: str, split: str) -> None:
         for path in sorted(folder.glob("dict*.txt")):
             other = first / path.name
             if not other.exists() or path.read_bytes() != other.read_bytes():
-                raise UserError(
-                    f"{path} is not the dictionary of {first}, which fairseq reads for all "
-                    "shards: preprocess them with one dictionary"
-                )
+                fault = f"{path} is not the dictionary of {first}, which is read for all shards"
+                raise UserError(f"{fault}: preprocess them with one dictionary")
 
 
 def check_data_bins(task: Any) -> None:

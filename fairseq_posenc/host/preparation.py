@@ -11,10 +11,12 @@ import sys
 import weakref
 from argparse import Namespace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fairseq import checkpoint_utils
+from fairseq.data.iterators import CountingIterator
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.tasks.language_modeling import LanguageModelingTask
@@ -53,10 +55,8 @@ class CheckedModel(PositionCheckpoints):
         if window := cfg.eval_lm.context_window:
             block = cfg.task.tokens_per_sample + max(window, 0)  # fairseq has subtracted it
             if not 0 < window < block:
-                raise UserError(
-                    f"--context-window {window} is part of the {block} tokens of "
-                    f"--tokens-per-sample: give a number from 0 to {block - 1}"
-                )
+                part = f"{window} is part of the {block} tokens of --tokens-per-sample"
+                raise UserError(f"--context-window {part}: give a number from 0 to {block - 1}")
 
 
 def prepare_model(model: CheckedModel, task: Any, **stacks: Any) -> None:
@@ -75,14 +75,20 @@ def prepare_model(model: CheckedModel, task: Any, **stacks: Any) -> None:
 
 
 def load_blocks(task: Any, dataset: Any, max_tokens: Any = 36_000, *args: Any, **named: Any) -> Any:
-    """Load the blocks of fairseq-eval-lm, with its defaults; refuse those that it would skip."""
+    """Load fairseq-eval-lm's blocks, with its defaults; refuse those it would skip, and none."""
     options, window = read_task_options(task), named.get("context_window", 0)
     new_tokens, limit = options.tokens_per_sample, named.get("max_positions")
     if limit is not None:
         checks.refuse_long_blocks(options, new_tokens + window, limit)
     if window and max_tokens:  # fairseq counts only new tokens, so batches would be too large
         max_tokens = max(new_tokens, max_tokens * new_tokens // (new_tokens + window))
-    return type(task).eval_lm_dataloader(task, dataset, max_tokens, *args, **named)
+    batches = type(task).eval_lm_dataloader(task, dataset, max_tokens, *args, **named)
+    if (shards := named.get("num_shards", 1)) < 2:
+        return batches
+    first: Any = next(batches, {})
+    if "net_input" not in first:  # {} fills up a shard, and would have a perplexity of 1
+        raise UserError(f"--num-shards {shards}: no batch is left for this shard; give fewer")
+    return CountingIterator(chain([first], batches), total=len(batches))
 
 
 def build_criterion(task: Any, cfg: Any, *args: Any, **named: Any) -> Any:

@@ -134,7 +134,7 @@ def add_invalid_lines(group: argparse._ActionsContainer) -> None:
 def add_workers(group: argparse._ActionsContainer) -> None:
     """Add ``--workers``, the processes that share the work."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    text, number = "processes (default: all cores)", integer(1, 4096)
+    text, number = "processes (default: all cores)", integer(1, 1024)
     group.add_argument("--workers", type=number, metavar="N", default=cores or 1, help=text)
 
 

@@ -219,6 +219,7 @@ def _evaluate(command, family, options, *more, fails=False):
         ("generate", "translation", "--required-batch-size-multiple 8", "a split has no batches"),
         ("validate", "translation", "--task translation --max-tokens 9 --model-overrides {", "lit"),
         ("validate", "translation", "", "give --task"),
+        ("eval-lm", "causal_lm", "--tokens-per-sample 16 --num-shards 9 --shard-id 8", "no batch"),
         ("generate", None, "", "--path required"),
         ("interactive", None, "", "give --path"),
     ],
