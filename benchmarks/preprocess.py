@@ -11,9 +11,7 @@ time counts for both, and the files they write must be equal byte for byte.
 
 from __future__ import annotations
 
-import argparse
 import filecmp
-import gzip
 import os
 import resource
 import subprocess
@@ -26,9 +24,12 @@ from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
+from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.tokens.files import read_bytes
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.running.devices import count_cores
-from fairseq_posenc.workbench.running.options import positive_int
+from fairseq_posenc.workbench.running.exit_codes import run_main
+from fairseq_posenc.workbench.running.options import Parser, positive_int
 
 PROGRAM = (Path(sys.executable).with_name("fairseq-posenc"), "preprocess", "plain_text")
 _encoder: Any = None  # of each process of the pool
@@ -81,27 +82,26 @@ def run_ours(text: Path, dest: Path, folder: Path, workers: int) -> None:
 
 
 def _run(command: Iterable[object]) -> None:
-    subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
+    words = [str(part) for part in command]
+    if subprocess.run(words, stdout=subprocess.DEVNULL).returncode:
+        raise RunError(f"{Path(words[0]).name} failed, for the reason above")
 
 
 def write_text(source: Path, path: Path, megabytes: int) -> None:
     """Repeat a text file, which may be compressed, until it has at least a size."""
-    opener = gzip.open if source.suffix == ".gz" else open
-    with opener(source, "rb") as file:
-        content = file.read()
+    if not (content := read_bytes(source, f"--text {source}")):
+        raise UserError(f"--text {source}: the file is empty; name a file with text in it")
     with open(path, "wb") as output:
         while output.tell() < megabytes * 10**6:
             output.write(content)
 
 
-def main() -> None:
+def main() -> int:
     """Time both sides, print a Markdown table and the machine, and fail if the files differ."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("--text", type=Path, required=True, help="text file, also .gz")
     parser.add_argument("--bpe", type=Path, required=True, help="encoder.json vocab.bpe dict.txt")
-    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--megabytes", type=positive_int, default=100)
     parser.add_argument("--workers", type=positive_int, default=count_cores())
     args = parser.parse_args()
     packages = ", ".join(f"{name} {version(name)}" for name in ("fairseq-fixed", "regex"))
@@ -139,8 +139,8 @@ def main() -> None:
     print(table(header, rows))
     print(f"\nequal byte for byte: {', '.join(same)} of {', '.join(files)}; ", end="")
     print(f"largest process of plain_text: {memory:.0f} MiB\n{machine}")
-    sys.exit(0 if same == files else 1)
+    return 0 if same == files else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_main(main))

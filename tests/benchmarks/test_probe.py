@@ -12,6 +12,7 @@ from fairseq.data import Dictionary
 import probe
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.answers import ASKS, BLANK, ENDS, AnswersCriterion
+from fairseq_posenc.workbench.experiments import variants
 from probing.tasks import TASKS
 from tests.helpers.commands import run
 from tests.helpers.products import some_of
@@ -176,9 +177,7 @@ def test_a_dictionary_may_lack_the_sign_of_an_end_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family", some_of(["causal-lm"], ["masked-lm", "causal-lm", "encoder-decoder"])
-)
+@pytest.mark.parametrize("family", some_of(["causal-lm"], variants.FAMILIES))
 def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path):
     words = "--tasks flip_flop --encodings rope --seeds 1 --updates 80 --trained 5 --lengths 4,5,9"
     call = ["python", probe.__file__, *words.split(), "--family", family]

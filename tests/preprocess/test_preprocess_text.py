@@ -194,9 +194,12 @@ def test_valid_and_test_use_the_dictionary_of_train(tmp_path):
     assert items(tmp_path / "bin", "test") == [[unk, a, eos]]
 
 
-@pytest.mark.parametrize(
-    ("symbols", "dtype"), [(65_499, np.uint16), (65_500, np.uint32)], ids=["small", "large"]
-)
+def test_the_benchmark_refuses_a_text_without_bytes_to_repeat(tmp_path):
+    with pytest.raises(UserError, match=r"text: the file is empty; name a file with text"):
+        chain.write_text(write(tmp_path / "text", ""), tmp_path / "out", 1)
+
+
+@pytest.mark.parametrize(("symbols", "dtype"), [(65_499, np.uint16), (65_500, np.uint32)])
 def test_numbers_have_fairseqs_type(tmp_path, symbols, dtype):
     text = write(tmp_path / "text", " ".join(f"w{i}" for i in range(symbols - 4)) + "\n")
     binarize(formats.plain, "--train", text, "--out", tmp_path / "bin", "--words",

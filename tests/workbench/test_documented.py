@@ -180,12 +180,11 @@ def test_the_help_ends_with_examples(name, capsys):
 
 # The example of adding.md registers an encoding; another test runs it.
 PYTHON = [path for path in [README, *PAGES] if python_of(path) and path != ADDING]
+FAST = [page for page in PYTHON if name_of(page) != "exchange.md"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", some_of([x for x in PYTHON if name_of(x) != "exchange.md"], PYTHON), ids=name_of
-)
+@pytest.mark.parametrize("page", some_of(FAST, PYTHON), ids=name_of)
 def test_python_of_a_page_runs(page, monkeypatch):
     monkeypatch.chdir(new_directory())
     checkpoint = trained("masked_lm").save_dir / "checkpoint_last.pt"

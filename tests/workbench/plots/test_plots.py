@@ -251,12 +251,11 @@ SPEC_PLOTS = [
     *("table --encoding learned", "map --encoding learned", "products --encoding sinusoidal"),
     *("decay --encoding rope", "scores --encoding alibi", "table --encoding fire"),
 ]
+DRAWN = product_of(some_of(SPEC_PLOTS[::2], SPEC_PLOTS), ["png", "svg"])
 
 
 class TestCommand:
-    @pytest.mark.parametrize(
-        ("words", "ending"), product_of(some_of(SPEC_PLOTS[::2], SPEC_PLOTS), ["png", "svg"])
-    )
+    @pytest.mark.parametrize(("words", "ending"), DRAWN)
     def test_a_spec_is_drawn_the_same_again(self, words, ending, tmp_path):
         words += " --embed-dim 32 --decoder"
         out = tmp_path / f"picture.{ending}"
