@@ -138,6 +138,8 @@ def whole_folder(folder: Path, request: Request | None = None) -> Iterator[Path]
         UserError: the folder exists and is not empty, another process works on it, or another
             request was interrupted.
     """
+    if folder.name in ("", ".."):  # `.` and `/` have none, and cannot be replaced
+        raise UserError(f"{folder}: name a new folder")
     partial = folder.with_name(f"{folder.name}.partial")
     _refuse_link(folder)
     if partial.is_dir() and any(partial.iterdir()) and not (partial / LOCK).exists():

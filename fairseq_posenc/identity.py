@@ -124,9 +124,8 @@ class Identity(NamedTuple):
             settings = WeightSettings.parse(content)
             return cls(positions, directions, int(content["trained_length"]), settings)
         except Exception as error:  # which one, depends on the tensor
-            raise UserError(
-                f"the checkpoint's record of its positions cannot be read: {error}"
-            ) from None
+            fault = f"the checkpoint's record of its positions cannot be read: {error}"
+            raise UserError(fault) from None
 
     def describe(self) -> str:
         """Describe positions, directions and the maximum length in words."""

@@ -219,9 +219,8 @@ def split_spec(text: str) -> list[list[str]]:
         UserError: the text is too long, or names too many layers.
     """
     if len(text) > _MAX_CHARACTERS:
-        raise UserError(
-            f"position encoding {shortened(text)!r}: longer than {_MAX_CHARACTERS:,} characters"
-        )
+        fault = f"longer than {_MAX_CHARACTERS:,} characters"
+        raise UserError(f"position encoding {shortened(text)!r}: {fault}")
     layers: list[list[str]] = []
     for part in _COMMA.split(text):
         count, layer = 1, part

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
     # Once for each file, even if several corpora are in it, as in the Pile.
     read = cache(read_source)
     corpora = [
-        (corpus, list(map(read, find_files(corpus.paths))))
+        (corpus, list(map(read, find_files(corpus.paths, args.out))))
         for corpus in map(parse_corpus, args.corpus)
     ]
     rules = MixtureRules(**{x.name: getattr(args, x.name) for x in fields(MixtureRules)})

@@ -83,8 +83,9 @@ def test_a_whole_folder_appears_at_the_end_with_its_request(tmp_path):
     assert folders.is_made(out, REQUEST)
     with pytest.raises(UserError, match="other seeds"):
         folders.is_made(out, {**REQUEST, "seeds": [1]})
-    with pytest.raises(UserError, match="not empty"), folders.whole_folder(out, REQUEST):
-        pass
+    for name, fault in (("out", "not empty"), ("out/..", "name a new folder")):
+        with pytest.raises(UserError, match=fault), folders.whole_folder(tmp_path / name, REQUEST):
+            pass
     (tmp_path / "new").mkdir()
     with folders.whole_folder(tmp_path / "new") as partial:
         (partial / "part").touch()

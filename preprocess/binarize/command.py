@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, line_format: LineFormat) -> None:
     """
     settings = BinarizeSettings.from_args(args, line_format)
     files = {
-        split: [read_source(path) for path in find_files(given)]
+        split: [read_source(path) for path in find_files(given, settings.out)]
         for split, given in settings.inputs.items()
     }
     request = {

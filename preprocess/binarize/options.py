@@ -80,10 +80,7 @@ class BinarizeSettings:
         if "train" not in self.inputs and self.makes_dictionary:
             raise UserError("give --train, which the dictionary is made from, or --dict")
         if (self.min_count or self.max_symbols > 0) and not self.makes_dictionary:
-            raise UserError(
-                "--min-count and --max-symbols are for a new dictionary of words or characters: "
-                "leave them out"
-            )
+            raise UserError("--min-count and --max-symbols are for a new dictionary: omit them")
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) -> None:

@@ -45,18 +45,21 @@ def combine_checksums(files: Sequence[SourceFile]) -> str:
     return hashlib.sha256(" ".join(file.sha256 for file in files).encode()).hexdigest()
 
 
-def find_files(inputs: Sequence[str]) -> list[str]:
+def find_files(inputs: Sequence[str], out: Path) -> list[str]:
     """List the input files that are not empty; for a folder all files below it, sorted by path.
 
     Hidden files and folders, in which download programs keep their records, are left out.
 
     Raises:
-        UserError: a path is neither a file nor a folder, all files are empty, or one occurs twice.
+        UserError: a path is neither a file nor a folder, all files are empty, one occurs twice, or
+            the folder ``out`` is to be made among them.
     """
     files: list[str] = []
     for name in inputs:
         path = Path(name)
         if name and path.is_dir():  # pathlib takes "" for the current folder
+            if out.resolve().is_relative_to(path.resolve()):
+                raise UserError(f"--out {out}: lies in {name}, whose files are all read; move it")
             below: list[Path] = []
             for folder, folders, names in os.walk(path, onerror=_raise):
                 folders[:] = [x for x in folders if x[0] != "."]  # in place: it goes on to these

@@ -156,6 +156,7 @@ NUMBERS = [
     ("plain_text --longest-line 3", f"argument --longest-line: {WHOLE} 4, not '3'"),
     ("plain_text --workers 0", f"argument --workers: {WHOLE} 1, not '0'"),
     ("plain_text --workers 1e3", f"argument --workers: {WHOLE} 1, not '1e3'"),
+    ("plain_text --train /", "/n: lies in /, whose files are all read; move it"),
     ("plain_text --workers 5000", "argument --workers: must be at most 1,024, not '5000'"),
     ("plain_text --train TEXT --train TEXT", "text: occurs twice; name each path once"),
     ("plain_text --dict DICT --min-count 3", "--min-count and --max-symbols are for a new"),

@@ -19,15 +19,10 @@ from tests.workbench.plots.test_inspect import read_by
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="left out: playwright, which drives a browser, is not installed"
 )
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="left out: no Chromium here; on Debian: apt install chromium"
-    ),
-]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
+MISSING = "left out: no Chromium here; on Debian: apt install chromium"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 WORDS = ["in", "front", "of", "a", "house", "two", "men", "play", "guitars"]
 
 
