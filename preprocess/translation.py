@@ -48,6 +48,9 @@ def run(args: argparse.Namespace) -> None:
     languages = args.source_lang, args.target_lang
     if len(set(languages)) == 1:  # both sides would be the same files
         raise UserError(f"--target-lang {args.target_lang}: is the source language too")
+    for sets in (args.valid, args.test):
+        if len(set(sets)) < len(sets):
+            raise UserError(f"{' '.join(map(str, sets))}: a set occurs twice; name each once")
     if args.corpus == "iwslt17":
         corpus = read_iwslt(args.path, languages, args.valid, args.test)
     else:

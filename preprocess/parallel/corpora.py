@@ -111,10 +111,9 @@ def check_split(split: ParallelSplit, refuse_empty: bool) -> ParallelSplit:
             )
         for index, line in enumerate(side.lines if refuse_empty else []):
             if not line.strip():
-                raise UserError(
-                    f"{side.locate(index)}: empty; lines are never left out of validation and test "
-                    "sets, so remove the pair from both files, or fill it in"
-                )
+                why = "lines are never left out of validation and test sets"
+                advice = "remove the pair from both files, or fill it in"
+                raise UserError(f"{side.locate(index)}: empty; {why}: {advice}")
     return split
 
 
@@ -187,10 +186,9 @@ def read_iwslt(
                 inputs[name] = checksum(content)
                 content = read_bytes(content)
             return decode(content, f"{path}: {name}")
-        raise UserError(
-            f"{path}: has no {names[0]}; its sets: {', '.join(sorted(files)[:20]) or 'none'}; "
-            f"give the release of {source}-{target}, and name sets that it has"
-        )
+        known = ", ".join(sorted(files)[:20]) or "none"
+        advice = f"give the release of {source}-{target}, and name sets that it has"
+        raise UserError(f"{path}: has no {names[0]}; its sets: {known}; {advice}")
 
     def read_set(names: str) -> ParallelSplit:
         if len(set(names.split("+"))) <= names.count("+"):  # n names have n - 1 signs
@@ -264,10 +262,9 @@ def _parse_segments(text: NumberedLines) -> NumberedLines:
         if "<seg" in line:
             match = _SEGMENT.fullmatch(line)
             if match is None or "<seg" in match[1]:
-                raise UserError(
-                    f'{text.origin}, line {number}: a segment must be <seg id="1">TEXT</seg>, on a '
-                    "line of its own; fetch the release again"
-                )
+                form = 'a segment must be <seg id="1">TEXT</seg>, on a line of its own'
+                place = f"{text.origin}, line {number}"
+                raise UserError(f"{place}: {form}; fetch the release again")
             lines.append(unescape(match[1].strip(), _ENTITIES))
             numbers.append(number)
     if not lines:

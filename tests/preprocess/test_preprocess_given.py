@@ -186,6 +186,7 @@ NUMBERS = [
     ("translation --max-ratio nan", f"--max-ratio: {FINITE}, not 'nan'"),
     ("translation --max-ratio 0.5", f"--max-ratio: {FINITE}, not '0.5'"),
     ("translation --target-lang fr", "--target-lang fr: is the source language too"),
+    ("translation --valid a b a", "a b a: a set occurs twice; name each once"),
     ("translation --vocab-size 0", f"argument --vocab-size: {WHOLE} 1, not '0'"),
 ]
 
@@ -224,9 +225,8 @@ def test_a_new_dictionary_needs_training_text(text):
 
 @pytest.mark.parametrize("limit", [1 << 31, 10**30])
 def test_limits_that_nothing_reaches(text, limit):
-    assert binarize(
-        text, "--longest-line", limit, "--max-symbols", limit, "--min-count", 1
-    ).is_dir()
+    limits = ["--longest-line", limit, "--max-symbols", limit]
+    assert binarize(text, *limits, "--min-count", 1).is_dir()
     write_task(text.parent / "raw", "RTE", {"train": 9, "valid": 5, "test": 4})
     more = ["--sentencepiece-model", write_pieces(text.parent, 30), "--max-tokens", limit]
     out = text.with_name("glue")

@@ -288,10 +288,13 @@ def test_wrong_releases(case, tmp_path):
 
 def test_wrong_archives(tmp_path):
     path = archive(release(tmp_path))
-    with pytest.raises(UserError, match=r"has no IWSLT17.TED.tst2016.fr-en.fr.xml; its sets: IW"):
-        make("iwslt17", path, "--test", "tst2016", "--out", tmp_path / "bin")
-    with pytest.raises(UserError, match=r"has no train.tags.de-en.de;"):
-        make("iwslt17", path, "--source-lang", "de", "--out", tmp_path / "bin")
+    for words, fault in (
+        ("--test tst2016", "has no IWSLT17.TED.tst2016.fr-en.fr.xml; its sets: IW"),
+        ("--test tst2010+tst2010", "tst2010: a set occurs twice; name each once"),
+        ("--source-lang de", "has no train.tags.de-en.de;"),
+    ):
+        with pytest.raises(UserError, match=fault):
+            make("iwslt17", path, *words.split(), "--out", tmp_path / "bin")
     for content, reason in ((path.read_bytes()[:2000], ".*"), (b"x", "file .* opened success.*")):
         path.write_bytes(content)
         with pytest.raises(UserError, match=rf"fr-en.tgz: not a whole .tgz archive \({reason}\);"):

@@ -409,9 +409,7 @@ def test_what_cannot_be_carried_is_refused_by_name(words, model, message, capsys
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("error", [0.0, math.nan, math.inf, 2e-5])
-def test_an_error_on_either_side_of_the_padding_is_seen_and_none_in_it(
-    side, error, monkeypatch, capsys
-):
+def test_an_error_beside_the_padding_is_seen_and_none_in_it(side, error, monkeypatch, capsys):
     def compute_wrong(model, head, tokens):
         scores = compute(model, head, tokens)
         if (tokens[-1, 0] == 0) == (side == "right"):

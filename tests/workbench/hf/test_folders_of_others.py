@@ -210,9 +210,7 @@ def test_a_folder_is_refused_in_a_line(
 
 
 @pytest.mark.parametrize(("missing", "message"), [(0, "have other shapes"), (1, "numbers in")])
-def test_a_byte_has_eight_numbers_at_most_and_buffers_have_a_million(
-    missing: int, message: str, folder: Path
-) -> None:
+def test_a_byte_has_at_most_eight_numbers(missing: int, message: str, folder: Path) -> None:
     edit_config(folder, vocab_size=2**17)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
