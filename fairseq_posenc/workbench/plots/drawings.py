@@ -317,19 +317,18 @@ def draw_decay(subject: Subject, reach: int = 256) -> Any:
     if not curves:
         raise UserError(f"{subject.title} has no bound on its decay; only rope has one")
     title = f"{subject.title}: decay with the distance"
-    return draw_curves(curves, [], title, height=3.0, x="distance", y="mean of |S_j|")
+    return draw_curves(curves, [], title, x="distance", y="mean of |S_j|")
 
 
 def draw_curves(
     curves: Sequence[Curves],
     heads: Sequence[int],
     title: str,
-    height: float = 2.4,
     x: str = DISTANCE,
     y: str = "",
 ) -> Any:
     """Draw a panel for each of ``curves``; ``heads`` (indices), ``x`` and ``y`` only label them."""
-    figure, panels = new_page(len(curves), title, columns=3, height=height)
+    figure, panels = new_page(len(curves), title, columns=3, height=2.4)
     most_lines: list[Any] = []  # the lines of a panel that has the most
     for axes, curve in zip(panels, curves):
         # A line for each head, or a single one if all heads share the values.

@@ -64,7 +64,7 @@ class TranslationPlan(NamedTuple):
             translator.warn_of_long(self.sentences, model)
             found = model.translate(self.sentences, self.beam, length_penalty=self.length_penalty)
             result = {"translations": [best.text for (best,) in found]}
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
             write_whole(path, "".join(f"{line}\n" for line in result["translations"]))
             write_result(path.with_suffix(".json"), request, result)
         return list(result["translations"])
