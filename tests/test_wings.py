@@ -232,7 +232,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27348, 27500),
+    "fairseq_posenc": (27347, 27500),
     "fairseq_posenc/encodings": (3632, 3800),
     "fairseq_posenc/backends": (3393, 3600),
     "fairseq_posenc/backends/triton": (1192, 1200),
@@ -244,7 +244,7 @@ LINES = {
     "fairseq_posenc/checkpoints": (778, 800),
     "fairseq_posenc/host": (682, 700),
     "fairseq_posenc/hf": (2691, 2700),
-    "fairseq_posenc/workbench": (8868, 10000),
+    "fairseq_posenc/workbench": (8867, 10000),
     "fairseq_posenc/tokens": (771, 800),
     "fairseq_posenc/workbench/running": (667, 700),
     "fairseq_posenc/workbench/loading": (491, 520),
@@ -254,13 +254,13 @@ LINES = {
     "fairseq_posenc/workbench/training": (72, 400),
     "fairseq_posenc/workbench/finetuning": (1273, 1350),
     "fairseq_posenc/workbench/translation": (578, 650),
-    "fairseq_posenc/workbench/plots": (1029, 1100),
+    "fairseq_posenc/workbench/plots": (1028, 1100),
     "fairseq_posenc/workbench/convert": (1549, 1650),
     "fairseq_posenc/workbench/reports": (370, 400),
     "preprocess": (2579, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2976, 3600),
-    "tests": (29700, 32000),
+    "tests": (29695, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

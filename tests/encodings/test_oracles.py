@@ -200,36 +200,6 @@ def test_reset_replaces_the_whole_positional_part_of_tupe():
     assert_close(ours[:, 1:, 1:], without[:, 1:, 1:])
 
 
-def exact_t5_bucket(distance, bidirectional, num_buckets, max_distance):
-    """Return the bucket by comparing whole numbers: no logarithm is rounded."""
-    offset = 0
-    if bidirectional:
-        num_buckets //= 2
-        offset = num_buckets if distance > 0 else 0
-        steps = abs(distance)
-    else:
-        steps = max(-distance, 0)
-    exact = num_buckets // 2
-    if steps < exact:
-        return offset + steps
-    bucket = exact
-    # bucket b starts where (steps / exact)^(num_buckets - exact) >= (max / exact)^(b - exact)
-    while bucket < num_buckets - 1:
-        power, step = num_buckets - exact, bucket + 1 - exact
-        if steps**power * exact**step < max_distance**step * exact**power:
-            break
-        bucket += 1
-    return offset + bucket
-
-
-@pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (16, 64), (8, 20)])
-def test_t5_buckets_are_exact(bidirectional, num_buckets, max_distance):
-    for distance in range(-200, 201):
-        ours = oracles.t5_bucket(distance, bidirectional, num_buckets, max_distance)
-        assert ours == exact_t5_bucket(distance, bidirectional, num_buckets, max_distance)
-
-
 def test_t5_adds_the_bias_outside_the_scale():
     q, k, params, options = example("t5")
     bias = oracles.t5(q, k, params, options) - q @ k.transpose(1, 2) / 2

@@ -137,8 +137,11 @@ def t5_bucket(
     exact = num_buckets // 2
     if steps < exact:
         return offset + steps
-    position = math.log(steps / exact) / math.log(max_distance / exact)  # 0 .. 1 in the log part
-    return offset + min(exact + int(position * (num_buckets - exact)), num_buckets - 1)
+    rest = num_buckets - exact
+    # Bucket `exact + n` starts at exact * (max / exact)^(n / rest); whole numbers are not rounded.
+    power = steps**rest
+    started = [n for n in range(1, rest) if power * exact**n >= max_distance**n * exact**rest]
+    return offset + exact + len(started)
 
 
 def t5(q: Tensor, k: Tensor, params: dict, options: dict) -> Tensor:

@@ -16,7 +16,7 @@ from transformers import (
 
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf import families, read_positions, set_positions
+from fairseq_posenc.hf import families, read_positions, replacing, set_positions
 from fairseq_posenc.hf.attention import AttentionPositions
 from fairseq_posenc.hf.stack_arguments import StackArguments
 from fairseq_posenc.workbench.hf.capture_attention import capture_attention
@@ -306,3 +306,9 @@ def test_what_cannot_be_served_is_refused_by_name(kind, settings, spec, words):
         model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**SIZES, **settings))
     with pytest.raises(UserError, match=words):
         set_positions(model, spec)
+
+
+def test_an_older_transformers_is_refused(monkeypatch):
+    monkeypatch.setattr(replacing.transformers, "__version__", "5.7.0rc1")
+    with pytest.raises(UserError, match=r"install transformers 5\.8 or later, not 5\.7\.0rc1"):
+        set_positions(MODELS["llama"].build(), "alibi")

@@ -232,8 +232,8 @@ def test_a_window_of_nearly_the_whole_block_makes_small_batches_and_the_same_per
     options = ["eval-lm", "causal_lm", "--tokens-per-sample 16 --context-window 15"]
     (perplexity,) = re.findall(r"Perplexity: \S+", _evaluate(*options, "--max-tokens", 32).log)
     assert perplexity in _evaluate(*options, "--batch-size", 1).log
-    limits = {"max_tokens": 32, "max_positions": 16, "context_window": 15}
-    assert preparation.load_blocks(Blocks(), [], **limits) == 2
+    limits = {"max_positions": 16, "context_window": 15}
+    assert [preparation.load_blocks(Blocks(), [], x, **limits) for x in (32, None)] == [2, None]
 
 
 class Blocks:

@@ -307,7 +307,7 @@ def test_language_models_as_fairseq_tests_them(encoding, bos, tmp_path, capsys):
     """Blocks of 500 tokens; scores with and without a window of context; continuations."""
     data, task = long_text(), ["--task", "language_modeling", "--tokens-per-sample", 500, *bos]
     arch = ["--arch", f"transformer_lm_{encoding}_tiny"]
-    checkpoint = trains(data, tmp_path, *task, *arch, "--max-tokens", 501)
+    checkpoint = trains(data, tmp_path, *task, *arch, "--max-tokens", 500 + len(bos))
     for window in ([], ["--context-window", 200]):
         parser = options.get_eval_lm_parser()
         called(parser, eval_lm.main, data, "--path", checkpoint, *task[2:], *window)

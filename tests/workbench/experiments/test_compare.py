@@ -11,6 +11,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -317,28 +318,28 @@ def test_a_training_whose_log_lost_its_end_is_named_and_not_begun_again(undistur
 
 
 @pytest.mark.slow
-def test_more_seeds_and_updates_continue_and_others_are_refused(undisturbed, tmp_path, capsys):
+def test_more_seeds_updates_and_encodings_continue_and_others_are_refused(
+    undisturbed, tmp_path, capsys, monkeypatch
+):
     """One by one or side by side, at once or later: the same bits."""
     out = tmp_path / "out"
     run_compare(out, "none", 10, "--seeds", "1", "--jobs", "1")
-    more = run_compare(out, "none", 20, "--seeds", "1,2", "--jobs", "1")
+    more = run_compare(out, ENCODINGS, 20, "--seeds", "1,2", "--jobs", "1")
     assert "seed 1: continues at update 10" in more.err
-    _, said = commands.call(capsys, *compare_words(out, ENCODINGS, 10, "--seeds", "1"), code=2)
-    assert "was trained for 20 updates; give --updates 20" in said
-    other = compare_words(out, "none", 20, "--lrs", "0.003", "--vocab-size", "50")
-    assert "was made with other vocab size: 60, not 50" in commands.refused(capsys, *other)
+    monkeypatch.setenv("PATH", str(tmp_path))  # has no Slurm
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # a progress bar is shown
+    for message, *words in (
+        ("was trained for 20 updates; give --updates 20", 10, "--seeds", "1"),
+        ("was made with other vocab size: 60, not 50", 20, "--vocab-size", "50"),
+        (r"(?s)all runs:  67%\|.*--on slurm: squeue", 20, "--on", "slurm", "time=1"),
+    ):
+        _, said = commands.call(capsys, *compare_words(out, ENCODINGS, *words), code=2)
+        assert re.search(message, said)
+    assert "2 of 6 training runs are not finished" in (out / report.PAGE).read_text()
     found, expected = map(read_trainings, (out, undisturbed))
-    assert len(found) == 2
+    assert found.keys() == expected.keys()
     for training, (figures, _, weights) in found.items():  # curves have other points
         assert (figures, weights) == expected[training][::2]
-
-
-@pytest.mark.slow
-@pytest.mark.matrix
-def test_an_encoding_added_to_a_finished_folder_is_trained_to_the_same_bits(undisturbed, tmp_path):
-    for encodings in ("none", ENCODINGS):
-        run_compare(tmp_path / "out", encodings, *MORE)
-    assert read_trainings(tmp_path / "out") == read_trainings(undisturbed)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import math
 import re
 import shutil
 import statistics
+import sys
 import weakref
 
 import pytest
@@ -20,7 +21,7 @@ from transformers import LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as Fast
 
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.workbench.experiments.length import hf_model, scoring
+from fairseq_posenc.workbench.experiments.length import hf_model, report, scoring
 from fairseq_posenc.workbench.experiments.length.hf_model import parse_models
 from fairseq_posenc.workbench.experiments.length.scoring import batch_windows, cut_windows
 from fairseq_posenc.workbench.results.record import read
@@ -181,7 +182,10 @@ def test_only_one_model_at_a_time_is_in_memory(llama, measure, monkeypatch):
     assert before == [0] * 4
 
 
-def test_spread_windows_predict_the_same_tokens_at_every_length(llama, measure, tmp_path):
+def test_spread_windows_predict_the_same_tokens_at_every_length(
+    llama, measure, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # progress bars are shown
     tokens = Fast.from_pretrained(llama)(TEXT)["input_ids"]
     names = [f"own={llama}", f"none={llama}@none"]
     rows = measure(*names, "--lengths", "8,24", "--stride", "4", "--windows", "5")
@@ -194,8 +198,12 @@ def test_spread_windows_predict_the_same_tokens_at_every_length(llama, measure, 
         assert [row[f"window_{n}"] for n in range(1, 6)] == pytest.approx(perplexities, rel=1e-4)
         assert row["tokens"] == 20
         assert row["perplexity"] == pytest.approx(statistics.geometric_mean(perplexities), rel=1e-4)
-    pattern = r"none: its perplexity divided by that of own .* 8: [\d.]+ to [\d.]+; 24:"
+    pattern = r"(?s)none: its perplexity divided by that of own .* 8: [\d.]+ to [\d.]+; 24:"
+    pattern += r".*own, 24 tokens: 100%\|.* 20\.0/20\.0 "
     assert re.search(pattern, (tmp_path / "printed").read_text())
+    assert report.draw(read(tmp_path / "out/lm-length.json"), tmp_path / "drawn.svg")
+    drawn = (tmp_path / "drawn.svg").read_text()
+    assert all(f"<!-- {x} -->" in drawn for x in ("context length, tokens", "perplexity per token"))
 
 
 def test_names_may_be_specs_and_paths_may_have_an_at(llama, tmp_path):

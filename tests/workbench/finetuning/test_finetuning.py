@@ -199,6 +199,11 @@ def test_a_killed_run_goes_on_to_the_same_result(tmp_path, capsys):
     assert 0 < before < result["update"]
     assert f"(epoch {before // 3 + 1} @ {before} updates)" in (folder / "train.log").read_text()
     assert result == read_json(finished() / "STS-B" / "lr0.003-seed1" / "result.json")
+    # As after a kill between training and evaluation: it is only evaluated.
+    (folder / "result.json").unlink()
+    torch.save({"optimizer_history": [{"num_updates": 24}]}, folder / "checkpoint_last.pt")
+    call(capsys, *given)
+    assert result == read_json(folder / "result.json")
 
 
 @pytest.mark.parametrize("name", some_of(["STS-B"], ["CoLA", "STS-B"]))
@@ -244,7 +249,7 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
     assert "make the data with the vocabulary of the pre-training: --dict" in message
 
 
-def test_what_stops_a_training_is_shown_in_one_line(tmp_path, capsys):
+def test_what_stops_a_training_is_shown_in_one_line(tmp_path, capsys, monkeypatch):
     given = arguments("m4m", *RATE, "--out", tmp_path)
     for wrong in ("up", "down"):  # nothing was trained, so that the folder takes other settings
         setting = f"+model.attention_directions={wrong}"
@@ -256,7 +261,9 @@ def test_what_stops_a_training_is_shown_in_one_line(tmp_path, capsys):
             f"{tmp_path}/CoLA/lr0.003-seed1/train.log)"
         )
         assert "INFO" not in said
-    (tmp_path / "CoLA/lr0.003-seed1/train.log").unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))  # has no Slurm
+    _, said = call(capsys, *given, *QUICK, "--on", "slurm", "time=1", code=2)
+    assert "--on slurm: squeue does not answer" in said
     (tmp_path / "RTE/old").mkdir(parents=True)
     (tmp_path / "RTE/old/request.json").write_text("{}")
     assert "RTE/old: is a run of another version" in refused(capsys, *given, *QUICK)

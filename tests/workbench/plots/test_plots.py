@@ -62,6 +62,7 @@ def tables_drawn(subject):
     found = drawings.collect_tables(subject)
     for axes, table in zip(panels(drawings.draw_tables(subject)), found):
         assert_same(image(axes), table.values)
+        assert (axes.get_xlabel(), axes.get_ylabel()) == (table.column_label, table.row_label)
     return {table.title: table for table in found}
 
 
@@ -144,6 +145,7 @@ class TestMap:
         (points,) = axes.collections
         assert points.get_array().tolist() == list(range(24))
         assert points.get_offsets().shape == (24, 2)
+        assert axes.get_aspect() == 1  # distances are the same in both directions
 
 
 class TestProducts:
@@ -178,6 +180,7 @@ class TestDecay:
         spec = "none,rope,rope(base=500)"  # a panel for each kind of layer that rotates
         axes, other = panels(drawings.draw_decay(build_subject(spec, 256, 4, 128)))
         assert [x.get_title()[-5:] for x in (axes, other)] == [" rope", "=500)"]
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("distance", "mean of |S_j|")
         (line,) = drawn_lines(axes)
         frequencies = [10000 ** (-2 * t / 64) for t in range(32)]
         for distance in range(257):

@@ -51,13 +51,16 @@ def test_lines_are_averaged_where_all_have_a_value():
 def test_a_line_has_the_means_and_the_band():
     _, (axes,) = pictures.new_panels(1, 1, (4, 4))
     means = [intervals.interval([1, 2, value]) for value in (3, math.nan, 6)]
-    lines = {"all": [*enumerate(means)], "_few": [*enumerate([intervals.interval([1, 2])] * 3)]}
+    few = [intervals.interval([1, 2])] * 3  # the third name, whose color is that of others' thirds
+    lines = {"all": [*enumerate(means)], "none": [], "_few": [*enumerate(few)]}
     pictures.draw_means(axes, lines, lambda _, y: f"{y:,.1f}")
     drawn = [list(line.get_ydata()) for line in axes.lines]
-    assert drawn == [pytest.approx([2, math.nan, 3], nan_ok=True), [1.5] * 3]
+    assert drawn == [pytest.approx([2, math.nan, 3], nan_ok=True), [], [1.5] * 3]
     (band,) = axes.collections  # in two parts, where all three seeds have a value
     assert len(band.get_paths()) == 2
     assert [text.get_text() for text in axes.get_legend().texts] == ["all  3.0", "_few  1.5"]
+    (axes,) = pictures.draw_curves(lines, "loss", log=False).axes
+    assert (axes.get_title("left"), axes.get_xlabel()) == ("loss", "training updates")
 
 
 ONE, OTHER = {1: 2.0, 2: 3.0, 3: 4.0, 4: 9.0}, {1: 3.0, 2: 5.0, 3: 7.0, 5: 1.0}

@@ -7,10 +7,9 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -114,7 +113,8 @@ def test_jobs_are_requeued_and_failures_are_listed(tmp_path: Path) -> None:
     options = parse_slurm(["slurm", "--time=5", "cpus-per-task=1", "contiguous"])  # of sbatch
     assert options == {"time": "5", "cpus-per-task": "1", "contiguous": True}
 
-    def requeue() -> None:
+    @cache
+    def requeue() -> None:  # at the first look at the jobs
         long = tmp_path / "requeued"
         wait_until(lambda: long.exists() and long.read_text().count("number") > 5)
         (job,) = ask("squeue", "-h", "--array", "--states=R", "-o", "%i").split()
@@ -123,11 +123,8 @@ def test_jobs_are_requeued_and_failures_are_listed(tmp_path: Path) -> None:
         # Not after Slurm's two minutes, nor within the second in which a node forgets a job.
         ask("scontrol", "update", f"jobid={job}", "starttime=now+3")
 
-    helper = threading.Thread(target=requeue)
-    helper.start()
     with pytest.raises(RunError, match=r"1 of 3 runs failed; .* wrong: the task is wrong") as error:
-        run_on_slurm(tasks, tmp_path / "slurm", options)
-    helper.join()
+        run_on_slurm(tasks, tmp_path / "slurm", options, watch=requeue)
     assert "\n" not in str(error.value)
     assert (tmp_path / "short").read_text() == "begun\nnumber\n"
     lines = (tmp_path / "requeued").read_text()
