@@ -52,6 +52,7 @@ def test_triton_of_another_distribution_and_a_fairseq_that_is_a_folder(monkeypat
     (tmp_path / "fairseq").mkdir()
     specs = {name: PathFinder.find_spec(name, [str(tmp_path)]) for name in ("triton", "fairseq")}
     monkeypatch.setattr(importlib.util, "find_spec", specs.get)
+    monkeypatch.setattr(doctor, "read_version", doctor.read_version.__wrapped__)  # uncached
     monkeypatch.setattr(doctor, "available", dict)
     monkeypatch.setattr(doctor, "self_test", lambda: doctor.Finding("self-test", True, ""))
     found = by_subject()
