@@ -45,8 +45,8 @@ def test_a_forked_process_leaves_the_lock_to_its_parent(tmp_path):
 def test_a_link_and_a_folder_that_cannot_be_made_are_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "file").touch()
-    long = ("p/" + 256 * "q", "too long")
-    for name, reason in (("link", "is a link to"), ("file/out", "Not a directory"), long):
+    faults = {"link": "is a link to", "file/out": "Not a directory", f"p/{256 * 'q'}": "too long"}
+    for name, reason in faults.items():
         with pytest.raises(UserError, match=reason), folders.lock_folder(tmp_path / name):
             pass
     assert {path.name for path in tmp_path.iterdir()} == {"link", "file"}

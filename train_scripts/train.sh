@@ -3,9 +3,10 @@
 #   train_scripts/train.sh laptop model.position_encoding=m4m
 configs=$(dirname "$0")/configs
 name=${1:-}
-[ -f "$configs/$name.yaml" ] || {
-    names=$(basename -s .yaml "$configs"/*.yaml | grep -vx -e plugin -e masked_lm)
-    similar=$(echo "$names" | grep "^$(printf %.3s "${name:--}")" | paste -sd, | sed 's/,/ or /g')
+names=$(basename -s .yaml "$configs"/*.yaml | grep -vx -e plugin -e masked_lm)   # parts of others
+echo "$names" | grep -qxFe "$name" || {
+    begin=$(printf %.3s "${name:--}")
+    similar=$(for x in $names; do case $x in "$begin"*) echo "$x" ;; esac; done | paste -sd, | sed 's/,/ or /g')
     echo "train.sh: error: ${name:+there is no configuration $name: }${similar:+did you mean $similar? }give one of" \
         "$(echo $names), then settings, as in model.position_encoding=m4m" >&2
     exit 2

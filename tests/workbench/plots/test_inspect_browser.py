@@ -71,9 +71,7 @@ class Shown:
         return screen
 
 
-def show(
-    folder: Path, *models: tuple[str, dict], words: list[str] = WORDS, without: str = ""
-) -> Shown:
+def show(folder: Path, *models: tuple[str, dict], words: list[str] = WORDS, without="") -> Shown:
     """Write the page of models with random weights, large enough for clear attention.
 
     Parameters whose names have ``without`` in them are 0.

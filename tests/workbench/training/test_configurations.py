@@ -170,6 +170,7 @@ def test_a_model_of_the_users_own_is_accepted():
         ("laptop", "+model.position_encodin=rope", "_decoder? roberta_none has no such setting"),
         ("laptop", "model._name=roberta_rop", "_name=roberta_rop: did you mean roberta_rope or"),
         ("laptop", "optimizer._name=adamm", "fairseq has no 'adamm': did you mean adam"),
+        ("../configs/laptop", "a.b=1", "no configuration ../configs/laptop: give one of"),
         ("laptopp", "common.seed=1", "no configuration laptopp: did you mean laptop or laptop_lm"),
     ],
 )
