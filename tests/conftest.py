@@ -23,6 +23,8 @@ use_session_folder()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # The programs of both folders find their modules beside them; so do their tests.
 sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("preprocess", "benchmarks")]
+# The programs' server loads the plugin in no command, and it sets this in commands alone.
+os.environ["HYDRA_FULL_ERROR"] = "1"
 # Tiny tensors: more threads only wait for each other, in the programs that tests start as well.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -151,25 +151,14 @@ def test_generate_by_relative_path():
     assert done.out.count("\nH-") == SENTENCES["test"]
 
 
-COMMON = """
+SETTINGS = [
+    *("++common.cpu=true", "++dataset.batch_size=16", "++dataset.required_batch_size_multiple=1"),
+    *("++dataset.num_workers=0", "++optimizer._name=adam", "++lr_scheduler._name=fixed"),
+    *("++optimization.lr=[0.001]", "++optimization.max_epoch=2"),
+]
+MASKED_LM = """# @package _group_
 common:
   user_dir: {user_dir}
-  cpu: true
-dataset:
-  batch_size: 16
-  required_batch_size_multiple: 1
-  num_workers: 0
-optimizer:
-  _name: adam
-lr_scheduler:
-  _name: fixed
-optimization:
-  lr: [0.001]
-  max_epoch: 2
-checkpoint:
-  save_dir: {save_dir}
-"""
-MASKED_LM = """
 task:
   _name: masked_lm
   data: {data}
@@ -182,36 +171,28 @@ model:
   position_encoding: learned+m4m(max_distance=5)
   attention_directions: lr
 """
-TRANSLATION = """
-task:
-  _name: translation
-  data: {data}
-criterion: cross_entropy
-model:
-  _name: transformer_rope_tiny
-  position_encoding_decoder: sinusoidal
-"""
 
 
-def hydra_train(here, text, **values):
-    """Train with a YAML file; return the run and the path of the checkpoint."""
+def hydra_train(*words, cwd=None):
+    """Train with settings; return the lines of positions, and the path of the checkpoint."""
     save_dir = new_directory()
-    filled = (COMMON + text).format(save_dir=save_dir, **values)
-    (here / "experiment.yaml").write_text(f"# @package _group_\n{filled}", encoding="utf-8")
-    arguments = ["--config-dir", here, "--config-name", "experiment"]
-    return run("fairseq-hydra-train", *arguments, cwd=here), save_dir / "checkpoint_last.pt"
+    given = (*words, *SETTINGS, f"++checkpoint.save_dir={save_dir}")
+    done = run("fairseq-hydra-train", *given, cwd=cwd)
+    return done.positions(), save_dir / "checkpoint_last.pt"
 
 
 def test_hydra_train_a_masked_lm_by_absolute_path():
-    done, path = hydra_train(new_directory(), MASKED_LM, user_dir=USER_DIR, data=sentences())
-    (line,) = done.positions()
+    text, here = MASKED_LM.format(user_dir=USER_DIR, data=sentences()), new_directory()
+    (here / "experiment.yaml").write_text(text, encoding="utf-8")
+    (line,), path = hydra_train("--config-dir", here, "--config-name", "experiment")
     assert line.startswith("learned+m4m(max_distance=5) | directions: lr x1 both x1 |")
     assert validate("masked_lm", path).positions() == [line]
 
 
 def test_hydra_train_translation_by_name():
-    done, path = hydra_train(new_directory(), TRANSLATION, user_dir=BY_NAME, data=pairs())
-    encoder, decoder = done.positions()
+    words = [f"common.user_dir={BY_NAME}", "task=translation", f"task.data={pairs()}"]
+    words += ["+model._name=transformer_rope_tiny", "+model.position_encoding_decoder=sinusoidal"]
+    (encoder, decoder), path = hydra_train(*words)
     assert encoder.startswith("rope | directions: both x2 |")
     assert decoder.startswith("sinusoidal | directions: lr x2 |")
     loaded = run(
@@ -224,12 +205,10 @@ def test_hydra_train_translation_by_name():
 
 def test_hydra_train_a_causal_lm_by_relative_path():
     here = new_directory()
-    words = [f"common.user_dir={relative(here)}", "common.cpu=true", "task=language_modeling"]
+    words = [f"common.user_dir={relative(here)}", "task=language_modeling"]
     words += [f"task.data={sentences()}", "task.sample_break_mode=complete"]
-    words += ["task.tokens_per_sample=16", "dataset.batch_size=16", "dataset.num_workers=0"]
-    words += ["optimizer=adam", "optimization.lr=[0.001]", "optimization.max_epoch=1"]
-    words += [f"checkpoint.save_dir={new_directory()}", "+model._name=transformer_lm_rope_tiny"]
-    (line,) = run("fairseq-hydra-train", *words, cwd=here).positions()
+    words += ["task.tokens_per_sample=16", "+model._name=transformer_lm_rope_tiny"]
+    (line,), _ = hydra_train(*words, cwd=here)
     assert line.startswith("rope | directions: lr x2 |")
 
 

@@ -27,6 +27,7 @@ python=$(dirname "$program")/python
 # out what hydra and torch remark on fairseq's code at each start.
 exec "$python" -c 'import sys
 sys.path = [x for x in sys.path if x]   # the installed package runs, not a folder of its name here
+import fairseq_cli   # shows the plugin that this is a command
 from fairseq_posenc.user_dir import register
 register()
 from fairseq_cli.hydra_train import cli_main

@@ -70,12 +70,6 @@ _PACKAGES = re.escape(str(Path(registry.__file__).parents[1]))  # where fairseq 
 _CODE = rf"({_PACKAGES}/)?fairseq(_cli)?/|.*/fairseq_posenc/"  # Cython leaves the folder out
 
 
-def parse_stop_update(message: str) -> int:
-    """Find in a message or log the update at which training diverged; 0 if it did not."""
-    match = re.search(r"training stopped at update ([\d,]+): ", message)
-    return int(match[1].replace(",", "")) if match else 0
-
-
 def explain_failure(error: BaseException) -> str | None:
     """Explain an error of a command, or its first known cause."""
     if isinstance(error, KeyboardInterrupt):

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import threading
+import traceback
 import warnings
 from functools import cache, partial
 from pathlib import Path
@@ -19,6 +20,8 @@ from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.host.explanations import explain_failure
 
+# The packages of fairseq's commands and of ours: their code is in the stack of all their errors.
+_OF_COMMANDS = {"fairseq_cli", "fairseq_posenc.workbench.running"}
 # Warnings of hydra and torch about fairseq's code, at each start.
 _REMARKS = (
     r"(?s).*(hydra\.experimental|version_base|@package _group_|strict flag|ConfigStore schema|"
@@ -28,7 +31,7 @@ _REMARKS = (
 
 @cache
 def prepare() -> None:
-    """Prepare the commands of this process, once."""
+    """Prepare this process for fairseq, once; what other code would notice, only in a command."""
     # numpy 1.24 dropped `float`, numpy 2 `compat`. fairseq 0.12 needs them for --sample-break-mode
     # eos (token_block_dataset) and in non-autoregressive translation (dynamic_crf_layer).
     vars(np).setdefault("float", float)
@@ -39,16 +42,19 @@ def prepare() -> None:
     repeated = ("Traceback", "Error when composing")
     for name in ("fairseq.checkpoint_utils", "fairseq.dataclass.utils"):
         logging.getLogger(name).addFilter(lambda entry: not entry.getMessage().startswith(repeated))
+    atexit.register(end_loading)  # training may end within an epoch
+    if _OF_COMMANDS.isdisjoint(sys.modules):
+        return  # a program of the user's
     warnings.filterwarnings("ignore", _REMARKS, module=r"sys$|hydra\.|fairseq|torch\.utils\.data\.")
     sys.excepthook = partial(report, sys.excepthook)
-    atexit.register(end_loading)  # training may end within an epoch
     # By default hydra prints an error itself and ends the program, without calling the hook.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 
 def report(previous: Any, kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Print one line, not a stack trace, for a known error; the ``previous`` hook shows others."""
-    if message := find_message(error) or explain_failure(error):
+    """Print one line, not a stack trace, for a command's known error; ``previous`` shows others."""
+    packages = {frame.f_globals.get("__package__") for frame, _ in traceback.walk_tb(trace)}
+    if packages & _OF_COMMANDS and (message := find_message(error) or explain_failure(error)):
         print(f"fairseq-posenc: error: {message}", file=sys.stderr)
     else:
         previous(kind, error, trace)

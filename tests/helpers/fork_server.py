@@ -225,7 +225,8 @@ def leave(status: int) -> None:
 
 
 def load_plugin() -> None:
-    """Have fairseq load the plugin, as it does for ``--user-dir``."""
+    """Have fairseq load the plugin, as its commands do for ``--user-dir``."""
+    importlib.import_module("fairseq_cli")
     from fairseq.utils import import_user_module
 
     import_user_module(argparse.Namespace(user_dir=PLUGIN))

@@ -7,7 +7,6 @@ import re
 import pytest
 import torch
 
-from fairseq_posenc.host.explanations import parse_stop_update
 from tests.helpers.commands import new_directory, train
 
 pytestmark = pytest.mark.slow
@@ -21,8 +20,6 @@ def test_the_line_names_the_update_and_the_checkpoints_are_kept(family):
     options = ("--max-update", 9, "--lr", 1e30, "--reset-lr-scheduler", "--save-interval", 99)
     done = train(family, *options, save_dir=save_dir, fails=True).run
     assert done.status == 1
-    assert re.search(r"training stopped at update \d: gradients are Nan/Inf", done.err)
-    assert parse_stop_update(done.err) in (2, 3)
-    assert parse_stop_update("the disk is full") == 0
+    assert re.search(r"training stopped at update [23]: gradients are Nan/Inf", done.err)
     after = torch.load(save_dir / "checkpoint_last.pt")["model"]
     torch.testing.assert_close(after, before, rtol=0, atol=0)

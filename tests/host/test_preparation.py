@@ -37,13 +37,20 @@ from tests.helpers.programs import true_start
 
 # A command that ends while a thread of fairseq's computes a batch.
 LOADING = """
-import sys, torch, fairseq_posenc.host.startup
+import sys, torch, fairseq_cli
 sys.excepthook = print  # as a program may do before it loads the plugin
 import fairseq_posenc.models
 assert sys.excepthook.args == (print,)  # which errors that are unknown are left to
 from fairseq.data.iterators import BufferedIterator
 def compute(_): return torch.rand(500, 500) @ torch.rand(500, 500)
 next(BufferedIterator(999, torch.utils.data.DataLoader(range(999), collate_fn=compute)))
+"""
+# What a program of a user's does, with a package of encodings of the user's.
+USERS = """
+import os, sys, fairseq_posenc.user_dir
+fairseq_posenc.user_dir.register()
+print(sys.excepthook is sys.__excepthook__, os.environ.get("HYDRA_FULL_ERROR"))
+open("absent")
 """
 
 
@@ -206,10 +213,22 @@ def test_a_command_may_end_while_batches_are_loaded_ahead():
 def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys):
     error = Exception("Cannot load model parameters from checkpoint")
     error.__context__, error.__suppress_context__ = UserError("the mistake"), True  # `from None`
-    startup.report(None, type(error), error, None)
-    assert capsys.readouterr().err == "fairseq-posenc: error: the mistake\n"
-    startup.report(None, KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert "stopped; the command, without --restore-file, continues" in capsys.readouterr().err
+    stopped = "stopped; the command, without --restore-file, continues"
+    for each, said in ((error, "the mistake\n"), (KeyboardInterrupt(), stopped)):
+        with pytest.raises(type(each)) as caught:
+            exec("raise each", {"each": each, "__package__": "fairseq_cli"})
+        startup.report(None, type(each), each, caught.tb)
+        assert capsys.readouterr().err.startswith(f"fairseq-posenc: error: {said}")
+
+
+@pytest.mark.parametrize("module", ["sys", "fairseq_cli.train"])
+def test_a_program_of_the_users_keeps_its_errors_whole(module):
+    """Also one that imports a command, as that of fairseq's to generate is often used."""
+    env = {name: value for name, value in true_start().items() if name != "HYDRA_FULL_ERROR"}
+    command = [sys.executable, "-c", f"import {module}{USERS}"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == ("True None" if module == "sys" else "False 1")
+    assert re.search(r"Traceback (.*\n)+FileNotFoundError.*: 'absent'\n$", done.stderr)
 
 
 def test_fairseq_does_not_log_what_it_raises(caplog, monkeypatch):

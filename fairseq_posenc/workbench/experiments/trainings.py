@@ -16,7 +16,6 @@ from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.errors import RunError, UserError, counted
 from fairseq_posenc.folders import lock_folder
-from fairseq_posenc.host.explanations import parse_stop_update
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
@@ -27,6 +26,7 @@ POINTS = 10  # validations of a training run, each with a checkpoint
 _NEVER = 10**9  # epochs between validations and checkpoints: intervals are in updates instead
 _TAIL_BYTES = 4096  # of a log, with its last figures
 _UPDATES = re.compile(r'num_updates": "?(\d+)')  # as fairseq's JSON logs have it: `"20"` or 20
+_DIVERGED = re.compile(r"training stopped at update ([\d,]+): ")  # our line on fairseq's error
 # Sums over several threads depend on their number; with one thread, figures are the same on any
 # number of cores. Small models also train faster in parallel than one after the other.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -95,8 +95,8 @@ def read_end(training: TrainingRun) -> TrainingEnd | None:
     Raises:
         UserError: it was trained for more updates.
     """
-    if diverged := parse_stop_update(_read_end_of_log(training.log)):  # its update, or 0
-        return TrainingEnd(read_curve_file(training.log), diverged_at=diverged)
+    if stop := _DIVERGED.search(_read_end_of_log(training.log)):
+        return TrainingEnd(read_curve_file(training.log), diverged_at=int(stop[1].replace(",", "")))
     if training.reached < training.updates:
         return None  # without reading a checkpoint: progress is shown every second
     saved = updates_done(training.folder)  # by its last checkpoint
@@ -139,7 +139,7 @@ def train(training: TrainingRun, environment: Environment) -> None:
                 variables = {**_ONE_THREAD, **environment}
                 run_logged(training.command, training.log, lock, environment=variables)
             except RunError:
-                if not parse_stop_update(_read_end_of_log(training.log)):  # it did not diverge
+                if read_end(training) is None:  # it did not diverge
                     raise
         if read_end(training) is None:
             raise RunError(f"{training.folder}: its log has no last validation; delete the folder")
