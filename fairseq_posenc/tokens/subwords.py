@@ -94,10 +94,10 @@ def learn_pieces(vocab_size: int, **options: Any) -> None:
     """
     import sentencepiece
 
+    size = min(vocab_size, 2**31 - 1)  # the largest that it parses, which no text reaches
+    options |= {"max_sentence_length": _MAX_LINE_BYTES, "minloglevel": 2}
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            vocab_size=vocab_size, max_sentence_length=_MAX_LINE_BYTES, minloglevel=2, **options
-        )
+        sentencepiece.SentencePieceTrainer.train(vocab_size=size, **options)
     except RuntimeError as error:
         # After the place in its source, sentencepiece says what is wrong, and names another option.
         text = " ".join(str(error).split())
