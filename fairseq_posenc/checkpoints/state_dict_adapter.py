@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.identity import STATE_KEY, Identity
 from fairseq_posenc.position_parameters import extend_tables, fit_positions
 from fairseq_posenc.specs import parse
@@ -95,9 +95,8 @@ class PositionCheckpoints(nn.Module):
         trained = sum(".fc1.weight" in name for name in state_dict)  # layers: each has one
         built = sum(".fc1.weight" in name for name in model_state)
         if changes and trained != built:  # without changes, torch lists the layers that differ
-            raise UserError(
-                f"the checkpoint has {trained} layers, the model {built}: build it with {trained}"
-            )
+            fault = f"the checkpoint has {counted(trained, 'layers')}, the model {built}"
+            raise UserError(f"{fault}: build it with {trained}")
         if changes and not all(stack.init_positions for stack in stacks.values()):
             raise UserError(
                 "the checkpoint's positions are not the model's (--init-positions, in hydra "

@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 from fairseq_posenc import locks
 from fairseq_posenc.checkpoints.recovery import LAST, check_resumption, find_start, restore_if_torn
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.host import checks
 from fairseq_posenc.host.explanations import FITTING_TASKS, save_dirs
 from fairseq_posenc.transformer.options import read_task_options, refuse_unknown_settings
@@ -233,7 +233,7 @@ def _prepare_resumption(model: Any, settings: DictConfig, is_copy: bool) -> None
                 )
     runs = restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint)
     if not reason and checkpoint.restore_file == LAST and 0 < checkpoint.patience <= runs:
-        count = f"{runs} validations without improvement"
+        count = f"{counted(runs, 'validations')} without improvement"
         reason = f"{checkpoint.save_dir}: {count} reach --patience {checkpoint.patience}"
     if reason:
         logger.warning(f"{reason}: the training is finished, and nothing was changed")
