@@ -47,12 +47,12 @@ _BLOCKS = "--sample-break-mode eos --tokens-per-sample 1024"
 _TASKS = {  # an encoder reads its own targets; `answers` blanks the words of an answer in them
     variants.MASKED: "--task language_modeling --self-target",
     variants.CAUSAL: "--task language_modeling",
-    variants.ENCODER_DECODER: "--task translation --source-lang question --target-lang answer",
+    variants.TRANSLATION: "--task translation --source-lang question --target-lang answer",
 }
 _MODELS = {
     variants.MASKED: f"--arch roberta_none_tiny {_BLOCKS} --encoder-ffn-embed-dim 256",
     variants.CAUSAL: f"--arch transformer_lm_none_tiny {_BLOCKS} --decoder-ffn-embed-dim 256",
-    variants.ENCODER_DECODER: "--arch transformer_none_tiny --max-source-positions 1024 "
+    variants.TRANSLATION: "--arch transformer_none_tiny --max-source-positions 1024 "
     "--encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256",
 }
 _SHARE = re.compile(r'"length-(\d+)_exact": "?([\d.]+)')  # the figure of a test split
@@ -78,7 +78,7 @@ def _write_split(
     for word in (ASKS, *([BLANK] if family == variants.MASKED else []), *task.words):
         dictionary.add_symbol(word)
     paths = {"": str(folder / split)}
-    if family == variants.ENCODER_DECODER:
+    if family == variants.TRANSLATION:
         prefix = folder / f"{split}.question-answer"
         paths = {part: f"{prefix}.{part}" for part in ("question", "answer")}
     builders = {}

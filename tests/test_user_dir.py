@@ -195,11 +195,8 @@ def test_hydra_train_translation_by_name():
     (encoder, decoder), path = hydra_train(*words)
     assert encoder.startswith("rope | directions: both x2 |")
     assert decoder.startswith("sinusoidal | directions: lr x2 |")
-    loaded = run(
-        "fairseq-generate",
-        *(pairs(), "--user-dir", BY_NAME, "--path", path),
-        *("--required-batch-size-multiple", 1),
-    )
+    one = ("--required-batch-size-multiple", 1)
+    loaded = run("fairseq-generate", pairs(), "--user-dir", BY_NAME, "--path", path, *one)
     assert loaded.positions() == [encoder, decoder]
 
 

@@ -99,7 +99,7 @@ def test_the_command_is_that_of_the_wheel():
 
 
 def test_the_evidence_is_at_hand():
-    assert "Use rope" in far("choose", "--family", "encoder-decoder", "--length", 64)
+    assert "Use rope" in far("choose", "--family", "translation", "--length", 64)
 
 
 def test_texts_are_made_into_data(tmp_path):

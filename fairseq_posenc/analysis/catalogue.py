@@ -21,17 +21,10 @@ _TYPE_NAMES = {int: "integer", float: "number", Signed: "number", bool: "true or
 
 
 def parse_page(name: str) -> dict[str, str]:
-    """Parse an encoding's docstring into ``summary``, ``equation``, ``shapes``, ...
-
-    Raises:
-        ValueError: a section is missing.
-    """
+    """Parse an encoding's docstring into ``summary``, ``equation``, ...; a user's may lack some."""
     summary, *parts = re.split(rf"(?m)^({'|'.join(HEADINGS)}):$", _read_docstring(name))
     sections = dict(zip(parts[::2], parts[1::2]))  # `parts` are heading, section, heading, ...
-    missing = [heading for heading in HEADINGS if not sections.get(heading, "").strip()]
-    if missing:
-        raise ValueError(f"the docstring of {name} lacks {', '.join(missing)}")
-    page = {"summary": summary, **{heading.lower(): sections[heading] for heading in HEADINGS}}
+    page = {"summary": summary, **{x.lower(): sections.get(x, "") for x in HEADINGS}}
     return {key: " ".join(section.split()) for key, section in page.items()}
 
 

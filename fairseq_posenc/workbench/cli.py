@@ -90,7 +90,7 @@ GROUPS: dict[str, dict[str, Command]] = {
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 # Commands that use no encoding. All others have --user-dir, for the user's own encodings.
-_WITHOUT_ENCODINGS = {"choose", "learning-curves", "preprocess", "user-dir", "report"}
+_WITHOUT_ENCODINGS = {"choose", "learning-curves", "preprocess", "user-dir"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -66,7 +66,7 @@ def run_describe(args: argparse.Namespace) -> None:
 def _describe(name: str) -> str:
     """Describe an encoding: the sections of its docstring, options and parameters."""
     page = catalogue.parse_page(name)  # `summary` and each heading in lower case -> text
-    rows = {heading: page[heading.lower()] for heading in catalogue.HEADINGS}
+    rows = {x: page[x.lower()] for x in catalogue.HEADINGS if page[x.lower()]}
     rows["Options"] = catalogue.format_options(name)
     rows["Where"] = "decoders" if specs.parse(name).is_causal_only else "encoders and decoders"
     rows["At base size"] = counted(catalogue.count_at_base_size(name), "parameters")
@@ -86,7 +86,7 @@ def _strip_marks(text: str) -> str:
 
 def _explain_letters(name: str, rows: Mapping[str, str]) -> str:
     """Explain the letters in an encoding's sections."""
-    text = " ".join(rows[heading] for heading in ("Equation", "Shapes", "Parameters"))
+    text = " ".join(rows.get(x, "") for x in ("Equation", "Shapes", "Parameters"))
     # Single letters, not in a word or a name, nor before an index or a prime.
     used = set(re.findall(r"(?<![A-Za-z_'])[A-Za-z](?![A-Za-z_0-9'])", text))
     known = registry.options(name)
@@ -110,7 +110,7 @@ def add_count_arguments(parser: argparse.ArgumentParser) -> None:
 def run_count(args: argparse.Namespace) -> None:
     """Print the number of position parameters, in total and by name."""
     spec = specs.parse(args.encoding)
-    dims = Dims(args.embed_dim, args.heads, args.max_positions, causal=args.decoder)
+    dims = Dims(args.embed_dim, args.heads, args.max_positions, args.decoder or spec.is_causal_only)
     spec.check_length(args.layers)  # refuses a spec that lists more layers
     sizes = count_parameters(spec, dims, args.layers)
     for name, size in sizes.items():

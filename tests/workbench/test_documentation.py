@@ -105,6 +105,7 @@ def test_base_size_counts_are_those_of_the_formulas(name):
         ("learned+m4m+reset", 1_178_880 + 12 * 2 * 64),
         ("shaw(max_distance=128)", 12 * 257 * 64),
         ("kerple", 12 * 2 * 12),
+        ("fire", 12 * 462),
         *((name, 0) for name in ("none", "sinusoidal", "rope", "alibi", "sandwich")),
     ],
 )

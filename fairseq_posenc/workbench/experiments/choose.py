@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.variants import ENCODER_DECODER, FAMILIES
+from fairseq_posenc.workbench.experiments.variants import FAMILIES, TRANSLATION
 from fairseq_posenc.workbench.results.record import group_by
 from fairseq_posenc.workbench.running import options
 
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     advice = f"train candidates on yours: fairseq-posenc compare --family {args.family} --text FILE"
     if args.from_trained:
         advice = "try a change on yours: docs/hf.md (transformers), docs/exchange.md (fairseq)"
-    elif args.family == ENCODER_DECODER:
+    elif args.family == TRANSLATION:
         advice = "train candidates on yours (docs/training.md)"
     print(f"\nThis was measured on little text: {advice}")
 

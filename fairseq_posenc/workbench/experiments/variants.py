@@ -13,8 +13,8 @@ from fairseq_posenc.user_dir import DECBERT
 
 MASKED = "masked-lm"
 CAUSAL = "causal-lm"
-ENCODER_DECODER = "encoder-decoder"
-FAMILIES = (MASKED, CAUSAL, ENCODER_DECODER)
+TRANSLATION = "translation"
+FAMILIES = (MASKED, CAUSAL, TRANSLATION)
 DEFAULT_ENCODINGS = "none,learned,rope,alibi,m4m"
 
 _COMMA = re.compile(r",(?![^(]*\))")  # a comma outside brackets

@@ -45,7 +45,7 @@ def test_the_table_has_the_figures_of_the_page_and_names_no_encoding_beside_a_be
         ("--family causal-lm --length 4096 --trained 64", ["Longer inputs were not measured."]),
         ("--family causal-lm --length 9 --from-trained", ["Keep own 15.16", "Keep rope 65.09"]),
         ("--family causal-lm --length 9 --trained 2 --from-trained", ["Change own"]),
-        ("--family encoder-decoder --length 64", ["Use rope 40.96 (40.15 to 41.77): the best"]),
+        ("--family translation --length 64", ["Use rope 40.96 (40.15 to 41.77): the best"]),
     ],
 )
 def test_an_answer_says_what_to_take(words, lines, capsys):

@@ -16,7 +16,7 @@ from fairseq_posenc import specs
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.finetuning.glue.report import build_record
 from fairseq_posenc.workbench.results.record import Record
-from tests.helpers.commands import EPOCHS, call, refused, trained
+from tests.helpers.commands import EPOCHS, USER_DIR, call, refused, trained
 from tests.workbench.finetuning.test_glue import FACTS, MNLI, RTE
 from tests.workbench.training.test_configurations import SETTINGS
 
@@ -40,7 +40,7 @@ def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory
     facts = {"sentences": 1000, "subset": "test"}
     Record("bleu", {"scores": rows}, facts).write(elsewhere / "deep.json")
     (tmp_path / "other.json").write_text("no record")
-    text, progress = call(capsys, "report", tmp_path)
+    text, progress = call(capsys, "report", tmp_path, "--user-dir", USER_DIR)
     assert "not finished: QQP, seed 2" in progress
     assert "MNLI-m | MNLI-mm | RTE | average | collapsed runs" in text
     assert row(text, "`mine`")[2:-1] == ["40.00", "50.00", "70.00", "53.33", "1"]
