@@ -41,13 +41,11 @@ def exchange_names(weights: dict[str, Any], config_class: type, *, saving: bool)
     pattern = re.compile(stock_name_pattern(config_class))
     for name in list(weights):
         if match := pattern.fullmatch(name):
-            record, suffixed = match[1] + KEY, name + SUFFIX
-            if saving and record in weights:
-                weights[suffixed] = weights[name]
-                weights[name] = weights.pop(record)
-            elif not saving and suffixed in weights:
-                weights[record] = weights[name]
-                weights[name] = weights.pop(suffixed)
+            names = (match[1] + KEY, name + SUFFIX)  # before and after it is saved
+            old, new = names if saving else reversed(names)
+            if old in weights:
+                weights[new] = weights[name]
+                weights[name] = weights.pop(old)
 
 
 def is_of_positions(name: str) -> bool:

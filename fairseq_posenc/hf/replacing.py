@@ -44,7 +44,7 @@ def replace_positions(
         raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
     stacks = _find_supported_family(model).find_stacks(model)
     if settings.decoder_spec is not None and len(stacks) == 1:
-        raise UserError("decoder_spec: this model has no encoder beside its decoder")
+        raise UserError("decoder_spec: only one stack of this model has positions, by spec")
     earlier = getattr(stacks[0].module, POSITIONS, None)  # if positions were set already
     if earlier is not None and names_own(settings.spec):  # `own` also keeps these two
         settings = settings._replace(directions=settings.directions or earlier.directions)

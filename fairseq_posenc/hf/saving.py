@@ -31,9 +31,8 @@ from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
 
 logger = logging.getLogger(__name__)
-AUTO_CLASSES: list[Any] = [
-    getattr(modeling_auto, x) for x in sorted(modeling_auto.__all__) if x.startswith("AutoModel")
-]
+_AUTO_NAMES = sorted(x for x in modeling_auto.__all__ if x.startswith("AutoModel"))
+AUTO_CLASSES: list[Any] = [getattr(modeling_auto, name) for name in _AUTO_NAMES]
 _LOADER = "positions_loader"  # the module of `auto_map`, which `trust_remote_code=True` runs
 _LOADER_TEXT = f'''\
 """Loads the model of this folder; config.json says which positions it has."""
@@ -61,9 +60,8 @@ def make_saveable(model: Any) -> None:
     """Make a model save and load its positions: it and its configuration get derived classes."""
     if not isinstance(model.config, ConfigWithPositions):
         model.config.__class__ = _derive_and_register(model.config.__class__)
-    if not isinstance(model, ModelWithPositions):
-        add_mixin(model, ModelWithPositions)
-        model.add_model_tags("fairseq-posenc")  # on the hub
+    add_mixin(model, ModelWithPositions)
+    model.add_model_tags("fairseq-posenc")  # on the hub
     model.is_saved = False
     model.record_in_adapters()
     model.config._name_or_path = _NO_FOLDER
@@ -210,25 +208,28 @@ class ModelWithPositions(Derived):
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load a model from a folder; refuse weights that do not fit the spec in config.json."""
-        wants_info = kwargs.get("output_loading_info", False)
-        may_resize = kwargs.get("ignore_mismatched_sizes", False)
-        # The info then lists all weights of other shapes, which are checked below.
-        kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        """Load a model, from a stock folder a stock one; refuse weights of other positions."""
+        if kwargs.get("config") is None:  # else it was read already, such as by an Auto class
+            content, _ = cls.config_class.get_config_dict(source, **kwargs)  # type: ignore[attr-defined]
+            if SPEC_FIELD not in content:
+                return cls.stock.from_pretrained(source, *args, **kwargs)
         if kwargs.get(_ATTENTION) == OUR_ATTENTION:  # another model's, as TRL passes it on
             del kwargs[_ATTENTION]
         pattern = record.stock_name_pattern(cls.config_class)  # type: ignore[attr-defined]
         # Names in files -> in the model: of a record (\1: its stack), of the weight it replaces.
         ours = {f"^{pattern}$": rf"\1{record.KEY}", rf"^(.+){re.escape(record.SUFFIX)}$": r"\1"}
         is_named = any(map(is_identity, kwargs.get("state_dict") or ()))  # as in models, not files
-        kwargs["key_mapping"] = {**({} if is_named else ours), **(kwargs.get("key_mapping") or {})}
-        model, info = super().from_pretrained(source, *args, **kwargs)  # type: ignore[misc]
+        # The info then lists all weights of other shapes, which are checked below.
+        named = {**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        named["key_mapping"] = {**({} if is_named else ours), **(kwargs.get("key_mapping") or {})}
+        model, info = super().from_pretrained(source, *args, **named)  # type: ignore[misc]
+        may_resize = kwargs.get("ignore_mismatched_sizes")
         record.refuse_other_weights(
             filter(record.is_of_positions, info["missing_keys"]),
             filter(record.is_of_positions, info["unexpected_keys"]),
             [x for x in info["mismatched_keys"] if record.is_of_positions(x[0]) or not may_resize],
         )
-        return (model, info) if wants_info else model
+        return (model, info) if kwargs.get("output_loading_info") else model
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the weights as torch does; PEFT reads them before it saves adapters.

@@ -35,8 +35,7 @@ class PositionSettings(NamedTuple):
         """Refuse values of other types, such as True for a number, and changed stock fields."""
         if not isinstance(self.stock_fields, dict | None):
             raise UserError(f"config.json: restore the dictionary {_FIELDS['stock_fields']}")
-        for name, value in (self.stock_fields or {}).items():
-            _refuse_change(name, vars(config).get(name), value)
+        _refuse_change("", vars(config), self.stock_fields or {})
         for name in ("spec", "decoder_spec", "directions"):
             text = getattr(self, name)
             if not isinstance(text, str) and not (text is None and name == "decoder_spec"):
@@ -49,8 +48,8 @@ class PositionSettings(NamedTuple):
     @classmethod
     def read(cls, config: PretrainedConfig) -> "PositionSettings":
         """Read them from a configuration; refuse one that states no spec."""
-        if not hasattr(config, SPEC_FIELD):  # one of a stock folder, opened by a class of ours
-            raise UserError("a stock folder is loaded by its stock class, or by an Auto class")
+        if not hasattr(config, SPEC_FIELD):
+            raise UserError("a stock configuration: build its model by an Auto class")
         return cls(**{x: getattr(config, k) for x, k in _FIELDS.items() if hasattr(config, k)})
 
     def write(self, config: PretrainedConfig) -> None:

@@ -2,9 +2,8 @@
 
 Its folder needs nothing of this package: scripts and servers read it as any other. A stock model is
 used only if its configuration states the model's spec, its weights are the same by name and shape,
-and it computes the same from random tokens: padded on either side, and with a cache. Writing a
-configuration (:func:`write_configuration`) is the inverse of reading it, in
-:mod:`~fairseq_posenc.hf.own_positions`.
+and it computes the same from random tokens, padded and with a cache. :func:`write_configuration` is
+the inverse of reading a configuration, in :mod:`~fairseq_posenc.hf.own_positions`.
 """
 
 import inspect
@@ -24,7 +23,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import write_rope
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.hf.families import Stack, find_family
+from fairseq_posenc.hf.families import AFTER_PADDING, Stack, find_family
 from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_head_share, read_spec
 from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.identity import is_identity
@@ -56,7 +55,7 @@ def find_stock_model(model: Any) -> PreTrainedModel:
     if settings.decoder_spec or settings.directions or settings.boundary_id is not None:
         raise NoStockModelError("no stock class has decoder_spec, directions or boundary_id")
     if model.main_input_name != "input_ids" or hasattr(model.config, "text_config"):
-        raise NoStockModelError("only models of text alone are compared with stock classes")
+        raise NoStockModelError("models that read more than text are not compared with stock ones")
     if "window" in settings.spec and model.can_generate() and not stacks[-1].causal:
         raise NoStockModelError("caches of windows without causality are not compared")
     weights = [*model.parameters()]
@@ -80,11 +79,14 @@ def find_stock_model(model: Any) -> PreTrainedModel:
     raise NoStockModelError("; ".join(reasons))
 
 
-def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str, Tensor]:
+def _name_stock_weights(model: Any, stacks: list[Stack], stock: Any) -> dict[str, Tensor]:
     """Name all weights as the stock class does, also those of positions, but not our record."""
     weights = model.state_dict()
     prefixes = {module: f"{name}.".lstrip(".") for name, module in model.named_modules()}
     for stack in stacks:
+        if stack.family.sinusoids == "half":  # a parameter in the stock class, which computes it
+            table = stock.get_submodule(path := prefixes[stack.module] + stack.family.table)
+            weights[f"{path}.weight"] = table.create_weight().to(model.dtype)
         for owner in (stack.module, *stack.attentions):
             for ours, theirs in stack.weight_names.items():  # our names -> stock names
                 if (weight := weights.pop(f"{prefixes[owner]}{POSITIONS}.{ours}", None)) is None:
@@ -99,14 +101,15 @@ def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str
 
 def _build(stock_class: Any, model: PreTrainedModel, stacks: list[Stack]) -> PreTrainedModel:
     """Build a stock model that shares a model's weights; refuse a class that cannot have them."""
-    positions: Any = stacks[0].module.get_submodule(POSITIONS)
+    positions = getattr(stacks[0].module, POSITIONS)
     config = write_configuration(stock_class.config_class, model.config, positions)
     with init_empty_weights():
         stock: PreTrainedModel = stock_class(config)
     try:
-        stock.load_state_dict(_name_stock_weights(model, stacks), assign=True)
-    except RuntimeError:
-        raise NoStockModelError(f"{stock_class.__name__} has other weights") from None
+        stock.load_state_dict(_name_stock_weights(model, stacks, stock), assign=True)
+    except RuntimeError as error:
+        other = shortened(str(error).splitlines()[-1].strip())  # such as `Missing key(s) in ...`
+        raise NoStockModelError(f"{stock_class.__name__} has other weights: {other}") from None
     stock.tie_weights()  # `assign` replaced the tied parameters
     stock.to(model.device).eval()
     _compare(model, stock, stacks[0])
@@ -150,13 +153,14 @@ def _draw_inputs(model: PreTrainedModel, stack: Stack) -> dict[str, Tensor]:
     tokens = (tokens + padding) % symbols  # all but the padding
     mask = torch.ones(3, length, dtype=torch.long)
     mask[1, -3:], mask[2, :3] = 0, 0
+    family, others = stack.family, {}
     if stack.is_decoder_alone and "position_ids" in inspect.signature(model.forward).parameters:
         others = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}  # as `generate` does
-    elif stack.config.is_encoder_decoder:
+    elif family.table and family.first_row != AFTER_PADDING and family.sinusoids != "fairseq":
+        mask = mask[:2]  # the stock class would count the padding on the left
+    if stack.config.is_encoder_decoder:
         others = {"decoder_input_ids": tokens.expand_as(mask)}
         others["decoder_attention_mask"] = torch.ones_like(mask)
-    else:  # it would count the padding on the left
-        mask, others = mask[:2], {}
     inputs = {"input_ids": torch.where(mask.bool(), tokens, padding), "attention_mask": mask}
     return {name: x.to(model.device) for name, x in (inputs | others).items()}
 
@@ -171,11 +175,9 @@ def _compute_outputs(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tenso
     names = {f"{prefix}input_ids", "position_ids"} & inputs.keys()
     mask = inputs[f"{prefix}attention_mask"]
     length = mask.size(1)
-    passes: list[tuple[list[int], dict[str, Any]]] = [([length], {})]
-    if model.can_generate():
-        passes.append(([length - 2, 1, 1], {"use_cache": True}))
     outputs = []
-    for sizes, cached in passes:
+    for sizes in [[length], [length - 2, 1, 1]] if model.can_generate() else [[length]]:
+        cached: dict[str, Any] = {"use_cache": True} if len(sizes) > 1 else {}
         parts = []
         for tokens in torch.arange(length).split(sizes):
             step = {name: inputs[name][:, tokens] for name in names}

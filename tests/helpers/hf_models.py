@@ -78,11 +78,8 @@ MODELS: dict[str, TinyModel] = {
     "gemma2": TinyModel(
         "Gemma2ForCausalLM",
         "Gemma2Config",
-        {
-            **_GEMMA,
-            "attn_logit_softcapping": 1.5,
-            "attn_implementation": "eager",  # sdpa leaves the cap out
-        },
+        # sdpa leaves the cap out.
+        {**_GEMMA, "attn_logit_softcapping": 1.5, "attn_implementation": "eager"},
         "rope(layout=half)+window(size=4)+softcap(cap=1.5),rope(layout=half)+softcap(cap=1.5)",
     ),
     "gemma3": TinyModel(
@@ -252,8 +249,7 @@ def redraw(module: nn.Module, std: float = 0.2) -> None:
 def redraw_positions(model: nn.Module) -> None:
     """Draw all trained parameters of positions again, vectors included."""
     for parameter in position_parameters(model).values():
-        with torch.no_grad():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.3)
 
 
 def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -287,11 +283,10 @@ def pad(inputs: dict[str, Tensor], left: int, right: int) -> dict[str, Tensor]:
     return padded
 
 
+@torch.no_grad()
 def compute_logits(model: PreTrainedModel, inputs: dict[str, Tensor], **settings: Any) -> Tensor:
     """Run a model without gradients; one without a head gives states."""
-    with torch.no_grad():
-        logits: Tensor = model(**inputs, **settings)[0]
-    return logits
+    return model(**inputs, **settings)[0]
 
 
 def distance(a: Tensor, b: Tensor) -> float:

@@ -44,12 +44,11 @@ def make_model(name: str = "llama", spec: str = "learned+m4m", **settings: Any) 
     return model
 
 
-def load(name: str, folder: Path, **settings: Any) -> PreTrainedModel:
+def load(name: str, folder: Path) -> PreTrainedModel:
     """Load a model of a name by the Auto class of its head."""
     stock: Any = getattr(transformers, MODELS[name].model)
     with_head = (x for x in AUTO_CLASSES if x._model_mapping.get(stock.config_class, None) is stock)
-    model: PreTrainedModel = next(with_head).from_pretrained(folder, **settings)
-    return model
+    return next(with_head).from_pretrained(folder)
 
 
 @pytest.mark.parametrize(("name", "spec"), product_of(MODELS, SPECS))

@@ -14,7 +14,7 @@ from fairseq_posenc.workbench.hf.folders import is_stock, load_model
 from tests.helpers.commands import run
 from tests.helpers.hf_models import MODELS, compute_logits, distance, make_inputs, pad
 from tests.helpers.products import some_of
-from tests.hf.test_families import ROTATED, build
+from tests.hf.test_families import ALIKE, ROTATED, build
 
 SCALED = ["yarn:2", "linear:2", "dynamic:2", "llama3:8", "proportional:2:part=0.5", "ntk:2"]
 # Of hybrids two, as `own` is tested with all of them elsewhere, and those unlike the others.
@@ -39,6 +39,8 @@ STOCK = [  # a model, a spec, and the class whose folder is written
     ("t5", "own", "T5"),
     *((kind, "own(base=700)", "") for kind in some_of(UNLIKE, ROTATED)),
 ]
+TABLES = ["bert", "gpt2", "opt", "roberta", "bart", "m2m_100", "marian"]
+TABLES += [kind for kind in ALIKE if ALIKE[kind] == "bart"]
 
 
 @pytest.mark.parametrize(("kind", "spec", "class_name"), STOCK)
@@ -64,15 +66,17 @@ def test_a_stock_class_gives_the_models_logits(kind, spec, class_name, tmp_path)
         assert torch.equal(*[part.generate(**prompt, do_sample=False) for part in (loaded, model)])
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "opt", "roberta"])
+@pytest.mark.parametrize("name", TABLES)
 def test_a_longer_table_of_the_models_own_is_stock(name, tmp_path):
-    model, inputs = MODELS[name].build(), make_inputs(MODELS[name], length=12)
+    tiny = MODELS[ALIKE.get(name, name)]
+    model, inputs = build(name)[0] if name in ALIKE else tiny.build(), make_inputs(tiny, length=12)
     before = compute_logits(model, inputs)
     set_positions(model, "own", max_positions=100, extend="copy").save_pretrained(tmp_path)
     assert is_stock(tmp_path)
-    loaded = type(MODELS[name].build()).from_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)  # as programs do that know only the model
+    assert type(loaded) is type(model).stock
     assert distance(compute_logits(loaded, inputs), before) < 1e-5
-    long = make_inputs(MODELS[name], length=90)
+    long = make_inputs(tiny, length=90)
     assert distance(compute_logits(loaded, long), compute_logits(model, long)) < 1e-5
 
 
@@ -112,8 +116,8 @@ def test_windows_without_causality_are_saved_in_our_own_folder(tmp_path):
         ("llama", "own(fraction=0.5,scaling=yarn:2)", "LlamaConfig cannot state rope(fraction=0"),
         ("qwen3", "3*own,none", "Qwen3Config cannot state 3*rope(layout=half),none, only rope("),
         ("gpt2", "none", "GPT2Config cannot state none"),
-        ("bart", "own", "outputs of BartForConditionalGeneration differ"),  # counts left padding
-        ("whisper", "own", "only models of text"),
+        ("bart", "own+window(size=4)", "BartConfig cannot state window(size=4)"),
+        ("whisper", "own", "models that read more than text"),
     ],
 )
 def test_else_a_line_says_what_it_cannot_state(kind, spec, words, tmp_path, caplog, monkeypatch):
@@ -143,10 +147,13 @@ def test_a_stock_model_that_computes_something_else_is_not_saved(base, size, mon
         find_stock_model(model)
 
 
-def test_a_model_that_gives_nan_for_padding_alone_is_not_saved_as_stock():
+def test_a_model_with_nan_for_padding_or_other_weights_is_not_saved_as_stock():
     model = set_positions(MODELS["llama"].build(), "own(base=500)")
     model.get_input_embeddings().weight.data[0] = torch.nan
     with pytest.raises(NoStockModelError, match="LlamaForCausalLM differ by nan"):
+        find_stock_model(model)
+    model.extra = torch.nn.Linear(2, 2)
+    with pytest.raises(NoStockModelError, match=r"LlamaForCausalLM has other weights: .*extra"):
         find_stock_model(model)
 
 
@@ -170,7 +177,6 @@ STRANGER = """
 import json, sys
 sys.modules["fairseq_posenc"] = None
 import torch
-import transformers
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 ids = torch.tensor(json.loads(sys.argv[2]))
