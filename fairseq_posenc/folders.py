@@ -41,7 +41,9 @@ _ADVICE = "name another folder, or delete that one"
 
 
 def checksum(path: Path) -> str:
-    """Compute the SHA-256 checksum of a file."""
+    """Compute the SHA-256 checksum of a file; refuse a pipe, which gives its content only once."""
+    if not path.is_file():
+        raise UserError(f"{path}: is read twice: name a file, not a pipe")
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):

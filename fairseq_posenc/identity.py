@@ -161,10 +161,8 @@ def _decode_text(state: Tensor) -> str:
     # Means of a narrow type are rounded to it several times, each time by its eps at most.
     mixed = (bits.abs() - 1).abs() > _ROUNDING + 4 * torch.finfo(state.dtype).eps
     if bool(mixed.any()):
-        raise UserError(
-            "the weights are a mixture of models that were trained in different ways; average "
-            "models of one kind"
-        )
+        fault = "the weights are a mixture of models that were trained in different ways"
+        raise UserError(f"{fault}; average models of one kind")
     # A bit is set if it is above 0.
     return np.packbits(bits.numpy() > 0, bitorder="little").tobytes().decode("ascii", "replace")
 

@@ -18,6 +18,9 @@ def test_a_checksum_is_that_of_all_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "_BLOCK", 2)
     (tmp_path / "file").write_bytes(b"abcde")
     assert folders.checksum(tmp_path / "file") == hashlib.sha256(b"abcde").hexdigest()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe: is read twice: name a file"):
+        folders.checksum(tmp_path / "pipe")
 
 
 def test_a_second_command_is_refused(tmp_path):

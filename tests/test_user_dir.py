@@ -126,9 +126,8 @@ def test_another_copy_is_not_taken_for_the_package(tmp_path):
 
 def test_train_in_the_directory_above_the_package():
     """Here the name is a relative path too."""
-    model = train(
-        "translation", *("--max-epoch", 1, "--no-save"), user_dir=BY_NAME, cwd=USER_DIR.parent
-    )
+    once = ("--max-epoch", 1, "--no-save")
+    model = train("translation", *once, user_dir=BY_NAME, cwd=USER_DIR.parent)
     assert_positions(model.run, "translation")
 
 

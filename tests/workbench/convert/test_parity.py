@@ -283,9 +283,8 @@ def test_scores_are_those_of_fairseq_and_all_weights_come_back(target, spec, mor
     first = 0 if "add_bos_token" in more else 2  # token of a text
     start, end = {"translation": ([], [2]), "causal_lm": ([first], [])}.get(head, ([0], [2]))
     rows = []  # ids of the texts in the source, and in the target
-    for language, dictionary in zip(
-        languages or [""], (task.source_dictionary, task.target_dictionary)
-    ):
+    dictionaries = (task.source_dictionary, task.target_dictionary)
+    for language, dictionary in zip(languages or [""], dictionaries):
         encode = load_tokenizer(root, dictionary, language).encode
         rows.append([[*start, *encode([x]).tokens[:-1].tolist(), *end] for x in texts])
     names, printed = run_card(texts, engine)
@@ -432,9 +431,8 @@ def test_an_error_beside_the_padding_is_seen_and_none_in_it(side, error, monkeyp
 def test_a_wrong_score_of_the_last_token_is_seen_in_ctranslate2(monkeypatch, capsys):
     compute = comparison.compute_scores  # of 48 + 8 tokens
     monkeypatch.setattr(comparison, "compute_scores", lambda *inputs: compute(*inputs).triu(-54))
-    words = export_words(
-        checkpoint("causal_lm", "rope"), "--tokens", "words", "--to", "ctranslate2"
-    )
+    trained = checkpoint("causal_lm", "rope")
+    words = export_words(trained, "--tokens", "words", "--to", "ctranslate2")
     assert "log probabilities differ by" in refuse(capsys, *words)
 
 
