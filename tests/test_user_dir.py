@@ -140,12 +140,8 @@ def test_generate_by_relative_path():
     here = new_directory()
     path = trained("translation").save_dir / "checkpoint_last.pt"
     data = os.path.relpath(pairs(), here)
-    done = run(
-        "fairseq-generate",
-        *(data, "--user-dir", relative(here), "--path", os.path.relpath(path, here)),
-        *("--required-batch-size-multiple", 1),
-        cwd=here,
-    )
+    words = (data, "--user-dir", relative(here), "--path", os.path.relpath(path, here))
+    done = run("fairseq-generate", *words, "--required-batch-size-multiple", 1, cwd=here)
     assert_positions(done, "translation")
     assert done.out.count("\nH-") == SENTENCES["test"]
 

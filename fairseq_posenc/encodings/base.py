@@ -215,6 +215,8 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
     def add(cls: EncodingClass) -> EncodingClass:
         if name in ENCODINGS:
             raise UserError(f"two encodings are called {name!r}: rename one of them")
+        if not name.isidentifier() or hasattr(Encodings, name):  # a module's attribute of this name
+            raise UserError(f"no encoding can be called {name!r}: use other letters, digits or _")
         cls.name = name
         ENCODINGS[name] = cls
         return cls
@@ -271,8 +273,7 @@ class Encodings(nn.ModuleDict):
 
         ``x`` is ``(B, S, C)``, or ``(B, T, C)`` if ``past`` has the decay of the other tokens.
         """
-        x_of_queries = positions.queries(x)  # [B, T, C]
-        states = find_first(encoding.states(x_of_queries) for encoding in self.as_list())
+        states = find_first(e.states(positions.queries(x)) for e in self.as_list())
         decay = self.decay(x, positions.padding, past)
         terms = [] if states is None else [States(states)]
         return Terms(terms if decay is None else [decay, *terms])

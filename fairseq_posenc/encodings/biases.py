@@ -200,7 +200,7 @@ class Fire(Encoding):
     Equation:
         e_ij = q_i.k_j / sqrt(c d) + f(log(1 + a (i - j)) / log(1 + a max(i, L))), where f has a
         hidden layer of ``width`` ReLUs and an output for each head, a (the paper's c) and L are
-        trained, and c is ``scale_factor``.
+        trained (``curvature``, and ``length`` = L / ``threshold``), and c is ``scale_factor``.
     Shapes:
         weights ``(width, 1)``, ``(H, width)`` and their biases, a and L in each layer.
     Parameters:

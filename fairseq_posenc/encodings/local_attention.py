@@ -84,8 +84,7 @@ class Chunk(Encoding):
     def mask(self, positions: Positions) -> Mask:
         """Limit attention to the tokens of one chunk."""
         longest = self.size if positions.counted else None  # a caller's ids may repeat
-        ids = positions.compact_ids()  # one row, if it serves all sentences
-        return Mask(segments=ids // self.size, longest_segment=longest)
+        return Mask(segments=positions.compact_ids() // self.size, longest_segment=longest)
 
 
 @register("documents")

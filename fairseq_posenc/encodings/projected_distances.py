@@ -132,7 +132,7 @@ class TransformerXL(Encoding):
 
     Equation:
         e_ij = ((q_i + u).k_j + (q_i + v).(W s_(i-j))) / sqrt(c d), where s is the sinusoid
-        of width C of a distance; u and v are trained, c is ``scale_factor``.
+        of width C, sines and cosines in turn; u and v are trained, c is ``scale_factor``.
     Shapes:
         W ``(H * D, C)``, u and v ``(H, D)`` in each layer.
     Parameters:

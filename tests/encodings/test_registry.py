@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any, Literal, Optional
 
@@ -109,6 +110,9 @@ def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
     assert "made_up" in registry.names()
     with pytest.raises(UserError, match="two encodings are called 'made_up': rename one"):
         base.register("made_up")(MadeUp)
+    for name in ("with+plus", "two words", "terms"):
+        with pytest.raises(UserError, match=f"no encoding can be called {re.escape(repr(name))}"):
+            base.register(name)(MadeUp)
 
 
 def test_options_of_a_base_class_come_first_and_may_be_left_out(monkeypatch):
