@@ -38,7 +38,7 @@ pieces = source.encode("{prompt}", add_special_tokens=False).tokens
 engine = ctranslate2.{engine}(".")
 (result,) = engine.{call}
 print(target.decode([target.token_to_id(piece) for piece in result.{written}[0]]))"""
-_PROMPT = "Un homme dort."
+_PROMPTS = {"causal_lm": "A man is sleeping.", "translation": "Un homme dort."}
 # Head of a model -> its Auto class, and the name of transformers' pipeline for it, if there is one.
 _HEADS = {
     "masked_lm": ("AutoModelForMaskedLM", "fill-mask"),
@@ -58,7 +58,7 @@ def format_usage(trained: OpenModel, imports: Sequence[str], tokenizers: Sequenc
         tokenizers: folders of its tokenizers inside the model's folder, the source's first.
     """
     auto, _ = _HEADS[trained.head]
-    lines = [f"import {module}  # lets transformers load its positions" for module in imports]
+    lines = [f"import {x}  # installed, or in PYTHONPATH: has its positions" for x in imports]
     lines += [f"from transformers import {auto}, AutoTokenizer", ""]
     names = ("tokenizer", "target")[: len(tokenizers)]
     for name, folder in zip(names, tokenizers):
@@ -68,7 +68,7 @@ def format_usage(trained: OpenModel, imports: Sequence[str], tokenizers: Sequenc
         # The folder of a translation model has its limit, in generation_config.json.
         limit = "" if trained.head == "translation" else ", max_new_tokens=20"
         lines += [
-            f'inputs = tokenizer(["{_PROMPT}"], return_tensors="pt")',
+            f'inputs = tokenizer(["{_PROMPTS[trained.head]}"], return_tensors="pt")',
             f"written = model.generate(**inputs{limit})",
             f"print({names[-1]}.batch_decode(written, skip_special_tokens=True))",
         ]
@@ -88,8 +88,8 @@ def format_serving_usage(trained: OpenModel, tokenizers: Sequence[str]) -> str:
         # Neither limit counts the last </s>; to write n tokens and it, the decoder reads n + 1.
         longest = min(LONGEST_TRANSLATION, trained.stacks["decoder"].max_positions() - 1)
         call = f"translate_batch([pieces], beam_size=5, max_decoding_length={longest})"
-    target = Path(tokenizers[-1], "tokenizer.json")
-    return _SERVE.format(target=target, prompt=_PROMPT, engine=engine, call=call, written=written)
+    target, prompt = Path(tokenizers[-1], "tokenizer.json"), _PROMPTS[trained.head]
+    return _SERVE.format(target=target, prompt=prompt, engine=engine, call=call, written=written)
 
 
 def write_card(

@@ -175,7 +175,6 @@ LINES = {
     "beam_size=5": "beam_size=1",  # with more, it gives an end another probability than fairseq
 }
 TAGS = {"masked_lm": "fill-mask", "classes": "text-classification", "causal_lm": "text-generation"}
-PROMPT = "Un homme dort."  # of cards
 
 
 @cache
@@ -231,8 +230,9 @@ def run_card(texts: list[str], engine: bool) -> tuple[dict[str, Any], list[str]]
         assert any(option in code for option in LINES)
     for option, other in LINES.items():
         code = code.replace(option, other)
+    prompt = "Un homme dort." if re.search("Seq2Seq|Translator", code) else "A man is sleeping."
     for given in texts if engine else ['", "'.join(texts)]:
-        exec(code.replace(PROMPT, given), names)
+        exec(code.replace(prompt, given), names)
     return names, printed
 
 
