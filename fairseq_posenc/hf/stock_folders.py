@@ -86,7 +86,7 @@ def _name_stock_weights(model: Any, stacks: list[Stack], stock: Any) -> dict[str
     for stack in stacks:
         if stack.family.sinusoids == "half":  # a parameter in the stock class, which computes it
             table = stock.get_submodule(path := prefixes[stack.module] + stack.family.table)
-            weights[f"{path}.weight"] = table.create_weight().to(model.dtype)
+            weights[f"{path}.weight"] = table.create_weight()
         for owner in (stack.module, *stack.attentions):
             for ours, theirs in stack.weight_names.items():  # our names -> stock names
                 if (weight := weights.pop(f"{prefixes[owner]}{POSITIONS}.{ours}", None)) is None:
@@ -104,7 +104,7 @@ def _build(stock_class: Any, model: PreTrainedModel, stacks: list[Stack]) -> Pre
     positions = getattr(stacks[0].module, POSITIONS)
     config = write_configuration(stock_class.config_class, model.config, positions)
     with init_empty_weights():
-        stock: PreTrainedModel = stock_class(config)
+        stock: PreTrainedModel = stock_class._from_config(config, dtype=model.dtype)
     try:
         stock.load_state_dict(_name_stock_weights(model, stacks, stock), assign=True)
     except RuntimeError as error:

@@ -289,6 +289,17 @@ def compute_logits(model: PreTrainedModel, inputs: dict[str, Tensor], **settings
     return model(**inputs, **settings)[0]
 
 
+@torch.no_grad()
+def compute_in_steps(model: PreTrainedModel, steps: Iterable[dict[str, Any]]) -> Tensor:
+    """Run a model on one part of the tokens after the other, with a cache; join its logits."""
+    cache, parts = None, []
+    for step in steps:
+        out = model(**step, **{CACHE: cache}, use_cache=True)
+        cache = out[CACHE]
+        parts.append(out[0])
+    return torch.cat(parts, 1)
+
+
 def distance(a: Tensor, b: Tensor) -> float:
     """Measure the largest difference, as a part of the largest number."""
     return float((a - b).abs().max() / b.abs().max())
@@ -323,14 +334,9 @@ class Cell(NamedTuple):
         name = "decoder_input_ids" if self.tiny.has_encoder else "input_ids"
         mask_name = name.replace("input_ids", "attention_mask")
         ids, mask = inputs[name], inputs[mask_name]
-        cache, parts = None, []
-        for start, end in [(0, 5), (5, 9), *((i, i + 1) for i in range(9, ids.size(1)))]:
-            step = {**inputs, name: ids[:, start:end], mask_name: mask[:, :end]}
-            with torch.no_grad():
-                out = self.model(**step, **{CACHE: cache}, use_cache=True)
-            cache = out[CACHE]
-            parts.append(out.logits)
-        return distance(torch.cat(parts, 1)[:, 2:], whole[:, 2:])
+        spans = [(0, 5), (5, 9), *((i, i + 1) for i in range(9, ids.size(1)))]
+        steps = [{**inputs, name: ids[:, a:b], mask_name: mask[:, :b]} for a, b in spans]
+        return distance(compute_in_steps(self.model, steps)[:, 2:], whole[:, 2:])
 
     def compare_reloaded(self) -> float:
         """Compare logits with those of a new model that loads this one's state."""

@@ -141,13 +141,14 @@ def test_caches_forget_what_windows_hide():
         ("llama", "own(base=500", "the brackets of .* do not match"),
         ("llama", None, "spec is text"),
         ("t5", "own+cope", "for causal models: an encoder-decoder takes it as dec"),
+        ("whisper", "own", "decoder_spec: only one stack of this model has positions"),
     ],
 )
 def test_refused_and_left_as_it_was(name, spec, words):
     model, inputs = MODELS[name].build(), make_inputs(MODELS[name])
     before = compute_logits(model, inputs)
     with pytest.raises(UserError, match=words):
-        set_positions(model, spec)
+        set_positions(model, spec, decoder_spec="alibi" if name == "whisper" else None)
     assert torch.equal(compute_logits(model, inputs), before)
     assert not hasattr(model.config, "position_encoding")
 

@@ -21,9 +21,9 @@ from fairseq_posenc.hf.attention import AttentionPositions
 from fairseq_posenc.hf.stack_arguments import StackArguments
 from fairseq_posenc.workbench.hf.capture_attention import capture_attention
 from tests.helpers.hf_models import (
-    CACHE,
     MODELS,
     SYMBOLS,
+    compute_in_steps,
     compute_logits,
     distance,
     make_inputs,
@@ -213,14 +213,9 @@ def test_tokens_have_positions_on_several_axes(kind, spec):
         for named in ({"input_ids": inputs["input_ids"]}, inputs):
             with pytest.raises(UserError, match="do not separate documents"):
                 other(**named, position_ids=grid % 8)
-    cache, parts = None, []
-    for start, end in ((0, 5), (5, 6), (6, 12)):
-        step = {"position_ids": ids[..., start:end], CACHE: cache, "use_cache": True}
-        with torch.no_grad():
-            out = other(inputs["input_ids"][:, start:end], **step)
-        cache = out[CACHE]
-        parts.append(out[0])
-    assert distance(torch.cat(parts, 1), whole) < 2e-5
+    spans, tokens = ((0, 5), (5, 6), (6, 12)), inputs["input_ids"]
+    steps = [{"input_ids": tokens[:, a:b], "position_ids": ids[..., a:b]} for a, b in spans]
+    assert distance(compute_in_steps(other, steps), whole) < 2e-5
 
 
 @pytest.mark.parametrize("kind", [*HYBRIDS, "gemma4_text", SHARING])
@@ -232,13 +227,8 @@ def test_positions_of_layers_that_differ(kind, tmp_path):
     redraw_positions(model)
     whole = compute_logits(model, inputs)
     assert distance(compute_logits(model, pad(inputs, 3, 2))[:, 3:-2], whole) < 1e-5
-    ids, cache, parts = inputs["input_ids"], None, []
-    for start, end in ((0, 5), (5, 6), (6, 12)):
-        with torch.no_grad():
-            out = model(ids[:, start:end], **{CACHE: cache}, use_cache=True)
-        cache = out[CACHE]
-        parts.append(out.logits)
-    assert distance(torch.cat(parts, 1), whole) < 1e-5
+    steps = [{"input_ids": inputs["input_ids"][:, a:b]} for a, b in ((0, 5), (5, 6), (6, 12))]
+    assert distance(compute_in_steps(model, steps), whole) < 1e-5
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(compute_logits(loaded, inputs), whole)
