@@ -123,7 +123,7 @@ class Identity(NamedTuple):
             positions, directions = parse(content["positions"]), str(content["directions"])
             settings = WeightSettings.parse(content)
             return cls(positions, directions, int(content["trained_length"]), settings)
-        except Exception as error:  # which one, depends on the tensor
+        except Exception as error:  # of a type that depends on the tensor
             fault = f"the checkpoint's record of its positions cannot be read: {error}"
             raise UserError(fault) from None
 
@@ -178,7 +178,8 @@ def parse_directions(text: str, option: str) -> list[str]:
     Raises:
         UserError: a direction is unknown; the message names the option.
     """
-    directions = [part.strip() for part in text.split(",")] if text.strip() else []
+    written = text.strip().removesuffix(",")  # as old checkpoints may have it
+    directions = [part.strip() for part in written.split(",")] if text.strip() else []
     if unknown := [x for x in directions if x not in DIRECTIONS]:
         raise UserError(
             f"{option} {shortened(text)}: unknown direction {shortened(unknown[0])!r}: choose "

@@ -71,22 +71,28 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
 
 def find_doubts(text: str, new: Spec, own: Spec, num_layers: int) -> Iterator[str]:
     """Say what the spec ``text``, parsed as ``new``, may do to a model against a user's wish."""
-    if not new.names & {*registry.names()}:  # these are not windows, caps and so on
-        yield f"the model has no positions now: {text} names none (own+... keeps them)"
-    keeps = [any(map(_OWN.fullmatch, layer)) for layer in split_spec(text)]
-    if any(keeps) and not all(keeps) and own.input_items:
-        yield f"{own.input_items[0]} acts on the input, so layers without own keep it, too"
-    for index in (x for x in range(num_layers) if not keeps[x % len(keeps)]):
+    encodings = {*registry.names()}  # without windows, caps and so on
+    if not new.names & encodings:
+        advice = " (own+... keeps them)" if own.names & encodings - {"none"} else ""
+        yield f"the model has no positions now: {shortened(text)} names none{advice}"
+    # The items of each layer as written, by name: they tell defaults that a user wrote from others.
+    written = [{x.partition("(")[0].strip(): x for x in layer} for layer in split_spec(text)]
+    for item in own.input_items if any("own" in x for x in written) else ():
+        if not all({"own", item.name} & x.keys() for x in written):
+            yield f"{item} acts on the input, so layers without own keep it, too"
+    for index in (x for x in range(num_layers) if "own" not in written[x % len(written)]):
         layers = [spec.layers[index % len(spec.layers)] for spec in (new, own)]
         rotations = [[x for x in layer if x.encoding.acts_on == "rotation"] for layer in layers]
-        known = {*registry.names(), *(x.name for x in layers[0])}
+        known = {*encodings, *(x.name for x in layers[0])}
         for item, present in zip(*rotations):  # a layer has at most one
+            name = shortened(str(item))
             if others := "+".join(str(x) for x in layers[1] if x.name not in known):
-                yield f"{item} leaves out the model's {others}: own+... keeps it"
-            unset = registry.options(item.name).keys() - dict(item.options).keys()
+                yield f"{name} leaves out the model's {shortened(others)}: own+... keeps it"
+            options = written[index % len(written)][item.name].partition("(")[2].partition(")")[0]
+            unset = registry.options(item.name).keys() - split_options(item.name, options).keys()
             if lost := tuple(x for x in present.options if x[0] in unset):
-                theirs = f"the model's {present._replace(options=lost)}"
-                yield f"{item} lacks options of {theirs}: write them, or own(...) for these"
+                theirs = f"the model's {shortened(str(present._replace(options=lost)))}"
+                yield f"{name} lacks options of {theirs}: write them, or use own(...)"
 
 
 def join_layers(layers: Sequence[str]) -> str:

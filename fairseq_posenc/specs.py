@@ -227,9 +227,8 @@ def split_spec(text: str) -> list[list[str]]:
         if repeated := _REPEATED.fullmatch(part):
             count, layer = int(repeated[1]), repeated[2]
         if not 1 <= count <= _MAX_LAYERS - len(layers):
-            raise UserError(
-                f"position encoding {shortened(text)!r}: name from 1 to {_MAX_LAYERS:,} layers"
-            )
+            fault = f"name from 1 to {_MAX_LAYERS:,} layers"
+            raise UserError(f"position encoding {shortened(text)!r}: {fault}")
         layers += [_PLUS.split(layer)] * count
     return layers
 
@@ -285,21 +284,18 @@ def _apply_reset(encodings: list[tuple[str, dict[str, object]]], text: str) -> N
     for name, values in reversed(encodings):
         if "reset" in registry.options(name):
             if values.get("reset") is False:
-                raise UserError(
-                    f"{shortened(text)!r}: {name}(reset=false) and +reset contradict each other"
-                )
+                fault = f"{name}(reset=false) and +reset contradict each other"
+                raise UserError(f"{shortened(text)!r}: {fault}")
             values["reset"] = True
             return
-    known = [name for name in registry.names() if "reset" in registry.options(name)]
-    raise UserError(
-        f"{shortened(text)!r}: reset must follow an encoding that has it: {', '.join(known)}"
-    )
+    known = ", ".join(name for name in registry.names() if "reset" in registry.options(name))
+    raise UserError(f"{shortened(text)!r}: reset must follow an encoding that has it: {known}")
 
 
 def split_options(name: str, text: str, listed: str = "") -> dict[str, str]:
     """Split the options in the brackets of an encoding; a message may list the known ones."""
     values: dict[str, str] = {}
-    for part in text.split(",") if text.strip() else ():
+    for part in text.strip().removesuffix(",").split(",") if text.strip() else ():
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise UserError(f"{name}({shortened(text)}): write NAME=VALUE{listed}")
@@ -335,8 +331,6 @@ def _refuse_conflicts(items: Sequence[Item]) -> None:
         if item.name in others:
             raise UserError(f"{written}: {item.name} is named twice")
         if others and place not in _PLACES_FOR_SEVERAL:
-            raise UserError(
-                f"{written}: {others[0]} and {item.name} both act on the {place}; "
-                "choose one of them"
-            )
+            fault = f"{others[0]} and {item.name} both act on the {place}"
+            raise UserError(f"{written}: {fault}; choose one of them")
         others.append(item.name)

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -24,14 +25,10 @@ def test_a_checksum_is_that_of_all_blocks(tmp_path, monkeypatch):
 
 
 def test_a_second_command_is_refused(tmp_path):
-    with (
-        folders.lock_folder(tmp_path / "out"),
-        pytest.raises(UserError, match=r"out: process \d+ on .* is running there"),
-        folders.lock_folder(tmp_path / "out"),
-    ):
-        pass
-    with folders.lock_folder(tmp_path / "out"):
-        pass
+    out, fault = tmp_path / "out", r"out: process \d+ on .* is running there"
+    for _ in range(2):  # the first one released it
+        with folders.lock_folder(out), pytest.raises(UserError, match=fault), ExitStack() as locked:
+            locked.enter_context(folders.lock_folder(out))
 
 
 def test_a_forked_process_leaves_the_lock_to_its_parent(tmp_path):
@@ -66,8 +63,11 @@ def test_a_folder_is_bound_to_a_request_by_the_first_thing_that_is_finished(tmp_
             folders.claim(tmp_path, {**REQUEST, "text": "b" * 64})
         with pytest.raises(UserError, match="other model, layers: 2, not 3"):
             folders.claim(tmp_path, {**REQUEST, "seeds": [3], "model": {"layers": 3}})
-        with pytest.raises(UserError, match="was made by another command or version; name"):
-            folders.claim(tmp_path, {"text": "a" * 64, "options": {}})
+        for has_results in (True, False):
+            with pytest.raises(UserError, match="was made by another command or version; name"):
+                folders.claim(tmp_path, {"text": "a" * 64, "options": {}}, has_results)
+        folders.claim(tmp_path, {**REQUEST, "text": "b" * 64}, has_results=False)
+        assert not (tmp_path / "data").exists()
 
 
 def test_a_folder_of_other_files_is_not_claimed(tmp_path):
@@ -86,7 +86,9 @@ def test_a_whole_folder_appears_at_the_end_with_its_request(tmp_path):
     assert folders.is_made(out, REQUEST)
     with pytest.raises(UserError, match="other seeds"):
         folders.is_made(out, {**REQUEST, "seeds": [1]})
-    for name, fault in (("out", "not empty"), ("out/..", "name a new folder")):
+    (tmp_path / "other.partial/mine").mkdir(parents=True)
+    faults = {"out": "not empty", "out/..": "name a new folder", "other": "not made by this"}
+    for name, fault in faults.items():
         with pytest.raises(UserError, match=fault), folders.whole_folder(tmp_path / name, REQUEST):
             pass
     (tmp_path / "new").mkdir()
@@ -118,8 +120,8 @@ def test_the_same_request_finds_the_parts_of_a_killed_command_and_another_is_ref
     [(REQUEST, RunError, True), (REQUEST, UserError, False), (None, KeyError, False)],
 )
 def test_what_cannot_be_continued_is_deleted(tmp_path, request_, error, is_left):
-    def fail(name):
-        (tmp_path / name).mkdir()
+    def fail(name, make=Path.mkdir):
+        make(tmp_path / name)
         raise error("stopped")
 
     with pytest.raises(error), folders.whole_folder(tmp_path / "new/folder/out", request_):
@@ -127,14 +129,9 @@ def test_what_cannot_be_continued_is_deleted(tmp_path, request_, error, is_left)
     assert (tmp_path / "new/folder/out.partial").exists() == (tmp_path / "new").exists() == is_left
     with pytest.raises(error), folders.lock_folder(tmp_path / "p/q/r"):
         fail("p/others")
+    with pytest.raises(error), folders.lock_folder(tmp_path / "p/q"):
+        fail(f"p/q/{folders.REQUEST}", Path.touch)
     assert [path.name for path in (tmp_path / "p").iterdir()] == ["others"]
-
-
-def test_a_partial_folder_of_another_program_is_kept(tmp_path):
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / "mine").touch()
-    with pytest.raises(UserError, match="not made by this"), folders.whole_folder(tmp_path / "out"):
-        pass
 
 
 def test_a_result_is_found_by_its_request_only(tmp_path):

@@ -319,7 +319,8 @@ def test_real_positions_are_refused_where_rows_are_counted():
         message = rf"position_ids must be whole numbers \(torch.long\) for {name}, not float32"
         with pytest.raises(UserError, match=message):
             positions(x, position_ids=TIMES[None])
-    for change, message in ((-1.25, r"-1\.0 is below 0"), (math.nan, "nan is not finite")):
+    faults = {-1.25: r"-1\.0 is below 0", math.nan: "nan is not", math.inf: "inf is not finite"}
+    for change, message in faults.items():
         with pytest.raises(UserError, match=f"position_ids: {message}"):
             StackPositions("rope", 16, 2)(x, position_ids=TIMES[None] + change)
 

@@ -232,11 +232,11 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (27339, 27500),
+    "fairseq_posenc": (27338, 27500),
     "fairseq_posenc/encodings": (3632, 3800),
     "fairseq_posenc/backends": (3393, 3600),
     "fairseq_posenc/backends/triton": (1192, 1200),
-    "fairseq_posenc/modules": (1120, 1150),
+    "fairseq_posenc/modules": (1118, 1150),
     "fairseq_posenc/analysis": (238, 300),
     "fairseq_posenc/transformer": (894, 1100),
     "fairseq_posenc/models": (475, 520),
@@ -260,7 +260,7 @@ LINES = {
     "preprocess": (2579, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2976, 3600),
-    "tests": (29690, 32000),
+    "tests": (29689, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

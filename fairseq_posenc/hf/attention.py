@@ -139,19 +139,20 @@ class AttentionWithPositions(Derived):
         state: PassState | None = named.pop(PASS_STATE, None)
         if state is None:
             raise UserError(CALLED_BY_ITSELF)
-        positions: Any = getattr(self, POSITIONS)  # AttentionPositions, or PEFT's wrapper of a copy
+        if (config := vars(self)["config"])._attn_implementation != state.attention:
+            config._attn_implementation = state.attention  # a copied layer has its own `config`
+        plan = getattr(self, POSITIONS).plan  # of AttentionPositions, or PEFT's wrapper of a copy
         inputs: Tensor = args[0] if args else named["hidden_states"]
-        if positions.plan.is_rotated:
-            named["position_embeddings"] = state.cosines[positions.plan.kind]
-        elif width := positions.plan.cosine_width:  # cosines of 1 and sines of 0 rotate nothing
+        if plan.is_rotated:
+            named["position_embeddings"] = state.cosines[plan.kind]
+        elif width := plan.cosine_width:  # cosines of 1 and sines of 0 rotate nothing
             ones = torch.ones(1, 1, width, dtype=inputs.dtype, device=inputs.device)
             named["position_embeddings"] = (ones, torch.zeros_like(ones))
         if state.shared is None:  # the model's own attention is used
             return forward(self, *args, **named)
         cache = caches.find_self_cache([*named.values(), *args])
-        shared = state.shared[positions.plan.kind]
         gates_layer = state.num_layers + (getattr(self, "layer_idx", 0) or 0)  # after the model's
-        layer = LayerState(shared, inputs, cache, gates_layer, state.need_weights)
+        layer = LayerState(state.shared[plan.kind], inputs, cache, gates_layer, state.need_weights)
         output = forward(self, *args, **named, **{LAYER_STATE: layer})
         if not layer.is_used:
             raise UserError(f"{type(self).__name__} {OWN_CODE}")
@@ -181,7 +182,7 @@ def attend_with_positions(
         if not hasattr(module, WITHOUT_POSITIONS):
             raise UserError(
                 f"{type(module).__name__}: {OUR_ATTENTION!r} is for models whose positions were "
-                "set with all of their layers: set_positions, or set_attn_implementation('sdpa')"
+                "set with all layers: call set_positions, or set_attn_implementation('sdpa')"
             )
         stock: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return stock(module, query, key, value, attention_mask, dropout, scaling, **named)

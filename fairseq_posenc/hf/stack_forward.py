@@ -46,6 +46,7 @@ class PassState(NamedTuple):
     shared: tuple[Shared, ...] | None = None  # None if the model's own attention is used
     need_weights: bool = False  # whether attention weights are requested
     num_layers: int = 0  # of the stack
+    attention: str = ""  # the name of the stack's
 
 
 class LayerPlan(NamedTuple):
@@ -137,13 +138,14 @@ class HFStackPositions(StackPositions):
             return {}, PassState({}), None  # the model's code refuses such a call
         stack = Stack(self.family, module)
         arguments = StackArguments(named, self, stack)
-        is_ours = stack.config._attn_implementation == OUR_ATTENTION  # else the model's own
-        self._check_attention(stack, arguments)
+        attention = stack.config._attn_implementation
+        is_ours = attention == OUR_ATTENTION  # else the model's own
+        self._check_attention(stack, arguments, attention)
         # Not in steps of decoding; but always with a static cache, whose length may be on a GPU.
         if isinstance(arguments.past, Tensor) or not arguments.past:
             _refuse_replaced_layers(stack)
         # FlashAttention keeps packed texts apart by ids; other layers of a hybrid do not read them.
-        separates_by_ids = "flash" in stack.config._attn_implementation and not stack.is_hybrid
+        separates_by_ids = "flash" in attention and not stack.is_hybrid
         arguments.refuse_packed(separates_by_ids)
         changes = _list_changes(stack, arguments, separates_by_ids)
         self._fit_scalings(arguments)  # before any rotation is computed
@@ -151,7 +153,8 @@ class HFStackPositions(StackPositions):
         if self.input is None and not is_ours:  # only the rotations of new tokens are needed
             if ids is None:  # they are counted, from those in the cache on
                 ids = torch.arange(inputs.size(1), device=inputs.device)[None] + arguments.past
-            return changes, PassState(self._make_cosines(module, self.shared.rotations(ids))), None
+            cosines = self._make_cosines(module, self.shared.rotations(ids))
+            return changes, PassState(cosines, attention=attention), None
         positions, is_uncounted = arguments.read_positions(self.shared, self.boundary_id)
         self._refuse_inner_padding(positions, "attention_mask")  # which distances would count
         states = compute_shared(self.shared, positions)  # one for each kind of layer
@@ -162,12 +165,11 @@ class HFStackPositions(StackPositions):
         cosines = self._make_cosines(module, [x.rotation for x in states])
         requested = named.get("output_attentions")
         needs_weights = stack.config.output_attentions if requested is None else requested
-        shared = states if is_ours else None
-        return changes, PassState(cosines, shared, needs_weights, len(stack.layers)), is_uncounted
+        shared, count = states if is_ours else None, len(stack.layers)
+        return changes, PassState(cosines, shared, needs_weights, count, attention), is_uncounted
 
-    def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
+    def _check_attention(self, stack: Stack, arguments: StackArguments, attention: str) -> None:
         """Refuse attention that leaves positions out, and caches and masks that do not fit it."""
-        attention = stack.config._attn_implementation
         if attention != OUR_ATTENTION:
             if not self.can_keep_attention:
                 raise UserError(
@@ -292,9 +294,6 @@ def _refuse_replaced_layers(stack: Stack) -> None:
     # A layer may have another index than before, as PEFT replicates layers; saving compares kinds.
     if any(getattr(part, "spec", None) != parts[0].spec for part in parts):
         raise UserError("a layer with other positions was put into this model: set them again")
-    for layer in stack.attentions:  # a copied one, or a part of another model, has its own `config`
-        if layer.config._attn_implementation != stack.config._attn_implementation:
-            layer.config._attn_implementation = stack.config._attn_implementation
     if any(weight.is_meta for part in parts for weight in part.parameters()):
         raise UserError(
             "accelerate has offloaded trained positions: leave the modules named positions, and "

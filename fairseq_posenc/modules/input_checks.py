@@ -61,10 +61,8 @@ def check_self_cache(cache: Cache | None, shared: Shared, heads: int, head_dim: 
     held = (*kept.key.shape[:3], kept.value.size(3))  # not the width of keys: PoPE changes it
     expected = (positions.batch_size, heads, length, head_dim)
     if held != expected:
-        raise UserError(
-            f"the cache is {held}, but this layer and the positions need {expected} (batch, heads, "
-            "keys, width): give each layer its own cache"
-        )
+        need = f"this layer and the positions need {expected}: give each layer its own cache"
+        raise UserError(f"the cache has batch, heads, keys and width {held}, but {need}")
 
 
 def check_embeddings(name: str, x: Tensor, width: int) -> None:

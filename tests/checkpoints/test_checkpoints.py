@@ -212,7 +212,7 @@ def test_layers_that_saw_one_side_are_not_made_to_see_both(spec):
         printed = f"attention directions lr, the model has {directions or 'both'}"
         with pytest.raises(UserError, match=printed):
             model.load_state_dict(dict(state))
-    same = make_model("masked_lm", position_encoding=spec, attention_directions="lr,both")
+    same = make_model("masked_lm", position_encoding=spec, attention_directions="lr,both,")
     same.load_state_dict(dict(state))
 
 

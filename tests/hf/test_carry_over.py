@@ -88,9 +88,8 @@ def test_tables_by_position_grow_by_a_rule(rule: LengthRule | None, axes: int) -
             share, after = place % 1, old[:, min(int(place) + 1, LENGTH - 1)]
             expected = (1 - share) * old[:, int(place)] + share * after
         assert torch.allclose(new[:, row], expected, atol=1e-5), row
-    with pytest.warns(
-        UserWarning, match=rf"{8 * axes} of {16 * axes} rows cut off; load the model"
-    ):
+    cut = rf"{8 * axes} of {16 * axes} rows cut off; load the model"
+    with pytest.warns(UserWarning, match=cut):
         set_positions(model, "own", LENGTH)
     assert torch.equal(model.get_parameter(TABLE).view(axes, LENGTH, -1), new[:, :LENGTH])
 
@@ -116,22 +115,20 @@ def test_the_models_own_table_grows() -> None:
     assert torch.equal(*table.chunk(2))
 
 
-def test_weights_of_other_meaning_are_not_taken() -> None:
-    model = build("llama", "learned(axes=2)")
-    old = model.get_parameter(TABLE).clone()
-    with pytest.warns(UserWarning, match=r"learned\.table\.weight: .* options: axes=2 before"):
-        set_positions(model, "learned", 2 * LENGTH)
-    assert model.get_parameter(TABLE).shape == old.shape
-    assert not torch.equal(model.get_parameter(TABLE), old)
-
-
-def test_the_table_of_other_buckets_is_not_taken() -> None:
-    model = build("llama", "t5")
-    name = "model.positions.shared.t5.table"
-    trained = model.get_parameter(name).clone()
-    with pytest.warns(UserWarning, match=r"t5\.table: untrained, .* options: max_distance=256 now"):
-        set_positions(model, "t5(max_distance=256)")
-    assert not torch.equal(model.get_parameter(name), trained)
+@pytest.mark.parametrize(
+    ("before", "after", "name", "change"),
+    [
+        ("learned(axes=2)", "learned", TABLE, "axes=2 before"),
+        ("t5", "t5(max_distance=256)", "model.positions.shared.t5.table", "max_distance=256 now"),
+    ],
+)
+def test_weights_of_other_meaning_are_not_taken(before, after, name, change):
+    model = build("llama", before)
+    old = model.get_parameter(name).clone()
+    with pytest.warns(UserWarning, match=rf"\.table.*: untrained, .* options: {change}"):
+        set_positions(model, after, 2 * LENGTH)
+    assert model.get_parameter(name).shape == old.shape
+    assert not torch.equal(model.get_parameter(name), old)
 
 
 @pytest.mark.parametrize("spec", ["t5", "inkling"])
@@ -216,6 +213,8 @@ def test_layers_that_were_added_have_the_positions_that_are_set_next(spec: str) 
     torch.testing.assert_close(read(set_positions(model, spec)), expected)
     model.set_attn_implementation("fairseq_posenc")
     torch.testing.assert_close(read(model), expected)
+    model.model.layers[1].self_attn.config._attn_implementation = "eager"
+    model(torch.tensor([[7]]), past_key_values=stock(torch.tensor([[5, 6]])).past_key_values)
     model.model.layers[1].self_attn.layer_idx = 0  # as of a copy of the first layer
     with pytest.raises(UserError, match="give copied layers their own layer_idx"):
         read(model)

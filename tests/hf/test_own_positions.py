@@ -13,7 +13,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import own_positions, read_positions, set_positions
-from fairseq_posenc.own_specs import expand_own
+from fairseq_posenc.own_specs import expand_own, find_doubts
 from fairseq_posenc.specs import parse
 
 LONG = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
@@ -209,10 +209,20 @@ def test_own_that_cannot_be_read_is_refused(spec: str, theirs: str, message: str
         ("modernbert", "rope(base=160000,layout=half)", r"leaves out the model's window\(size=128"),
         ("modernbert", MODERNBERT, ""),
         ("modernbert", "own(base=10000),none,alibi", ""),
+        ("modernbert", "rope(base=10000,layout=half)+window", ""),
         ("bert", "2*own+window,none", "learned acts on the input, so layers without own keep it"),
+        ("bert", "own+alibi", ""),
+        ("bert", "own, learned+alibi", ""),
     ],
 )
 def test_what_a_spec_may_do_unnoticed_is_said(kind: str, spec: str, warning: str) -> None:
     model = AutoModel.from_config(make_config(kind))
     with pytest.warns(UserWarning, match=warning) if warning else nullcontext():
         set_positions(model, spec)
+
+
+def test_doubts_are_short_and_offer_only_what_is_there() -> None:
+    spec = "rope(scaling=longrope:4:short={0}:long={0})".format("/".join(["1.5"] * 64))
+    (doubt,) = {*find_doubts(HALF, parse(HALF), parse(spec), 2)}
+    assert len(doubt) < 350
+    assert "own" not in next(find_doubts("window", parse("window"), parse("none"), 2))

@@ -77,7 +77,7 @@ def test_models_of_the_same_configuration_are_left_alone(spec: str) -> None:
     assert read_positions(other) == "rope(layout=half)"
     assert torch.equal(other(TOKENS).logits, before)
     if spec == "alibi":  # which a stock class cannot compute, unlike its own kind of rotation
-        with pytest.raises(UserError, match="positions were set with all of their layers"):
+        with pytest.raises(UserError, match="positions were set with all layers"):
             transformers.LlamaForCausalLM(copy.deepcopy(taught.config))(TOKENS)
     again = transformers.AutoModelForCausalLM.from_config(taught.config).eval()
     again.load_state_dict(taught.state_dict())

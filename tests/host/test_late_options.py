@@ -255,10 +255,8 @@ HYDRA = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("family", "change", "said"), product_of(["masked_lm", "causal_lm"], HYDRA)
-)
-def test_hydra_settings_are_refused_in_a_line(family, change, said):
+@pytest.mark.parametrize(("family", "change", "why"), product_of(["masked_lm", "causal_lm"], HYDRA))
+def test_hydra_settings_are_refused_in_a_line(family, change, why):
     lm = ("language_modeling", "transformer_lm_rope_tiny", "cross_entropy")
     task, arch, criterion = lm if family == "causal_lm" else (family, "roberta_m4m_tiny", family)
     done = run(
@@ -271,5 +269,5 @@ def test_hydra_settings_are_refused_in_a_line(family, change, said):
     )
     assert done.status
     (line,) = [x for x in done.err.splitlines() if x.startswith("fairseq-posenc: error: ")]
-    assert said in line
+    assert why in line
     assert "Traceback" not in done.err

@@ -64,10 +64,10 @@ def find_training_data(folder: Path, task: Task) -> GlueDataBin:
     path = folder / task.name
     if not path.is_dir():
         how = f"{_ADVICE} --tasks {task.name}"
-        raise UserError(f"{path} does not exist: {how}, or leave it out by --tasks")
+        raise UserError(f"{path} does not exist: {how}, or leave the task out with --tasks")
     data = open_glue_data(path)
     missing = [split for split in ("train", *task.valid_splits) if split not in data.splits]
     if missing:
-        how = f"{_ADVICE} from all files of {task.name}, or leave it out by --tasks"
+        how = f"{_ADVICE} from all files of {task.name}, or leave the task out with --tasks"
         raise UserError(f"{path} has no {' and no '.join(missing)} set: {how}")
     return data

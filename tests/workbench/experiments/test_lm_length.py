@@ -182,9 +182,7 @@ def test_only_one_model_at_a_time_is_in_memory(llama, measure, monkeypatch):
     assert before == [0] * 4
 
 
-def test_spread_windows_predict_the_same_tokens_at_every_length(
-    llama, measure, tmp_path, monkeypatch
-):
+def test_spread_windows_predict_equal_tokens_at_every_length(llama, measure, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # progress bars are shown
     tokens = Fast.from_pretrained(llama)(TEXT)["input_ids"]
     names = [f"own={llama}", f"none={llama}@none"]
