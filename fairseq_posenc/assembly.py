@@ -97,14 +97,15 @@ def draft_layer(spec: Spec, dims: Dims, kind: int, backend: str = "auto") -> Ter
         projected = rows.new_empty(dims.num_heads, rows.size(0), dims.head_dim)
         return projected, projected
 
-    terms, limits = _draft_terms_and_limits(spec, dims, spec.layer_kinds[kind])
+    classes = tuple(item.encoding for item in spec.items)
+    terms, limits = _draft_terms_and_limits(spec, dims, spec.layer_kinds[kind], classes)
     backends.check(backend, terms.projected(project), dims.head_dim, limits)
     return terms
 
 
 @cache
-def _draft_terms_and_limits(spec: Spec, dims: Dims, layer: Items) -> tuple[Terms, Mask]:
-    """Compute the terms and limits of a kind of layer, once for equal stacks."""
+def _draft_terms_and_limits(spec: Spec, dims: Dims, layer: Items, _: object) -> tuple[Terms, Mask]:
+    """Compute the terms and limits of a kind of layer, once for equal stacks and classes."""
     token = _make_one_token()
     for item in spec.whole_stack:  # none has terms: some restart positions or draw random ones
         token = _build_draft(item, spec, dims).number(token)
@@ -134,12 +135,10 @@ def _refuse_too_narrow_tables(spec: Spec, layer: Items, terms: Terms) -> None:
     """Refuse rows that queries or keys are multiplied by, where an encoding widens these."""
     # "channel" multiplies both; each layer projects rows of "layer" to rows of "query" and "key".
     multiplied: tuple[RowsOf, ...] = ("query", "key", "channel", "layer")  # and CountedRows, below
-    if not (terms.has(CountedRows) or any(terms.rows(of) for of in multiplied)):
-        return
-    for item in layer:
-        if item.encoding.widens:  # as `pope`, to 2 D
-            fault = f"{item.name} makes queries and keys wider"
-            raise UserError(f"{spec}: {fault}, so tables that are multiplied by them do not fit")
+    wider = [item.name for item in layer if item.encoding.widens]  # as `pope`, to 2 D
+    if wider and (terms.has(CountedRows) or any(terms.rows(of) for of in multiplied)):
+        fault = f"{wider[0]} makes queries and keys wider"
+        raise UserError(f"{spec}: {fault}, so tables that are multiplied by them do not fit")
 
 
 def _refuse_beside_random(spec: Spec, dims: Dims, layer: Items, token: Positions) -> None:
@@ -206,7 +205,8 @@ def find_id_readers(spec: Spec, dims: Dims) -> dict[str, Encoding]:
 
 def _build_draft(item: Item, spec: Spec, dims: Dims) -> Encoding:
     """Build an encoding of a stack on the device "meta"."""
-    return _build_on_meta(item, _find_input_dims(spec, dims) if item in spec.input_items else dims)
+    sizes = _find_input_dims(spec, dims) if item in spec.input_items else dims
+    return _build_on_meta(item, sizes, (item.encoding,))
 
 
 def _find_input_dims(spec: Spec, dims: Dims) -> Dims:
@@ -214,13 +214,14 @@ def _find_input_dims(spec: Spec, dims: Dims) -> Dims:
 
     With random positions its table has a row for every position that can be drawn.
     """
-    drawn_below = find_first(_build_on_meta(item, dims).drawn_below for item in spec.whole_stack)
+    drafts = (_build_on_meta(item, dims, (item.encoding,)) for item in spec.whole_stack)
+    drawn_below = find_first(draft.drawn_below for draft in drafts)
     return dims if drawn_below is None else dims._replace(max_positions=drawn_below)
 
 
 @cache
-def _build_on_meta(item: Item, dims: Dims) -> Encoding:
-    """Build an encoding on the device "meta", once for equal arguments."""
+def _build_on_meta(item: Item, dims: Dims, _: object) -> Encoding:
+    """Build an encoding on "meta", once for equal arguments; the last one holds its class."""
     with torch.device("meta"):
         return build_encodings(name_modules([item]), dims).as_list()[0]
 

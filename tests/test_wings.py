@@ -237,7 +237,7 @@ LINES = {
     "fairseq_posenc/backends": (3393, 3600),
     "fairseq_posenc/backends/triton": (1192, 1200),
     "fairseq_posenc/modules": (1118, 1150),
-    "fairseq_posenc/analysis": (238, 300),
+    "fairseq_posenc/analysis": (237, 300),
     "fairseq_posenc/transformer": (894, 1100),
     "fairseq_posenc/models": (475, 520),
     "fairseq_posenc/tasks": (792, 820),
@@ -260,7 +260,7 @@ LINES = {
     "preprocess": (2579, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2976, 3600),
-    "tests": (29689, 32000),
+    "tests": (29688, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

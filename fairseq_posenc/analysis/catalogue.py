@@ -23,9 +23,8 @@ _TYPE_NAMES = {int: "integer", float: "number", Signed: "number", bool: "true or
 def parse_page(name: str) -> dict[str, str]:
     """Parse an encoding's docstring into ``summary``, ``equation``, ...; a user's may lack some."""
     summary, *parts = re.split(rf"(?m)^({'|'.join(HEADINGS)}):$", _read_docstring(name))
-    sections = dict(zip(parts[::2], parts[1::2]))  # `parts` are heading, section, heading, ...
-    page = {"summary": summary, **{x.lower(): sections.get(x, "") for x in HEADINGS}}
-    return {key: " ".join(section.split()) for key, section in page.items()}
+    sections = {"Summary": summary, **dict(zip(parts[::2], parts[1::2]))}  # heading, section, ...
+    return {x.lower(): " ".join(sections.get(x, "").split()) for x in ("Summary", *HEADINGS)}
 
 
 def summarize(name: str) -> str:

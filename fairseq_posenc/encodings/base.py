@@ -213,7 +213,8 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
     """Register an encoding class under the name that specs use."""
 
     def add(cls: EncodingClass) -> EncodingClass:
-        if name in ENCODINGS:
+        known = ENCODINGS.get(name, cls)  # the same class if a cell of a notebook runs once more
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise UserError(f"two encodings are called {name!r}: rename one of them")
         if not name.isidentifier() or hasattr(Encodings, name):  # a module's attribute of this name
             raise UserError(f"no encoding can be called {name!r}: use other letters, digits or _")
@@ -300,8 +301,7 @@ class SharedEncodings(Encodings):
 
     def select(self, kind: int) -> "SharedEncodings":
         """Select the encodings of a kind of layer, now the only one; the modules are the same."""
-        named = self.as_dict()
-        return SharedEncodings({name: named[name] for name in self.kinds[kind]})
+        return SharedEncodings({name: self.as_dict()[name] for name in self.kinds[kind]})
 
     def rotations(self, ids: Tensor) -> list[Rotation | None]:
         """Compute the rotation of each kind of layer (see :meth:`Encoding.rotation`), or None."""

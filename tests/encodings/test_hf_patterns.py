@@ -91,13 +91,8 @@ def test_gemma_3s_attention_equals_the_librarys_between_its_norms(side, causal):
     """Queries and keys are normed before they are rotated: they are made by the model itself."""
     torch.manual_seed(1)
     spec = "5*rope(layout=half)+window(size=6),rope(base=1000000,layout=half)"
-    config = transformers.Gemma3TextConfig(
-        **SIZES,
-        sliding_window=6,
-        head_dim=8,
-        query_pre_attn_scalar=8,
-        use_bidirectional_attention=not causal,
-    )
+    sizes = {**SIZES, "sliding_window": 6, "head_dim": 8, "query_pre_attn_scalar": 8}
+    config = transformers.Gemma3TextConfig(**sizes, use_bidirectional_attention=not causal)
     model = transformers.Gemma3TextModel(config)
     padding = padding_of(23, 0, -4 if side == "right" else 4)
     attentions, found = attended(model, padding)

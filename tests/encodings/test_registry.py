@@ -9,9 +9,10 @@ from typing import Any, Literal, Optional
 import pytest
 
 from fairseq_posenc import registry, specs
+from fairseq_posenc.assembly import count_parameters
 from fairseq_posenc.encodings import base
 from fairseq_posenc.encodings.base import Dims, Encoding
-from fairseq_posenc.encodings.biases import Alibi
+from fairseq_posenc.encodings.biases import Alibi, Kerple
 from fairseq_posenc.errors import UserError
 from tests.helpers.formulas import build
 
@@ -107,10 +108,17 @@ def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
             specs.parse(f"made_up({name}=wide)")
     assert "made_up" in registry.names()
     with pytest.raises(UserError, match="two encodings are called 'made_up': rename one"):
-        base.register("made_up")(MadeUp)
+        base.register("made_up")(type("Other", (MadeUp,), {}))
     for name in ("with+plus", "two words", "terms"):
         with pytest.raises(UserError, match=f"no encoding can be called {re.escape(repr(name))}"):
             base.register(name)(MadeUp)
+
+
+def test_a_class_that_is_defined_again_replaces_the_first():
+    for parent, parameters in ((Kerple, 4), (Alibi, 0)):
+        base.register("again")(type("Again", (parent,), {}))
+        assert sum(count_parameters(specs.parse("again"), Dims(16, 2, 8), 1).values()) == parameters
+    del base.ENCODINGS["again"]
 
 
 def test_options_of_a_base_class_come_first_and_may_be_left_out(monkeypatch):

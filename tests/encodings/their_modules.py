@@ -155,12 +155,8 @@ def llama(size: Size, scaling: dict[str, Any] | None = None) -> Theirs:
     if scaling and scaling["rope_type"] == "yarn":  # it gets the length before and after
         scaling = {**scaling, "original_max_position_embeddings": positions}
         positions = int(positions * scaling["factor"])
-    config = hf.LlamaConfig(
-        hidden_size=size.width,
-        num_attention_heads=size.heads,
-        max_position_embeddings=positions,
-        rope_scaling=scaling,
-    )
+    given = {"max_position_embeddings": positions, "rope_scaling": scaling}
+    config = hf.LlamaConfig(hidden_size=size.width, num_attention_heads=size.heads, **given)
     return nn.Module(), _half(hf, hf.LlamaRotaryEmbedding(config), size)
 
 
