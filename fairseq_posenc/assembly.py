@@ -181,8 +181,8 @@ def count_parameters(spec: Spec, dims: Dims, layers: int) -> dict[str, int]:
     ``layers.*`` means all layers, whose elements are added up:
 
     >>> dims = Dims(embed_dim=8, num_heads=2, max_positions=4)
-    >>> count_parameters(Spec(whole_stack=(), layers=((Item("m1"),),)), dims, layers=6)
-    {'layers.*.self_attn.encodings.m1.table.weight': 24}
+    >>> count_parameters(Spec(whole_stack=(), layers=((Item("m1"),), ())), dims, layers=5)
+    {'layers.*.self_attn.encodings.m1.table.weight': 12}
     """
     groups = [("embed_positions.", name_modules(spec.input_items), 1), ("", spec.shared_modules, 1)]
     period = len(spec.layers)  # every layer with the same remainder has the same encodings

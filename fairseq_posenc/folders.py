@@ -55,8 +55,8 @@ def checksum(path: Path) -> str:
 def lock_folder(folder: Path) -> Iterator[int]:
     """Lock a folder, created if missing, for one command; yield the lock, for programs to inherit.
 
-    A program that outlives the command keeps the lock, so no other command writes into the folder.
-    After an error, new folders without any result are deleted, also those above it.
+    A program that outlives the command keeps the lock, so no other command writes into the folder,
+    unless it is deleted: after an error, new folders without results are, also those above it.
 
     Raises:
         UserError: the folder is a link or cannot be made, or another process holds the lock.

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class PassCache:
-    """Holds values of `Mask.cached` as attributes; of a dict, accelerate gives layers copies."""
+    """Holds values of `Mask.cached` as attributes; accelerate would copy a dict for each layer."""
 
 
 class NeededKeys(NamedTuple):

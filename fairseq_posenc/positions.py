@@ -230,7 +230,7 @@ class Positions(NamedTuple):
         return torch.arange(1 - self.src_len, self.tgt_len, device=self.device)
 
     def begin_documents(self, begins: Tensor) -> Positions:
-        """Restart undrawn positions at tokens that begin a document, ``(B, S)`` of bool."""
+        """Restart positions, none of them drawn yet, where documents begin: ``(B, S)`` of bool."""
         real = self.real()
         ids = self.ids.expand_as(real)  # [B, S]
         # `begins` may mark padding. Then the next real token begins the document: the first one of

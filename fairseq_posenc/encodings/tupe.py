@@ -1,7 +1,7 @@
 """Dot products of positions (TUPE): in the form of the M4M paper, and in that of TUPE's authors.
 
 B batch, T queries, S keys, H = h heads, G tables (H, or by default 1 for all heads), D = d head
-size, C model size; n positions, m layers; K is the option ``max_distance``. ``Parameters``: G = 1.
+size, C model size; n positions, m layers; K is ``max_distance``. ``Parameters`` counts with G = 1.
 """
 
 from typing import Any

@@ -87,7 +87,7 @@ def _explain(error: BaseException) -> str | None:
             "smaller --lr, or with --clip-norm"
         )
     frames = traceback.extract_tb(error.__traceback__)
-    others = [x for x in frames if Path(x.filename).stem != "ast"]  # it counts as its caller
+    others = [x for x in frames if Path(x.filename).stem != "ast"]  # its frames are its caller's
     last = frames[-1:] if others and re.match(_CODE, others[-1].filename) else []
     place = "".join(f"{type(error).__name__} in {Path(x.filename).stem}.{x.name}" for x in last)
     for start, advice in _ADVICE.items():
@@ -130,7 +130,7 @@ def _suggest_settings(error: ConfigKeyError | ConfigAttributeError) -> str:
     own = {*map(str, section), *list_settings(section.get("_name"))}
     if key in own:
         return ""  # a setting of the model, which the file does not name
-    root: Any = section._get_root()  # all sections, of which `${...}` is not resolved
+    root: Any = section._get_root()  # all sections; `${...}` stays unresolved
     parts = reversed([(k, x) for k, x in root.items_ex(resolve=False) if isinstance(x, DictConfig)])
     known = {str(k): f"{name}.{k}" for name, part in parts for k in part}  # of several, the first
     known |= {name: name for name in own}

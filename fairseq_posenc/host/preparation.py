@@ -83,11 +83,11 @@ def load_blocks(task: Any, dataset: Any, max_tokens: Any = 36_000, *args: Any, *
     if window and max_tokens:  # fairseq counts only new tokens, so batches would be too large
         max_tokens = max(new_tokens, max_tokens * new_tokens // (new_tokens + window))
     batches = type(task).eval_lm_dataloader(task, dataset, max_tokens, *args, **named)
-    if (shards := named.get("num_shards", 1)) < 2:
+    if named.get("num_shards", 1) < 2:
         return batches
     first: Any = next(batches, {})
     if "net_input" not in first:  # {} fills up a shard, and would have a perplexity of 1
-        raise UserError(f"--num-shards {shards}: no batch is left for this shard; give fewer")
+        raise UserError("a shard has no batch: lower --num-shards or --distributed-world-size")
     return CountingIterator(chain([first], batches), total=len(batches))
 
 

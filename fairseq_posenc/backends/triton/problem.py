@@ -198,7 +198,7 @@ def find_visible(
             raise UserError(
                 "position backend triton needs documents whose numbers ascend: choose blocked"
             )
-        # Both ascend: key k is seen from the first query with last >= k to the last, first <= k.
+        # Both ascend: queries from the first with last >= k to the last with first <= k see key k.
         first, last = (x.contiguous() for x in found)  # [B or 1, T]; `searchsorted` warns of others
         keys = torch.arange(src_len, device=device).expand(len(first), -1).contiguous()
         first_query = torch.searchsorted(last, keys)

@@ -19,7 +19,7 @@ may see: ``backward_kernel`` stores whole tiles, whose sides N divides, with zer
   the gradients to write, ``table_grad`` ``(copies, H, last + 1, D or nothing)`` and ``token_grad``.
 - ``tiles``, ``ends``: of one sequence; a block of them has N rows and N columns. ``stride``:
   columns of a row of tiles. Sequence: index of a sentence and a head, ``batch * heads + head``.
-- ``table``: ``low``, its first row's distance, key minus query from 0; ``last``, its last index.
+- ``table``: ``low``, its first row's distance (index of key minus query); ``last``, its last index.
 - ``problem``, ``opt``: the call's tensors and sizes, constants; T queries, S keys, W: D, padded.
 """
 
