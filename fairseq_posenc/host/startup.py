@@ -80,8 +80,8 @@ def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
     """
     if event not in ("compile", "open"):
         return
-    caller = sys._getframe(1)  # an audit hook's caller is the code that triggered the event
-    if not str(caller.f_globals.get("__name__")).startswith("fairseq."):
+    caller = sys._getframe().f_back  # the code that triggered the event; None: Python itself
+    if not caller or not str(caller.f_globals.get("__name__")).startswith("fairseq."):
         return
     if event == "compile":
         source = arguments[0]  # `eval` encodes a str as UTF-8; no setting is of bytes
