@@ -51,7 +51,7 @@ _ADVICE = {
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
     ".*(torch_xla|xla_device)'": "--tpu needs torch_xla, which is not installed: leave it out",
     "Cannot resume training due": "data or batches changed: --reset-dataloader begins epoch 1",
-    r"AssertionError in (poly|tri)\w+.__init__: $": "give optimization.max_update (--max-update)",
+    r"AssertionError in (poly|tri)\w+.__init__: $": "give max_update, perhaps warmup_updates too",
     "KeyError in train.validate: (.+)": r"validation gives no metric \1 (--best-checkpoint-metric)",
     "KeyError in options.parse_args_and_arch": "give --task, as in --task language_modeling",
     r"TypeError in utils.split_paths|AttributeError in \w+.get_maybe": "give --path, or task.data",

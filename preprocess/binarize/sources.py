@@ -73,11 +73,11 @@ def find_files(inputs: Sequence[str], out: Path) -> list[str]:
     files = [name for name in files if os.path.getsize(name)]
     if not files:
         raise UserError(f"no text in {', '.join(inputs)}; name files or folders with text")
-    known: set[str] = set()
+    known: dict[str, str] = {}
     for name in files:
         if (place := os.path.realpath(name)) in known:  # links may lead to one file
-            raise UserError(f"{name}: occurs twice; name each path once")
-        known.add(place)
+            raise UserError(f"{name}: is {known[place]} again; name each file once, no links")
+        known[place] = name
     return files
 
 

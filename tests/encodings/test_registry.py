@@ -29,7 +29,7 @@ def test_there_are_encodings():
         (" learned + m4m( max_distance = 128 ) ", "learned+m4m(max_distance=128)"),
         ("m4(per_head=TRUE,scale_factor=2)", "m4(per_head=true,scale_factor=2)"),
         ("m4+reset", "m4(reset=true)"),
-        ("learned+m4(per_head=true)+reset", "learned+m4(per_head=true,reset=true)"),
+        ("learned+shaw+m4(per_head=true)+reset", "learned+m4(per_head=true,reset=true)+shaw"),
         ("rope(scaling=yarn:4.0,layout=half)", "rope(layout=half,scaling=yarn:4)"),
         ("rope(base=10000,scaling=linear:1)", "rope"),
         ("m4(reset=true)+reset", "m4(reset=true)"),

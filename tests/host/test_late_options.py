@@ -250,7 +250,7 @@ HYDRA = [
     ("++model.attention_directions=[lr,rl]", "lr"),
     ("common.fp16=true", "common.fp16=false"),
     ("dataset.train_subset=none", "no split none"),
-    ("lr_scheduler=polynomial_decay", "give optimization.max_update (--max"),
+    ("lr_scheduler=polynomial_decay", "give max_update, perhaps warmup_updates"),
     ("+model.position_encodng=alibi", "did you mean position_encoding or"),
 ]
 

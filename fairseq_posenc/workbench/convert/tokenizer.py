@@ -212,7 +212,7 @@ def _build_simple(unit: str, dictionary: Dictionary) -> Tokenizer:
         return tokenizer
     symbols = dictionary.symbols[dictionary.nspecial :]
     if (characters := sum(len(symbol) == 1 for symbol in symbols)) < len(symbols) / 10:
-        raise ValueError(f"only {characters:,} of the dictionary's {len(symbols):,} symbols")
+        raise ValueError(f"only {characters:,} of {len(symbols):,} symbols are characters")
     between = SPACE if SPACE in dictionary.indices else ""  # some dictionaries have no spaces
     join_words = normalizers.Replace(Regex(r"\s+"), between)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Strip(), join_words])

@@ -91,7 +91,7 @@ def read_documents(path: Path | None) -> list[Document]:
     if words < LEAST_WORDS:
         origin = f"--text {path}" if path else f"the documentation in {library}"
         needed = f"at least {LEAST_WORDS:,} are needed (repeated paragraphs count once)"
-        raise UserError(f"{origin}: too short, {counted(words, 'words')}; {needed}")
+        raise UserError(f"{origin}: {counted(words, 'words')}; {needed}; name a longer --text")
     return documents
 
 

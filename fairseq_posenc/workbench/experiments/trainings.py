@@ -139,7 +139,7 @@ def train(training: TrainingRun, environment: Environment) -> None:
                 variables = {**_ONE_THREAD, **environment}
                 run_logged(training.command, training.log, lock, environment=variables)
             except RunError:
-                if read_end(training) is None:  # it did not diverge
+                if read_end(training) is None:  # it did not diverge or reach its end
                     raise
         if read_end(training) is None:
             raise RunError(f"{training.folder}: its log has no last validation; delete the folder")

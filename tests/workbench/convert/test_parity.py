@@ -152,7 +152,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         # Pieces are there by their numbers in GPT-2's file; one is so by its name as well.
         ("gpt2", {}, [1, 2, 3], "dict.txt: lacks 259 pieces of the tokenizer"),
         ("gpt2", {}, [*range(262), "!"], "has pieces of the tokenizer twice (1); use --t"),
-        ("characters", {}, ["a", *range(10, 40)], "characters: only 1 of the dictionary's 3"),
+        ("characters", {}, ["a", *range(10, 40)], "characters: only 1 of 3"),
     ],
     "import": [  # changes of a RoBERTa of transformers
         (partial(edit_config, layer_norm_eps=1e-12), "layer_norm_eps is 1e-12, and fairseq's is"),

@@ -68,7 +68,7 @@ def test_the_validation_text_is_a_twentieth_by_document_and_not_in_the_training_
         (b" \n\n", "the file is empty"),
         (b"fine\nbad \xff byte\n", "line 2: byte 0xff is not UTF-8"),
         (b"fine\nfine\n\0\n", "line 3: a NUL byte"),
-        (b"\xef\xbb\xbfonly three words", r"text.txt: too short, 3 words; at least 5,000"),
+        (b"\xef\xbb\xbfonly three words", r"text.txt: 3 words; at least 5,000"),
     ],
 )
 def test_a_text_that_cannot_be_used_is_one_line(tmp_path, content, message):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from fairseq.data import data_utils
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, counted
 from fairseq_posenc.tokens.squad_file import Question
 from fairseq_posenc.tokens.squad_windows import SquadWindow, WindowMaker
 from fairseq_posenc.tokens.tokenizer import TextTokens
@@ -133,7 +133,7 @@ class Predictor(NamedTuple):
             for window in self.window_maker.windows(question)
         ]
         if cut := len({number for number, window in inputs if window.is_question_cut}):
-            say(f"questions longer than the limit, which were cut: {cut:,}")
+            say(f"{counted(cut, 'questions')} longer than the limit, cut")
         spans_of_questions: list[list[WindowSpans]] = [[] for _ in questions]
         lengths = np.array([len(window.tokens) for _, window in inputs])
         order = np.argsort(-lengths, kind="stable")  # longest first: memory runs out early or never
