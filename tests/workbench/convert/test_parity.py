@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.data.data_utils import collate_tokens
 from huggingface_hub import ModelCard, ModelCardData
@@ -250,6 +251,21 @@ def write_in_fairseq(trained: Checkpoint, texts: list[str], rows: Any, engine: b
     return written
 
 
+def compare_log_probabilities(trained: Checkpoint, target: str, first: int) -> None:
+    """Compare those of the first symbols, as the engine of this folder scores them."""
+    engine, ids = getattr(importlib.import_module("ctranslate2"), target)("."), [*range(4, 24), 2]
+    sides = [trained.task.source_dictionary, trained.task.target_dictionary]
+    words = [[side[n] for n in ids[:-1]] for side in sides]
+    given = []
+    if target == "Translator":
+        given = [torch.tensor([ids]), torch.tensor([21])]
+        (found,) = engine.score_batch(*([x] for x in words))
+    else:
+        (found,) = engine.score_batch([[sides[0][first], *words[0], "</s>"]])
+    scores = trained.model(*given, torch.tensor([[first, *ids[:-1]]]))[0][0].log_softmax(-1)
+    assert found.log_probs == pytest.approx(scores[range(21), ids].tolist(), rel=0, abs=1e-4)
+
+
 def check_folder(folder: Path, trained: Checkpoint, head: str, **labels: Any) -> None:
     """Check what a card says, and that no file names a folder of this machine."""
     card = ModelCard.load(folder / "README.md")
@@ -300,6 +316,7 @@ def test_scores_are_those_of_fairseq_and_all_weights_come_back(target, spec, mor
         pieces = names["pieces"]
         assert names["result"].sequences[0][: len(pieces)] == pieces
     if engine:
+        compare_log_probabilities(trained, target, first)
         return
 
     model, tokenizer = names["model"], names["tokenizer"]
@@ -313,8 +330,12 @@ def test_scores_are_those_of_fairseq_and_all_weights_come_back(target, spec, mor
     special = {"bos": 0, "pad": 1, "eos": 2, "unk": 3, "cls": 0, "sep": 2}
     if head == "masked_lm":
         special["mask"] = mask = task.source_dictionary.index("<mask>")
-        ids = tokenizer(f"{texts[0]} <mask>{texts[1]}")["input_ids"]
+        masked = f"{texts[0]} <mask>{texts[1]}"
+        ids = tokenizer(masked)["input_ids"]
         assert ids == [*rows[0][0][:-1], mask, *rows[0][1][1:]]
+        best = trained.model(torch.tensor([ids]))[0][0, ids.index(mask)].topk(5).indices.tolist()
+        filled = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer)(masked)
+        assert [answer["token"] for answer in filled] == best
     assert {x: getattr(tokenizer, f"{x}_token_id") for x in special} == special
     if head == "classes":
         name = trained.data.name
