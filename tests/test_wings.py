@@ -260,7 +260,7 @@ LINES = {
     "preprocess": (2579, 2600),
     "docs/generate": (423, 750),
     "benchmarks": (2976, 3600),
-    "tests": (29688, 32000),
+    "tests": (29716, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -124,6 +124,13 @@ def test_a_model_is_judged_at_its_best_rate_over_all_seeds():
     assert (model.lr, model.perplexities) == ("0.001", {0: 50, 1: 52})
 
 
+def test_seeds_that_were_validated_at_other_updates_are_no_falling_curve():
+    entries = {seed: [Entry("valid", seed, 0.0, 90.0, None, 0.0)] for seed in (1, 2)}
+    (variant,) = parse_variants("m4m")
+    ends = {Run(variant, x, "1"): TrainingEnd(Curve(y, 1.0), 1.0) for x, y in entries.items()}
+    assert conclude(rank_models(ends), UNIGRAM) == [FEW]
+
+
 @pytest.mark.parametrize("validated", [[150, 90], []])  # it may diverge before the first time
 def test_a_seed_that_diverged_is_shown_and_the_others_are_compared(validated):
     plan, ends = make_ends(FOUR)

@@ -58,7 +58,7 @@ class ModelOutcome(NamedTuple):
     @property
     def still_falls(self) -> bool:
         """Whether perplexity fell by over 2 % in the last quarter; False if a seed diverged."""
-        if self.divergence:  # the curve ends early, or has no points
+        if self.divergence or not self.curve:  # divergence ends a curve early
             return False
         last_update, final = self.curve[-1]
         before = [figure.mean for updates, figure in self.curve if updates <= 0.75 * last_update]
